@@ -1,0 +1,35 @@
+# Language level, warnings, visibility and sanitizers, carried by one INTERFACE target that every
+# target of ours links. Nothing is appended to CMAKE_CXX_FLAGS.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
+endif()
+if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+  message(FATAL_ERROR "eagercache builds on Linux x86-64 only (this is "
+                      "${CMAKE_SYSTEM_NAME} ${CMAKE_SYSTEM_PROCESSOR}).")
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
+  message(FATAL_ERROR "eagercache needs g++ 12 or later; ${CMAKE_CXX_COMPILER} is "
+                      "${CMAKE_CXX_COMPILER_VERSION}. Set CXX to a newer one.")
+endif()
+
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+add_library(eagercache_settings INTERFACE)
+target_compile_features(eagercache_settings INTERFACE cxx_std_20)
+target_compile_options(eagercache_settings INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -fvisibility=hidden
+  $<$<BOOL:${EAGERCACHE_WERROR}>:-Werror>)
+
+if(EAGERCACHE_SANITIZE STREQUAL "address")
+  set(sanitize_flags -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+elseif(EAGERCACHE_SANITIZE STREQUAL "thread")
+  set(sanitize_flags -fsanitize=thread -fno-omit-frame-pointer)
+elseif(EAGERCACHE_SANITIZE)
+  message(FATAL_ERROR "EAGERCACHE_SANITIZE is '${EAGERCACHE_SANITIZE}'; use address, thread or nothing.")
+endif()
+if(sanitize_flags)
+  target_compile_options(eagercache_settings INTERFACE ${sanitize_flags})
+  target_link_options(eagercache_settings INTERFACE ${sanitize_flags})
+endif()
