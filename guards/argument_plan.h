@@ -1,0 +1,48 @@
+#pragma once
+
+#include <ATen/core/function_schema.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace eagercache {
+
+// How one schema argument is read from the stack. Optionals need no kind of their own: None is
+// tested first for every argument.
+enum class ArgumentReader : std::uint8_t {
+  kTensor,      // Tensor, Tensor?
+  kTensorList,  // Tensor[], Tensor?[]
+  kInt,         // int, SymInt
+  kFloat,
+  kBool,
+  kScalar,  // Scalar: int, float, bool or complex by the value's own tag
+  kString,
+  kIntList,  // int[], SymInt[]
+  kFloatList,
+  kBoolList,
+  kScalarList,
+  kScalarType,
+  kLayout,
+  kMemoryFormat,
+  kDevice,
+};
+
+// A schema turned into one reader per argument, once, at registration; the call path compares no
+// types. Immutable afterwards.
+struct ArgumentPlan {
+  std::vector<ArgumentReader> readers;
+  std::vector<std::string> names;
+  // Integral operands step aside: native raises on a zero divisor, compiled code traps.
+  bool aside_if_integral = false;
+};
+
+// The plan for `schema`, or the reason why a call of it has no key ("argument 'generator' has type
+// Generator?, which a key cannot hold").
+struct PlanResult {
+  ArgumentPlan plan;
+  std::string refusal;  // empty when the plan is good
+};
+PlanResult make_argument_plan(const c10::FunctionSchema& schema);
+
+}  // namespace eagercache

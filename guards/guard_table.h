@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "guards/call_key.h"
+
+namespace eagercache {
+
+enum class EntryState : std::uint8_t {
+  kAbsent,   // never met, or forgotten
+  kPending,  // met; native answers until a verdict arrives
+  kKernel,   // `kernel` answers
+  kNative,   // decided: native answers
+};
+
+// What the table knows of a key, by value: nothing in it can dangle.
+struct Found {
+  EntryState state = EntryState::kAbsent;
+  // kKernel only. Kernels are never freed, so the pointer stays good after the entry is gone.
+  const void* kernel = nullptr;
+};
+
+struct MissNote {
+  EntryState state = EntryState::kPending;  // after the call; a verdict may have arrived meanwhile
+  const void* kernel = nullptr;
+  bool inserted = false;  // this call created the entry
+
+  // Times this key was noted as missed, this one included. 0 when the miss was not counted: the key
+  // was new, and its insertion would have had to wait for the lock (or there was no memory, or
+  // max_entries is 0). The next call of the same key tries again.
+  std::uint64_t calls = 0;
+};
+
+// One operator's map from exact call key to verdict, at one dispatch key.
+//
+// On a caller's path: find() takes no lock, allocates nothing (but a thread's reader slot, once)
+// and never waits. note_miss() does the same for a known key; to insert a new one it tries the lock
+// and gives up when that is taken. All other methods take the lock and may allocate. Memory of
+// evicted entries and outgrown tables is freed only when no reader can hold it (epoch.h).
+//
+// Bounded: past `max_entries` the least recently used entries are forgotten, pending ones first as
+// long as they are more than an eighth. Recency is coarse: a sixteenth of max_entries insertions.
+//
+// Without memory for an entry, verdicts are dropped and the key stays absent. After fork() the
+// child has whole tables, and no lock that nobody holds.
+class GuardTable {
+ public:
+  explicit GuardTable(std::size_t max_entries = 4096);
+  ~GuardTable();  // requires that no other thread is inside
+  GuardTable(const GuardTable&) = delete;
+  GuardTable& operator=(const GuardTable&) = delete;
+
+  // Any thread. `hash` is hash_words(key).
+  Found find(std::span<const Word> key, std::uint64_t hash) const noexcept;
+
+  // Counts a miss of `key`, inserting it as kPending when absent. Any thread; never waits.
+  MissNote note_miss(std::span<const Word> key, std::uint64_t hash);
+
+  // Installs a verdict, inserting the key when absent. `kernel` must live for ever.
+  void set_kernel(std::span<const Word> key, std::uint64_t hash, const void* kernel);
+  void set_native(std::span<const Word> key, std::uint64_t hash);
+
+  // Forgets one key, or all of them. True when there was such an entry.
+  bool erase(std::span<const Word> key, std::uint64_t hash);
+  void clear();
+
+  // May be a moment old.
+  std::size_t size() const;
+  std::size_t max_entries() const noexcept;
+  // Visits a consistent copy of the entries; `visit` runs without the lock held.
+  void for_each(
+      const std::function<void(std::span<const Word>, Found, std::uint64_t calls)>& visit) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace eagercache

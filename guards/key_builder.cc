@@ -1,0 +1,314 @@
+#include "guards/key_builder.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+#include <xmmintrin.h>
+
+#include <bit>
+#include <limits>
+
+#include "guards/torch_compat.h"
+
+namespace eagercache {
+namespace {
+
+// Keys a plain dense tensor may carry at a backend kernel: its backend, and what autograd, autocast
+// and view tracking add. Anything else (Python, Sparse, Quantized, Conjugate, Negative, ZeroTensor,
+// NestedTensor, Functionalize, Batched ...) steps aside. One AND per tensor.
+constexpr c10::DispatchKeySet allowed_keys(c10::DispatchKey backend, c10::DispatchKey autograd,
+                                           c10::DispatchKey autocast) {
+  return c10::DispatchKeySet({backend, autograd, autocast, c10::DispatchKey::ADInplaceOrView});
+}
+
+constexpr c10::DispatchKeySet kAllowedOnCpu = allowed_keys(
+    c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU);
+constexpr c10::DispatchKeySet kAllowedOnCuda = allowed_keys(
+    c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA);
+
+// Types with a native CPU kernel for about everything and a lowering in Inductor.
+constexpr std::uint64_t dtype_bit(c10::ScalarType type) {
+  return std::uint64_t{1} << static_cast<unsigned>(type);
+}
+constexpr std::uint64_t kCommonDtypes =
+    dtype_bit(c10::ScalarType::Byte) | dtype_bit(c10::ScalarType::Char) |
+    dtype_bit(c10::ScalarType::Short) | dtype_bit(c10::ScalarType::Int) |
+    dtype_bit(c10::ScalarType::Long) | dtype_bit(c10::ScalarType::Half) |
+    dtype_bit(c10::ScalarType::Float) | dtype_bit(c10::ScalarType::Double) |
+    dtype_bit(c10::ScalarType::ComplexFloat) | dtype_bit(c10::ScalarType::ComplexDouble) |
+    dtype_bit(c10::ScalarType::Bool) | dtype_bit(c10::ScalarType::BFloat16);
+
+constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
+
+// One walk's state. Methods return kNone to go on.
+class Walk {
+ public:
+  Walk(c10::DeviceType device_type, CallView& view) noexcept
+      : view_(view),
+        device_type_(device_type),
+        disallowed_(
+            ~(device_type == c10::DeviceType::CPU ? kAllowedOnCpu : kAllowedOnCuda).raw_repr()) {}
+
+  AsideReason tensor(const at::Tensor& tensor) noexcept {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (!tensor.defined()) {
+      view_.key.put_undefined_tensor();
+      return AsideReason::kNone;
+    }
+    if ((impl->key_set().raw_repr() & disallowed_) != 0) [[unlikely]] {
+      return kind_or_device(*impl);
+    }
+    if (const AsideReason reason = check(*impl); reason != AsideReason::kNone) [[unlikely]] {
+      return reason;
+    }
+    const c10::ScalarType dtype = c10::typeMetaToScalarType(impl->dtype());
+    TensorTraits traits;
+    traits.dtype = static_cast<std::uint8_t>(dtype);
+    traits.device_type = static_cast<std::uint8_t>(device_type_);
+    traits.device_index = device_type_ == c10::DeviceType::CPU
+                              ? std::int8_t{-1}
+                              : static_cast<std::int8_t>(view_.device.index());
+    traits.dim = static_cast<std::uint8_t>(impl->dim());
+    traits.wrapped_number = impl->is_wrapped_number();
+    traits.aligned = (reinterpret_cast<std::uintptr_t>(impl->data()) % kAlignment) == 0;
+    all_integral_ = all_integral_ && c10::isIntegralType(dtype, /*includeBool=*/true);
+    view_.key.put_tensor(traits, impl->sizes().data(), impl->strides().data());
+    return view_.tensors.push(&tensor) ? AsideReason::kNone : AsideReason::kKeyTooLong;
+  }
+
+  AsideReason tensor_list(const c10::IValue& value) noexcept {
+    if (!value.isList()) {
+      return AsideReason::kUnexpectedValue;
+    }
+    const c10::ArrayRef<c10::IValue> elements = value.toListRef();
+    view_.key.put_tensor_list(elements.size());
+    for (const c10::IValue& element : elements) {
+      if (element.isNone()) {
+        view_.key.put_none();
+      } else if (element.isTensor()) {
+        if (const AsideReason reason = tensor(element.toTensor()); reason != AsideReason::kNone) {
+          return reason;
+        }
+      } else {
+        return AsideReason::kUnexpectedValue;
+      }
+    }
+    return AsideReason::kNone;
+  }
+
+  AsideReason scalar(const c10::IValue& value) noexcept {
+    if (value.isInt()) {
+      view_.key.put_int(value.toInt());
+    } else if (value.isDouble()) {
+      all_integral_ = false;
+      view_.key.put_float(value.toDouble());
+    } else if (value.isBool()) {
+      view_.key.put_bool(value.toBool());
+    } else if (value.isComplexDouble()) {
+      all_integral_ = false;
+      const c10::complex<double> number = value.toComplexDouble();
+      view_.key.put_complex(number.real(), number.imag());
+    } else {
+      return value.isSymInt() || value.isSymFloat() || value.isSymBool()
+                 ? AsideReason::kSymbolic
+                 : AsideReason::kUnexpectedValue;
+    }
+    return AsideReason::kNone;
+  }
+
+  // Every list on the stack is one vector of IValues; reading it in place copies nothing.
+  AsideReason list(ArgumentReader reader, const c10::IValue& value) noexcept {
+    if (!value.isList()) {
+      return AsideReason::kUnexpectedValue;
+    }
+    const c10::ArrayRef<c10::IValue> elements = value.toListRef();
+    switch (reader) {
+      case ArgumentReader::kIntList:
+        view_.key.put_int_list_header(elements.size());
+        return list_words(elements, &c10::IValue::isInt,
+                          [](const c10::IValue& v) { return static_cast<Word>(v.toInt()); });
+      case ArgumentReader::kFloatList:
+        view_.key.put_float_list_header(elements.size());
+        return list_words(elements, &c10::IValue::isDouble,
+                          [](const c10::IValue& v) { return std::bit_cast<Word>(v.toDouble()); });
+      case ArgumentReader::kBoolList:
+        view_.key.put_bool_list_header(elements.size());
+        return list_words(elements, &c10::IValue::isBool,
+                          [](const c10::IValue& v) { return Word{v.toBool()}; });
+      default:
+        break;
+    }
+    view_.key.put_scalar_list(elements.size());
+    for (const c10::IValue& element : elements) {
+      if (const AsideReason reason = scalar(element); reason != AsideReason::kNone) {
+        return reason;
+      }
+    }
+    return AsideReason::kNone;
+  }
+
+  bool all_integral() const noexcept { return all_integral_; }
+
+ private:
+  template <typename Read>
+  AsideReason list_words(c10::ArrayRef<c10::IValue> elements, bool (c10::IValue::*has_tag)() const,
+                         Read read) noexcept {
+    for (const c10::IValue& element : elements) {
+      if (!(element.*has_tag)()) [[unlikely]] {
+        return element.isSymInt() || element.isSymFloat() || element.isSymBool()
+                   ? AsideReason::kSymbolic
+                   : AsideReason::kUnexpectedValue;
+      }
+      view_.key.put_word(read(element));
+    }
+    return AsideReason::kNone;
+  }
+
+  AsideReason kind_or_device(const c10::TensorImpl& impl) const noexcept {
+    if (compat::has_names(impl)) {  // names come with a dispatch key of their own
+      return AsideReason::kNamedTensor;
+    }
+    const c10::DispatchKeySet both = kAllowedOnCpu | kAllowedOnCuda;
+    return (impl.key_set().raw_repr() & ~both.raw_repr()) == 0 ? AsideReason::kMixedDevices
+                                                               : AsideReason::kTensorKind;
+  }
+
+  AsideReason check(const c10::TensorImpl& impl) noexcept {
+    if (impl.dim() > std::numeric_limits<decltype(TensorTraits::dim)>::max()) [[unlikely]] {
+      return AsideReason::kKeyTooLong;
+    }
+    const auto dtype = static_cast<unsigned>(c10::typeMetaToScalarType(impl.dtype()));
+    if (dtype >= 64 || ((kCommonDtypes >> dtype) & 1) == 0) [[unlikely]] {
+      return AsideReason::kDtype;
+    }
+    if (device_type_ != c10::DeviceType::CPU) {
+      const c10::Device device = impl.device();
+      if (has_device_ && device != view_.device) {
+        return AsideReason::kMixedDevices;
+      }
+      view_.device = device;
+      has_device_ = true;
+    }
+    if (impl.numel() == 0) [[unlikely]] {
+      return AsideReason::kEmptyTensor;
+    }
+    if (impl.unsafe_storage().unsafeGetStorageImpl()->data() == nullptr) [[unlikely]] {
+      return AsideReason::kNoStorage;
+    }
+    std::int64_t extent = 0;
+    const c10::IntArrayRef sizes = impl.sizes();
+    const c10::IntArrayRef strides = impl.strides();
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      // Each factor is below 2^63 and a real tensor's extent fits its storage, but a 0-stride
+      // dimension may be huge: saturate instead of overflowing.
+      std::int64_t step = 0;
+      if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &step) ||
+          __builtin_add_overflow(extent, step, &extent)) {
+        return AsideReason::kLargeExtent;
+      }
+    }
+    return extent > kMaxExtent || impl.numel() > kMaxExtent ? AsideReason::kLargeExtent
+                                                            : AsideReason::kNone;
+  }
+
+  CallView& view_;
+  c10::DeviceType device_type_;
+  std::uint64_t disallowed_;
+  bool all_integral_ = true;
+  bool has_device_ = false;
+};
+
+AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& walk,
+                         KeyBuffer& key) noexcept {
+  if (value.isNone()) {
+    key.put_none();
+    return AsideReason::kNone;
+  }
+  switch (reader) {
+    case ArgumentReader::kTensor:
+      return value.isTensor() ? walk.tensor(value.toTensor()) : AsideReason::kUnexpectedValue;
+    case ArgumentReader::kTensorList:
+      return walk.tensor_list(value);
+    case ArgumentReader::kInt:
+    case ArgumentReader::kFloat:
+    case ArgumentReader::kBool:
+    case ArgumentReader::kScalar:
+      return walk.scalar(value);
+    case ArgumentReader::kString:
+      if (!value.isString()) {
+        return AsideReason::kUnexpectedValue;
+      }
+      key.put_string(value.toStringRef());
+      return AsideReason::kNone;
+    case ArgumentReader::kIntList:
+    case ArgumentReader::kFloatList:
+    case ArgumentReader::kBoolList:
+    case ArgumentReader::kScalarList:
+      return walk.list(reader, value);
+    case ArgumentReader::kDevice: {
+      if (!value.isDevice()) {
+        return AsideReason::kUnexpectedValue;
+      }
+      const c10::Device device = value.toDevice();
+      key.put_device(static_cast<std::int64_t>(device.type()), device.index());
+      return AsideReason::kNone;
+    }
+    case ArgumentReader::kScalarType:
+    case ArgumentReader::kLayout:
+    case ArgumentReader::kMemoryFormat:
+      if (!value.isInt()) {
+        return AsideReason::kUnexpectedValue;
+      }
+      if (reader == ArgumentReader::kScalarType) {
+        key.put_scalar_type(value.toInt());
+      } else if (reader == ArgumentReader::kLayout) {
+        key.put_layout(value.toInt());
+      } else {
+        key.put_memory_format(value.toInt());
+      }
+      return AsideReason::kNone;
+  }
+  return AsideReason::kUnexpectedValue;
+}
+
+}  // namespace
+
+AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arguments,
+                      c10::DeviceType device_type, CallView& view) noexcept {
+  view.key.clear();
+  view.tensors.clear();
+  view.device = c10::Device(device_type);
+  view.key.put_state(read_global_state());
+  Walk walk(device_type, view);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const AsideReason reason = put_argument(plan.readers[i], arguments[i], walk, view.key);
+    if (reason != AsideReason::kNone) [[unlikely]] {
+      return reason;
+    }
+  }
+  if (plan.aside_if_integral && walk.all_integral()) {
+    return AsideReason::kIntegerDivision;
+  }
+  return view.key.overflowed() ? AsideReason::kKeyTooLong : AsideReason::kNone;
+}
+
+GlobalState read_global_state() noexcept {
+  const at::Context& context = at::globalContext();
+  GlobalState state;
+  state.default_dtype = static_cast<std::uint8_t>(c10::get_default_dtype_as_scalartype());
+  state.deterministic = context.deterministicAlgorithms();
+  state.deterministic_warn_only = context.deterministicAlgorithmsWarnOnly();
+  state.fill_uninitialized_memory = context.deterministicFillUninitializedMemory();
+  state.num_threads = static_cast<std::uint16_t>(at::get_num_threads());
+  return state;
+}
+
+bool floating_point_mode_is_default() noexcept {
+  // Bits 6 (denormals are zero), 13-14 (rounding) and 15 (flush to zero) of MXCSR change results.
+  constexpr unsigned kResultBits = 0x40U | 0x6000U | 0x8000U;
+  return (_mm_getcsr() & kResultBits) == 0;
+}
+
+}  // namespace eagercache

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstddef>
+#include <span>
+
+#include "guards/argument_plan.h"
+#include "guards/aside_reason.h"
+#include "guards/call_key.h"
+
+namespace eagercache {
+
+// The tensors of one call in argument order, list elements included, undefined ones and holes left
+// out: what a kernel takes as its inputs. Points into the caller's stack; no ownership.
+class TensorArguments {
+ public:
+  static constexpr std::size_t kCapacity = 64;
+
+  TensorArguments() noexcept {}  // slots_ stays uninitialised: it is on the path of every call
+  void clear() noexcept { size_ = 0; }
+  // False when full; the call then steps aside.
+  bool push(const at::Tensor* tensor) noexcept {
+    if (size_ == kCapacity) {
+      return false;
+    }
+    slots_[size_++] = tensor;
+    return true;
+  }
+  std::span<const at::Tensor* const> view() const noexcept { return {slots_, size_}; }
+
+ private:
+  const at::Tensor* slots_[kCapacity];  // NOLINT(modernize-avoid-c-arrays)
+  std::size_t size_ = 0;
+};
+
+// What one walk over the arguments gives: the key and the kernel's inputs.
+struct CallView {
+  KeyBuffer key;
+  TensorArguments tensors;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);  // of the tensors; with index on CUDA
+};
+
+// Reads the call once. `arguments` are the operator's own values, as many as the plan has readers
+// (a boxed stack may hold more below them). `device_type` is the hook's backend. On anything but
+// kNone the contents of `view` are unspecified. Allocates nothing, takes no lock, never throws.
+AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arguments,
+                      c10::DeviceType device_type, CallView& view) noexcept;
+
+// The state word of this process and thread, read through ATen's getters.
+GlobalState read_global_state() noexcept;
+
+// True when the thread rounds to nearest and keeps denormals: the only mode in which kernels
+// were proved.
+bool floating_point_mode_is_default() noexcept;
+
+}  // namespace eagercache
