@@ -1,0 +1,222 @@
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "tests/kernel_cache/store_fixture.h"
+#include "tests/support/child_process.h"
+#include "tests/support/fault_file_layer.h"
+
+namespace eagercache {
+namespace {
+
+class EvictionTest : public StoreTest {
+ protected:
+  EvictionTest() { files_.set_sync_enabled(false); }
+
+  StoreOptions capped(std::uint64_t bytes, std::uint64_t entries = 1'000'000) {
+    StoreOptions result = options();
+    result.max_bytes = bytes;
+    result.max_entries = entries;
+    result.files = &files_;
+    return result;
+  }
+
+  void set_last_used(std::uint64_t n, std::int64_t seconds_ago) {
+    FileLayer::posix().set_time(-1, manifest_path(n).c_str(), files_.now() - seconds_ago);
+  }
+
+  std::uint64_t stored_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root())) {
+      const auto name = entry.path().native();
+      const bool counted =
+          name.find("/o/") != std::string::npos || name.find("/m/") != std::string::npos;
+      if (counted && entry.is_regular_file()) bytes += entry.file_size();
+    }
+    return bytes;
+  }
+
+  FaultFileLayer files_;
+};
+
+TEST_F(EvictionTest, NothingGoesBelowTheCaps) {
+  const auto store = open(capped(1 << 30));
+  for (std::uint64_t n = 1; n <= 5; ++n) ASSERT_TRUE(publish_kernel(*store, n));
+  const auto result = store->evict(false);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->entries_removed, 0U);
+  EXPECT_EQ(result->objects_removed, 0U);
+  EXPECT_EQ(result->temporaries_removed, 0U);
+}
+
+TEST_F(EvictionTest, TheLongestUnusedGoFirstDownToTheLowWaterMark) {
+  const std::uint64_t one = answer_object(1).size();
+  const auto store = open(capped(10 * one));
+  for (std::uint64_t n = 1; n <= 20; ++n) {
+    ASSERT_TRUE(publish_kernel(*store, n));
+    set_last_used(n, static_cast<std::int64_t>(n) * 60);
+  }
+  const std::uint64_t before = stored_bytes();
+  const auto result = store->evict(false);
+  ASSERT_TRUE(result);
+  EXPECT_LE(stored_bytes(), 8 * one);
+  EXPECT_GT(stored_bytes(), 6 * one);
+  EXPECT_EQ(result->bytes_removed, before - stored_bytes());
+  EXPECT_EQ(result->objects_removed, result->entries_removed);
+  EXPECT_TRUE(check(*store, 1));
+  EXPECT_EQ(store->find(key_of(20)).code(), StatusCode::kNotFound);
+}
+
+TEST_F(EvictionTest, TheNumberOfEntriesIsCappedToo) {
+  const auto store = open(capped(1 << 30, 10));
+  for (std::uint64_t n = 0; n < 11; ++n) {
+    ASSERT_TRUE(store->publish(entry_of(n, EntryKind::kNative), {}));
+  }
+  EXPECT_EQ(store->evict(false)->entries_removed, 3U);
+}
+
+TEST_F(EvictionTest, ForceGoesToTheLowWaterMarkAtOnce) {
+  const auto store = open(capped(1 << 30, 10));
+  for (std::uint64_t n = 0; n < 10; ++n) {
+    ASSERT_TRUE(store->publish(entry_of(n, EntryKind::kNative), {}));
+  }
+  EXPECT_EQ(store->evict(false)->entries_removed, 0U);
+  EXPECT_EQ(store->evict(true)->entries_removed, 2U);
+}
+
+TEST_F(EvictionTest, ACapacityOfNothingKeepsNothing) {
+  const auto store = open(capped(0));
+  ASSERT_TRUE(publish_kernel(*store, 1));
+  ASSERT_TRUE(store->evict(false));
+  EXPECT_EQ(store->find(key_of(1)).code(), StatusCode::kNotFound);
+  EXPECT_EQ(stored_bytes(), 0U);
+}
+
+TEST_F(EvictionTest, AnObjectStaysWhileAnyEntryNeedsIt) {
+  const auto store = open(capped(1 << 30, 1));
+  for (const std::uint64_t n : {1, 2}) {
+    ASSERT_TRUE(store->publish(entry_of(n, EntryKind::kKernel),
+                               {{ObjectKind::kSharedObject, source_of(9)}}));
+  }
+  set_last_used(1, 100);
+  StoreOptions other = options();
+  other.environment = "another";
+  ASSERT_TRUE(open(other)->publish(entry_of(3, EntryKind::kKernel),
+                                   {{ObjectKind::kSharedObject, source_of(9)}}));
+  const auto result = store->evict(false);
+  EXPECT_EQ(result->entries_removed, 2U);
+  EXPECT_EQ(result->objects_removed, 0U);
+  EXPECT_TRUE(std::filesystem::exists(object_path(9)));
+}
+
+TEST_F(EvictionTest, EntriesUnusedForTooLongGo) {
+  const auto store = open(capped(1 << 30));
+  for (std::uint64_t n = 1; n <= 3; ++n) ASSERT_TRUE(publish_kernel(*store, n));
+  set_last_used(2, options().max_age_seconds + 3600);
+  EXPECT_EQ(store->evict(false)->entries_removed, 1U);
+  EXPECT_FALSE(store->find(key_of(2)));
+  EXPECT_TRUE(check(*store, 3));
+}
+
+TEST_F(EvictionTest, AHitMakesAnEntryYoungAtMostOnceAnHour) {
+  const auto store = open(capped(1 << 30));
+  ASSERT_TRUE(publish_kernel(*store, 1));
+  set_last_used(1, 1800);
+  const auto before = std::filesystem::last_write_time(manifest_path(1));
+  ASSERT_TRUE(store->find(key_of(1)));
+  EXPECT_EQ(std::filesystem::last_write_time(manifest_path(1)), before);
+  set_last_used(1, 7200);
+  ASSERT_TRUE(store->find(key_of(1)));
+  EXPECT_GT(std::filesystem::last_write_time(manifest_path(1)), before);
+}
+
+TEST_F(EvictionTest, WrongClocksEvictNothingThatIsInUse) {
+  const auto store = open(capped(1 << 30));
+  for (std::uint64_t n = 1; n <= 3; ++n) ASSERT_TRUE(publish_kernel(*store, n));
+  set_last_used(1, -80LL * 365 * 24 * 3600);  // in eighty years
+  set_last_used(2, -24 * 3600);
+  EXPECT_EQ(store->evict(false)->entries_removed, 0U);
+  for (const std::int64_t day : {-1, 1}) {
+    files_.set_clock_offset(day * 24 * 3600);
+    EXPECT_EQ(store->evict(false)->entries_removed, 0U);
+    EXPECT_TRUE(check(*store, 1));
+  }
+  files_.set_clock_offset(0);
+  // Time zero is very long ago; the first use makes it young again.
+  set_last_used(3, files_.now());
+  ASSERT_TRUE(store->find(key_of(3)));
+  EXPECT_EQ(store->evict(false)->entries_removed, 0U);
+  // A future time counts as now, so the oldest is the one with the oldest true time.
+  set_last_used(3, 3600);
+  const auto tight = open(capped(1 << 30, 2));
+  EXPECT_EQ(tight->evict(false)->entries_removed, 1U);
+  EXPECT_FALSE(tight->find(key_of(3)));
+}
+
+TEST_F(EvictionTest, YoungObjectsWithoutAnEntryAreLeftToTheirPublisher) {
+  const auto store = open(capped(1 << 30));
+  ASSERT_TRUE(publish_kernel(*store, 1));
+  ASSERT_TRUE(store->remove(key_of(1)));
+  EXPECT_EQ(store->evict(true)->objects_removed, 0U);
+  files_.set_clock_offset(2 * 3600);
+  EXPECT_EQ(store->evict(false)->objects_removed, 1U);
+}
+
+TEST_F(EvictionTest, TemporariesOfTheDeadGoAtOnceAndOthersAfterAnHour) {
+  const auto store = open(capped(1 << 30));
+  EXPECT_EQ(run_in_child([&] {
+              auto mine = DiskStore::open(options());
+              if (!mine) return 1;
+              const auto work = mine.value()->make_work_directory();
+              if (!work) return 2;
+              std::filesystem::create_directories(work.value() / "a" / "b");
+              std::ofstream(work.value() / "a" / "b" / "file") << "left behind";
+              return 0;
+            }),
+            0);
+  const auto ours = store->make_work_directory();
+  ASSERT_TRUE(ours);
+  EXPECT_EQ(store->evict(false)->temporaries_removed, 1U);
+  EXPECT_TRUE(std::filesystem::exists(ours.value()));
+  files_.set_clock_offset(2 * 3600);
+  EXPECT_EQ(store->evict(false)->temporaries_removed, 1U);
+  EXPECT_TRUE(std::filesystem::is_empty(inside("t")));
+}
+
+TEST_F(EvictionTest, OnlyOneEvictsAtATime) {
+  const auto store = open(capped(1 << 30));
+  const auto other = open(capped(1 << 30));
+  ASSERT_TRUE(publish_kernel(*store, 1));
+  const auto lock = FileLock::try_acquire(FileLayer::posix(), -1, inside(kEvictionLock).c_str());
+  ASSERT_TRUE(lock) << lock.status().to_string();
+  EXPECT_EQ(store->evict(true).code(), StatusCode::kBusy);
+  EXPECT_EQ(other->evict(false).code(), StatusCode::kBusy);
+}
+
+TEST_F(EvictionTest, RunningCodeOutlivesItsFile) {
+  const auto store = open(capped(0));
+  ASSERT_TRUE(publish_kernel(*store, 77));
+  const auto found = store->find(key_of(77));
+  const auto path = store->verified_shared_object(found.value(), 0);
+  const auto library = SharedLibrary::open(path.value());
+  ASSERT_TRUE(library);
+  ASSERT_TRUE(store->evict(true));
+  ASSERT_FALSE(std::filesystem::exists(path.value()));
+  EXPECT_EQ(ask(library.value()), 77U);
+}
+
+TEST_F(EvictionTest, DamagedManifestsArePutAsideAndForeignFilesAreLeftAlone) {
+  const auto store = open(capped(1 << 30));
+  ASSERT_TRUE(publish_kernel(*store, 1));
+  ASSERT_TRUE(publish_kernel(*store, 2));
+  write_bytes(manifest_path(1), "damage");
+  const auto foreign = manifest_path(2).parent_path() / "notes.txt";
+  write_bytes(foreign, "not ours");
+  ASSERT_TRUE(store->evict(true));
+  EXPECT_FALSE(std::filesystem::exists(manifest_path(1)));
+  EXPECT_TRUE(std::filesystem::exists(foreign));
+  EXPECT_TRUE(check(*store, 2));
+}
+
+}  // namespace
+}  // namespace eagercache
