@@ -1,0 +1,211 @@
+#include "dispatcher/operator_hook.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <utility>
+#include <vector>
+
+#include "dispatcher/counters.h"
+#include "dispatcher/probe.h"
+#include "dispatcher/runtime.h"
+#include "guards/torch_compat.h"
+
+namespace eagercache {
+namespace {
+
+// Thread-local dispatch state under which plain tensors are not what the program means: functorch
+// levels, Python modes, functionalization. They are above us in PyTorch's order and exclude
+// themselves before a backend kernel runs; one that is still included fell through to us.
+constexpr c10::DispatchKeySet kForeignState = c10::DispatchKeySet({
+    c10::DispatchKey::Python,
+    c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+    c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchVmapMode,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::Functionalize,
+});
+
+AsideReason thread_state_reason() noexcept {
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  if (((local.included_ - local.excluded_) & kForeignState).raw_repr() != 0) [[unlikely]] {
+    return AsideReason::kDispatchState;
+  }
+  if (!floating_point_mode_is_default()) [[unlikely]] {
+    return AsideReason::kFloatingPointMode;
+  }
+  return AsideReason::kNone;
+}
+
+c10::DeviceType device_type_of(c10::DispatchKey key) { return c10::dispatchKeyToDeviceType(key); }
+
+std::string overload_qualified(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+}  // namespace
+
+OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
+                           Eligibility eligibility, std::size_t index)
+    : op_(op),
+      key_(key),
+      device_type_(device_type_of(key)),
+      eligibility_(std::move(eligibility)),
+      index_(index),
+      name_(op.operator_name().name),
+      overload_(op.operator_name().overload_name),
+      full_name_(overload_qualified(op.operator_name())),
+      schema_text_(c10::toString(op.schema())),
+      guard_native_(name_.starts_with("aten::")),
+      native_(compat::lookup_kernel(op, key)) {}
+
+void OperatorHook::note_registered() { registered_ = compat::lookup_kernel(op_, key_); }
+
+bool OperatorHook::is_shadowed() const {
+  return !compat::lookup_kernel(op_, key_)._equalsBoxedAndUnboxed(registered_);
+}
+
+std::span<const c10::IValue> OperatorHook::arguments(
+    const torch::jit::Stack& stack) const noexcept {
+  // A boxed stack may hold more values below this operator's own.
+  const std::size_t count = eligibility_.plan.readers.size();
+  return {stack.data() + (stack.size() - count), count};
+}
+
+void OperatorHook::call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (hooks_answer.load(std::memory_order_relaxed) && active()) [[likely]] {
+    answer(keys, stack);
+    return;
+  }
+  if (Probe* probe = Probe::armed_for(*this)) [[unlikely]] {
+    probe->take_call(keys, stack);
+    return;
+  }
+  call_native(keys, stack);
+}
+
+void OperatorHook::call_native(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (guard_native_) {
+    InsideGuard inside;
+    native_.callBoxed(op_, keys, stack);
+  } else {
+    // A custom operator's own function may be many operators in Python; those are hooked as ever.
+    native_.callBoxed(op_, keys, stack);
+  }
+}
+
+AsideReason OperatorHook::read_call(const torch::jit::Stack& stack, CallView& view) const noexcept {
+  if (const AsideReason reason = thread_state_reason(); reason != AsideReason::kNone) {
+    return reason;
+  }
+  if (device_type_ == c10::DeviceType::CPU && at::in_parallel_region()) [[unlikely]] {
+    return AsideReason::kParallelRegion;
+  }
+  return build_key(eligibility_.plan, arguments(stack), device_type_, view);
+}
+
+void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (InsideGuard::active()) {
+    call_native(keys, stack);
+    return;
+  }
+  CallView view;
+  if (const AsideReason reason = read_call(*stack, view); reason != AsideReason::kNone) {
+    count_aside(index_, reason);
+    call_native(keys, stack);
+    return;
+  }
+  const std::uint64_t hash = hash_words(view.key.words());
+  const Found found = table_.find(view.key.words(), hash);
+  if (found.state == EntryState::kKernel) [[likely]] {
+    if (answer_by_kernel(found.kernel, view, stack)) [[likely]] {
+      count_call(index_, CallOutcome::kHit);
+      return;
+    }
+  } else if (found.state != EntryState::kNative) {
+    answer_miss(view, hash, keys, stack);
+    return;
+  }
+  count_call(index_, CallOutcome::kNative);
+  call_native(keys, stack);
+}
+
+void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
+                               torch::jit::Stack* stack) {
+  Runtime& runtime = Runtime::instance();
+  MissNote note = table_.note_miss(view.key.words(), hash);
+  if (note.inserted && runtime.policy().on_miss != OnMiss::kBackground) {
+    // The caller pays the first load of an entry that the local store has; never a compile.
+    const Found found = runtime.load_now(*this, view.key.words(), hash);
+    note.state = found.state;
+    note.kernel = found.kernel;
+  }
+  if (note.state == EntryState::kKernel && answer_by_kernel(note.kernel, view, stack)) {
+    count_call(index_, CallOutcome::kHit);
+    return;
+  }
+  const bool decided = note.state == EntryState::kKernel || note.state == EntryState::kNative;
+  count_call(index_, decided         ? CallOutcome::kNative
+                     : note.inserted ? CallOutcome::kMiss
+                                     : CallOutcome::kPending);
+  if (decided) {
+    call_native(keys, stack);
+    return;
+  }
+  // Native first: a key goes to the store and the compiler only after native has answered it. If it
+  // throws, the call was wrong and nothing happened.
+  call_native(keys, stack);
+  runtime.note_missed_call(*this, view.key.words(), hash, note);
+}
+
+bool OperatorHook::answer_by_kernel(const void* kernel, const CallView& view,
+                                    torch::jit::Stack* stack) {
+  // Tables hold the pointers that Runtime installed: LoadedKernels, as const void* to keep the
+  // guards layer free of torch.
+  auto* loaded = static_cast<LoadedKernel*>(const_cast<void*>(kernel));
+  const LoadedKernel::Outcome outcome = call_kernel(*loaded, view, stack);
+  if (outcome == LoadedKernel::Outcome::kFailed) [[unlikely]] {
+    Runtime::instance().note_kernel_failure(*this, view.key.words());
+  }
+  return outcome == LoadedKernel::Outcome::kAnswered;
+}
+
+LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const CallView& view,
+                                                torch::jit::Stack* stack) noexcept {
+  try {
+    c10::SmallVector<at::Tensor, 4> outputs(eligibility_.num_returns);
+    {
+      InsideGuard inside;
+      const LoadedKernel::Outcome outcome =
+          kernel.run(view.tensors.view(), {outputs.data(), outputs.size()}, view.device);
+      if (outcome != LoadedKernel::Outcome::kAnswered) [[unlikely]] {
+        return outcome;
+      }
+    }
+    // `view` points into the stack, so it may move only now; and what may throw comes before the
+    // arguments are dropped, so that native can still answer.
+    stack->reserve(stack->size() + outputs.size());
+    torch::jit::drop(*stack, eligibility_.plan.readers.size());
+    for (at::Tensor& output : outputs) {
+      stack->emplace_back(std::move(output));
+    }
+    return LoadedKernel::Outcome::kAnswered;
+  } catch (...) {
+    return LoadedKernel::Outcome::kFailed;
+  }
+}
+
+Digest OperatorHook::entry_digest(std::span<const Word> words, std::string_view policy_tag) const {
+  Hasher hasher("eagercache-entry-v1");
+  hasher.add_text(full_name_);
+  hasher.add_text(schema_text_);
+  hasher.add_text(c10::toString(key_));
+  hasher.add_text(policy_tag);
+  const std::vector<Word> persistent = persistent_words(words);
+  hasher.add_words(persistent);
+  return hasher.finish();
+}
+
+}  // namespace eagercache

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "dispatcher/eligibility.h"
+#include "dispatcher/loaded_kernel.h"
+#include "guards/guard_table.h"
+#include "guards/key_builder.h"
+#include "kernel_cache/digest.h"
+
+namespace eagercache {
+
+// Whether hooks answer in this process right now: enabled, and not in a forked child. One relaxed
+// load a call; flipping it is the only way to leave (removing an override under load crashes
+// PyTorch).
+inline std::atomic<bool> hooks_answer{false};
+
+// Marks the thread as being inside one of our kernels or a native kernel that a hook displaced:
+// hooks met below go straight to native.
+class InsideGuard {
+ public:
+  InsideGuard() noexcept { ++depth(); }
+  ~InsideGuard() { --depth(); }
+  InsideGuard(const InsideGuard&) = delete;
+  InsideGuard& operator=(const InsideGuard&) = delete;
+  static bool active() noexcept { return depth() != 0; }
+
+ private:
+  static int& depth() noexcept {
+    static thread_local int value = 0;
+    return value;
+  }
+};
+
+// One hooked operator at one backend key: the displaced native kernel, the plan of its arguments,
+// its table of keys. Created once, registered once, never destroyed. All methods may be called from
+// any thread, with or without the GIL.
+class OperatorHook {
+ public:
+  // `index` is below kMaxHooks and unique. Copies the kernel that is at `key` now.
+  OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key, Eligibility eligibility,
+               std::size_t index);
+  OperatorHook(const OperatorHook&) = delete;
+  OperatorHook& operator=(const OperatorHook&) = delete;
+
+  // The boxed kernel: steps 1 to 3 of "life of a call" in ARCHITECTURE.md. Takes the operator's
+  // arguments off `stack` and leaves its results. Throws only what native throws.
+  void call(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  // The displaced native kernel, with hooks below it disabled.
+  void call_native(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  // Reads the call on top of `stack` (left alone). kNone when `view` holds its key.
+  AsideReason read_call(const torch::jit::Stack& stack, CallView& view) const noexcept;
+
+  // Runs `kernel` on the call that `view` was read from, replaces the arguments by the results on
+  // success, and leaves the stack alone otherwise.
+  LoadedKernel::Outcome call_kernel(LoadedKernel& kernel, const CallView& view,
+                                    torch::jit::Stack* stack) noexcept;
+
+  // The entry's key in the store: operator, schema, dispatch key, choice policy and persistent
+  // words.
+  Digest entry_digest(std::span<const Word> words, std::string_view policy_tag) const;
+
+  // True when somebody registered over us since; that kernel, not ours, is called by now.
+  bool is_shadowed() const;
+
+  const std::string& name() const noexcept { return name_; }          // "aten::var"
+  const std::string& overload() const noexcept { return overload_; }  // "correction", or ""
+  // "aten::var.correction"
+  const std::string& full_name() const noexcept { return full_name_; }
+  c10::DispatchKey dispatch_key() const noexcept { return key_; }
+  const ArgumentPlan& plan() const noexcept { return eligibility_.plan; }
+  std::size_t num_returns() const noexcept { return eligibility_.num_returns; }
+  std::size_t index() const noexcept { return index_; }
+  c10::DeviceType device_type() const noexcept { return device_type_; }
+  GuardTable& table() noexcept { return table_; }
+
+  // Whether this operator is among those asked for. Inactive hooks go straight to native,
+  // uncounted.
+  bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
+  void set_active(bool active) noexcept { active_.store(active, std::memory_order_relaxed); }
+
+  // Remembers what the registry holds right after our registration; see is_shadowed.
+  void note_registered();
+
+ private:
+  void answer(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  void answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack);
+  bool answer_by_kernel(const void* kernel, const CallView& view, torch::jit::Stack* stack);
+  std::span<const c10::IValue> arguments(const torch::jit::Stack& stack) const noexcept;
+
+  const c10::OperatorHandle op_;
+  const c10::DispatchKey key_;
+  const c10::DeviceType device_type_;
+  const Eligibility eligibility_;
+  const std::size_t index_;
+  const std::string name_;
+  const std::string overload_;
+  const std::string full_name_;
+  const std::string schema_text_;
+  const bool guard_native_;  // operators of ATen: what they call below is theirs
+  const c10::KernelFunction native_;
+  c10::KernelFunction registered_;  // written once by note_registered, before the hook is active
+  std::atomic<bool> active_{false};
+  GuardTable table_;
+};
+
+}  // namespace eagercache

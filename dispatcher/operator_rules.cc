@@ -1,0 +1,137 @@
+#include "dispatcher/operator_rules.h"
+
+#include <algorithm>
+#include <array>
+
+namespace eagercache {
+namespace {
+
+struct Row {
+  std::string_view name;
+  RuleKind kind;
+};
+
+// Schemas lie. `native_batch_norm` writes its running statistics unmarked and without bumping their
+// version; `_unsafe_view` aliases unmarked. Sources: comparing the inputs of every CPU operator of
+// PyTorch's operator database before and after a native call, and reading schemas for the rest.
+constexpr auto kRows = std::to_array<Row>({
+    {"aten::native_batch_norm", RuleKind::kUnmarkedWrite},
+    {"aten::cudnn_batch_norm", RuleKind::kUnmarkedWrite},
+    {"aten::miopen_batch_norm", RuleKind::kUnmarkedWrite},
+    {"aten::batch_norm_update_stats", RuleKind::kUnmarkedWrite},
+    {"aten::batch_norm_gather_stats", RuleKind::kUnmarkedWrite},
+    {"aten::batch_norm_gather_stats_with_counts", RuleKind::kUnmarkedWrite},
+    {"aten::_unsafe_view", RuleKind::kUnmarkedAlias},
+    {"aten::unsafe_split", RuleKind::kUnmarkedAlias},
+    {"aten::unsafe_split_with_sizes", RuleKind::kUnmarkedAlias},
+    {"aten::unsafe_chunk", RuleKind::kUnmarkedAlias},
+    {"aten::_reshape_alias", RuleKind::kUnmarkedAlias},
+    {"aten::lift_fresh", RuleKind::kUnmarkedAlias},
+    {"aten::lift", RuleKind::kUnmarkedAlias},
+    {"aten::_reshape_copy", RuleKind::kUnmarkedAlias},
+    {"aten::_batch_norm_with_update", RuleKind::kOpaqueOutput},
+    {"aten::_batch_norm_no_update", RuleKind::kOpaqueOutput},
+    {"aten::batch_norm_backward", RuleKind::kOpaqueOutput},
+    {"aten::cudnn_batch_norm_backward", RuleKind::kOpaqueOutput},
+    {"aten::miopen_batch_norm_backward", RuleKind::kOpaqueOutput},
+    {"aten::_batch_norm_impl_index", RuleKind::kOpaqueOutput},
+    {"aten::_cudnn_rnn", RuleKind::kOpaqueOutput},
+    {"aten::_cudnn_rnn_backward", RuleKind::kOpaqueOutput},
+    {"aten::miopen_rnn", RuleKind::kOpaqueOutput},
+    {"aten::mkldnn_rnn_layer", RuleKind::kOpaqueOutput},
+    {"aten::mkldnn_rnn_layer_backward", RuleKind::kOpaqueOutput},
+    {"aten::_thnn_fused_lstm_cell", RuleKind::kOpaqueOutput},
+    {"aten::_thnn_fused_gru_cell", RuleKind::kOpaqueOutput},
+    {"aten::_scaled_dot_product_flash_attention", RuleKind::kOpaqueOutput},
+    {"aten::_scaled_dot_product_efficient_attention", RuleKind::kOpaqueOutput},
+    {"aten::_scaled_dot_product_cudnn_attention", RuleKind::kOpaqueOutput},
+    {"aten::_scaled_dot_product_flash_attention_for_cpu", RuleKind::kOpaqueOutput},
+    {"aten::_ctc_loss", RuleKind::kOpaqueOutput},
+    {"aten::empty", RuleKind::kUnspecifiedContents},
+    {"aten::empty_like", RuleKind::kUnspecifiedContents},
+    {"aten::empty_strided", RuleKind::kUnspecifiedContents},
+    {"aten::empty_permuted", RuleKind::kUnspecifiedContents},
+    {"aten::new_empty", RuleKind::kUnspecifiedContents},
+    {"aten::new_empty_strided", RuleKind::kUnspecifiedContents},
+    {"aten::_efficientzerotensor", RuleKind::kUnspecifiedContents},
+    {"aten::mm", RuleKind::kLibrary},
+    {"aten::bmm", RuleKind::kLibrary},
+    {"aten::addmm", RuleKind::kLibrary},
+    {"aten::_addmm_activation", RuleKind::kLibrary},
+    {"aten::baddbmm", RuleKind::kLibrary},
+    {"aten::addbmm", RuleKind::kLibrary},
+    {"aten::addmv", RuleKind::kLibrary},
+    {"aten::addr", RuleKind::kLibrary},
+    {"aten::mv", RuleKind::kLibrary},
+    {"aten::dot", RuleKind::kLibrary},
+    {"aten::vdot", RuleKind::kLibrary},
+    {"aten::convolution", RuleKind::kLibrary},
+    {"aten::convolution_backward", RuleKind::kLibrary},
+    {"aten::convolution_overrideable", RuleKind::kLibrary},
+    {"aten::convolution_backward_overrideable", RuleKind::kLibrary},
+    {"aten::_convolution", RuleKind::kLibrary},
+    {"aten::cudnn_convolution", RuleKind::kLibrary},
+    {"aten::cudnn_convolution_transpose", RuleKind::kLibrary},
+    {"aten::mkldnn_convolution", RuleKind::kLibrary},
+    {"aten::slow_conv3d_forward", RuleKind::kLibrary},
+    {"aten::slow_conv_transpose2d", RuleKind::kLibrary},
+    {"aten::slow_conv_transpose3d", RuleKind::kLibrary},
+    {"aten::_slow_conv2d_forward", RuleKind::kLibrary},
+    {"aten::_slow_conv2d_backward", RuleKind::kLibrary},
+    {"aten::slow_conv_dilated2d", RuleKind::kLibrary},
+    {"aten::slow_conv_dilated3d", RuleKind::kLibrary},
+    {"aten::_conv_depthwise2d", RuleKind::kLibrary},
+    {"aten::conv_depthwise3d", RuleKind::kLibrary},
+    {"aten::linear", RuleKind::kLibrary},
+    {"aten::mkldnn_linear", RuleKind::kLibrary},
+    {"aten::_scaled_mm", RuleKind::kLibrary},
+    {"aten::_grouped_mm", RuleKind::kLibrary},
+    {"aten::_weight_int4pack_mm", RuleKind::kLibrary},
+    {"aten::_weight_int8pack_mm", RuleKind::kLibrary},
+    {"aten::_int_mm", RuleKind::kLibrary},
+    {"aten::_trilinear", RuleKind::kLibrary},
+    {"aten::_fft_c2c", RuleKind::kLibrary},
+    {"aten::_fft_r2c", RuleKind::kLibrary},
+    {"aten::_fft_c2r", RuleKind::kLibrary},
+    {"aten::div", RuleKind::kIntegerDivision},
+    {"aten::floor_divide", RuleKind::kIntegerDivision},
+    {"aten::remainder", RuleKind::kIntegerDivision},
+    {"aten::fmod", RuleKind::kIntegerDivision},
+    {"aten::gcd", RuleKind::kIntegerDivision},
+    {"aten::lcm", RuleKind::kIntegerDivision},
+    {"aten::pow", RuleKind::kIntegerDivision},  // 0 to a negative power raises for integers
+});
+
+constexpr std::string_view reason_of(RuleKind kind) {
+  switch (kind) {
+    case RuleKind::kUnmarkedWrite:
+      return "it writes an argument that its schema does not mark";
+    case RuleKind::kUnmarkedAlias:
+      return "it may return a view that its schema does not mark";
+    case RuleKind::kOpaqueOutput:
+      return "it hands on opaque state to its own backward";
+    case RuleKind::kUnspecifiedContents:
+      return "the contents of its output are unspecified";
+    case RuleKind::kLibrary:
+      return "it is a library call (matrix product, convolution, ...)";
+    case RuleKind::kIntegerDivision:
+      return "integral operands may trap in compiled code";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::optional<OperatorRule> find_operator_rule(std::string_view name) noexcept {
+  if (name.starts_with("aten::linalg_") && name != "aten::linalg_vector_norm") {
+    return OperatorRule{RuleKind::kLibrary, reason_of(RuleKind::kLibrary)};
+  }
+  const auto* row = std::find_if(kRows.begin(), kRows.end(),
+                                 [name](const Row& candidate) { return candidate.name == name; });
+  if (row == kRows.end()) {
+    return std::nullopt;
+  }
+  return OperatorRule{row->kind, reason_of(row->kind)};
+}
+
+}  // namespace eagercache

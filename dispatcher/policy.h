@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+
+namespace eagercache {
+
+enum class OnMiss : std::uint8_t {
+  kBackground,  // native answers; the store and the compile service are asked off the caller's path
+  kWait,    // the caller of a key's first call waits for its kernel (native has answered already)
+  kNative,  // the store is asked once a key, nothing is ever compiled
+};
+
+enum class Choose : std::uint8_t {
+  kFaster,  // a kernel only where it is measured to be faster than native
+  kAlways,  // every proved kernel; for tests and benchmarks
+};
+
+enum class Numerics : std::uint8_t {
+  kAccurate,  // kernels of both numerics classes
+  kBitwise,   // only kernels that equalled native bit for bit
+};
+
+struct Policy {
+  OnMiss on_miss = OnMiss::kBackground;
+  Choose choose = Choose::kFaster;
+  Numerics numerics = Numerics::kAccurate;
+  // A key is handed to the compile service at this many missed calls (kBackground; kWait compiles
+  // at the first).
+  std::uint32_t compile_after = 2;
+};
+
+}  // namespace eagercache

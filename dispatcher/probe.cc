@@ -1,0 +1,150 @@
+#include "dispatcher/probe.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "dispatcher/container_kernel.h"
+
+namespace eagercache {
+namespace {
+
+thread_local Probe* thread_probe = nullptr;
+
+}  // namespace
+
+Probe::Probe(OperatorHook& hook) : hook_(hook) {
+  if (thread_probe != nullptr) {
+    throw std::logic_error("this thread has a Probe already");
+  }
+  thread_probe = this;
+}
+
+Probe::~Probe() {
+  if (thread_probe == this) {
+    thread_probe = nullptr;
+  }
+}
+
+Probe* Probe::armed_for(const OperatorHook& hook) noexcept {
+  Probe* probe = thread_probe;
+  return probe != nullptr && probe->mode_ != Mode::kIdle && &probe->hook_ == &hook ? probe
+                                                                                   : nullptr;
+}
+
+void Probe::arm_capture() {
+  captured_ = false;
+  mode_ = Mode::kCapture;
+}
+
+void Probe::arm_force() {
+  if (!captured_ || !kernel_) {
+    throw std::logic_error("force needs a captured call and a loaded kernel");
+  }
+  forced_ = false;
+  error_.clear();
+  mode_ = Mode::kForce;
+}
+
+std::string Probe::digest(std::string_view policy_tag) const {
+  return hook_.entry_digest(words_, policy_tag).hex();
+}
+
+Status Probe::load(const std::string& path) {
+  Result<SharedLibrary> library = SharedLibrary::open(path);
+  if (!library) {
+    return library.status();
+  }
+  Result<std::unique_ptr<ContainerKernel>> kernel = ContainerKernel::create(
+      library.value(),
+      c10::Device(hook_.device_type(), hook_.device_type() == c10::DeviceType::CPU ? -1 : 0));
+  if (!kernel) {
+    return kernel.status();
+  }
+  // Never destroyed, like every loaded kernel: OpenMP threads may still be inside its library.
+  kernel_.release();  // NOLINT(bugprone-unused-return-value)
+  kernel_ = std::move(kernel).value();
+  return Status::ok();
+}
+
+void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const Mode mode = std::exchange(mode_, Mode::kIdle);
+  CallView view;
+  const AsideReason reason = hook_.read_call(*stack, view);
+  if (mode == Mode::kCapture) {
+    const std::size_t count = hook_.plan().readers.size();
+    stack_.assign(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
+    aside_ = reason;
+    words_.clear();
+    if (reason == AsideReason::kNone) {
+      words_.assign(view.key.words().begin(), view.key.words().end());
+    }
+    captured_ = true;
+    hook_.call_native(keys, stack);
+    return;
+  }
+  if (reason != AsideReason::kNone || !std::ranges::equal(view.key.words(), words_)) {
+    error_ = "the call's key differs from the captured one";
+    hook_.call_native(keys, stack);
+    return;
+  }
+  if (kernel_->num_inputs() != view.tensors.view().size() ||
+      kernel_->num_outputs() != hook_.num_returns()) {
+    error_ = "the kernel takes or returns another number of tensors";
+    hook_.call_native(keys, stack);
+    return;
+  }
+  forced_ = hook_.call_kernel(*kernel_, view, stack) == LoadedKernel::Outcome::kAnswered;
+  if (!forced_) {
+    error_ = "the kernel reported an error";
+    hook_.call_native(keys, stack);
+  }
+}
+
+double Probe::mean_ns(std::size_t calls, bool hit) {
+  const c10::DispatchKeySet keys(hook_.dispatch_key());
+  GuardTable table(4);
+  table.set_kernel(words_, hash_words(words_), kernel_.get());
+  torch::jit::Stack stack;
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < calls; ++i) {
+    stack.assign(stack_.begin(), stack_.end());
+    if (hit) {
+      CallView view;
+      if (hook_.read_call(stack, view) != AsideReason::kNone ||
+          table.find(view.key.words(), hash_words(view.key.words())).state != EntryState::kKernel ||
+          hook_.call_kernel(*kernel_, view, &stack) != LoadedKernel::Outcome::kAnswered) {
+        throw std::runtime_error("the kernel did not answer while it was timed");
+      }
+    } else {
+      hook_.call_native(keys, &stack);
+    }
+    stack.clear();
+  }
+  const std::chrono::duration<double, std::nano> elapsed = std::chrono::steady_clock::now() - start;
+  return elapsed.count() / static_cast<double>(calls);
+}
+
+std::vector<std::pair<double, double>> Probe::time(std::size_t pairs, std::size_t calls) {
+  if (!captured_ || aside_ != AsideReason::kNone || !kernel_) {
+    throw std::logic_error("time needs a captured call with a key and a loaded kernel");
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::vector<std::pair<double, double>> result;
+  result.reserve(pairs);
+  for (std::size_t i = 0; i < pairs; ++i) {
+    // The order alternates, so that a drift of the clock favours neither side.
+    if (i % 2 == 0) {
+      const double native = mean_ns(calls, false);
+      result.emplace_back(native, mean_ns(calls, true));
+    } else {
+      const double hit = mean_ns(calls, true);
+      result.emplace_back(mean_ns(calls, false), hit);
+    }
+  }
+  return result;
+}
+
+}  // namespace eagercache

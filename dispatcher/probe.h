@@ -1,0 +1,70 @@
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dispatcher/loaded_kernel.h"
+#include "dispatcher/operator_hook.h"
+#include "kernel_cache/status.h"
+
+namespace eagercache {
+
+// The worker's instrument: takes a real call of a hooked operator, as the dispatcher hands it over,
+// and lets a kernel that is not in any table answer it or be timed against native. Used by a
+// process in which hooks do not answer otherwise. Bound to the thread that made it; one at a time
+// per thread.
+class Probe {
+ public:
+  explicit Probe(OperatorHook& hook);
+  ~Probe();
+  Probe(const Probe&) = delete;
+  Probe& operator=(const Probe&) = delete;
+
+  // The next call on this thread is answered natively; its arguments and key are kept.
+  void arm_capture();
+  // The next call on this thread whose key equals the captured one is answered by the loaded
+  // kernel. Requires a captured call and a kernel.
+  void arm_force();
+
+  bool captured() const noexcept { return captured_; }
+  bool forced() const noexcept { return forced_; }
+  AsideReason aside() const noexcept { return aside_; }
+  const std::string& error() const noexcept { return error_; }
+  // The captured call's entry digest under `policy_tag`. Requires captured() and no aside reason.
+  std::string digest(std::string_view policy_tag) const;
+
+  // Loads an AOTInductor container from a file that the caller trusts (it has just compiled it).
+  Status load(const std::string& path);
+
+  // Times the captured call, in pairs of (native, hit) means of `calls` calls each, in nanoseconds.
+  // Both are boxed calls below autograd; a hit is the whole path: state checks, key, look-up,
+  // kernel. Throws what native throws.
+  std::vector<std::pair<double, double>> time(std::size_t pairs, std::size_t calls);
+
+  // The thread's probe when it waits for a call of `hook`, else nullptr. One thread-local read.
+  static Probe* armed_for(const OperatorHook& hook) noexcept;
+  // Called by the hook on an armed probe.
+  void take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+ private:
+  enum class Mode : std::uint8_t { kIdle, kCapture, kForce };
+
+  double mean_ns(std::size_t calls, bool hit);
+
+  OperatorHook& hook_;
+  Mode mode_ = Mode::kIdle;
+  bool captured_ = false;
+  bool forced_ = false;
+  AsideReason aside_ = AsideReason::kNone;
+  std::string error_;
+  torch::jit::Stack stack_;  // the captured call's arguments
+  std::vector<Word> words_;  // and its key
+  std::unique_ptr<LoadedKernel> kernel_;
+};
+
+}  // namespace eagercache

@@ -1,0 +1,154 @@
+#pragma once
+
+#include <torch/library.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "dispatcher/counters.h"
+#include "dispatcher/miss_handler.h"
+#include "dispatcher/operator_hook.h"
+#include "dispatcher/policy.h"
+#include "kernel_cache/disk_store.h"
+#include "kernel_cache/status.h"
+
+namespace eagercache {
+
+// What this process knows of one key's verdict, for people.
+struct VerdictRecord {
+  std::string digest;
+  std::string call_json;
+  std::string decision;                      // "kernel", "native" or "failed"
+  std::string reason;                        // why not a kernel; empty for kernels
+  std::map<std::string, std::string> facts;  // the manifest's
+};
+
+// Everything process-wide: the hooks, the policy, the store, the loader thread and the compile
+// service's plug. One leaked object: threads may be inside hooks while static objects are
+// destroyed.
+//
+// Locks, in the order in which they may nest: registry_mutex_ alone; queue_mutex_ alone;
+// verdicts_mutex_ alone. None is held while files are read, a kernel is loaded, a handler runs or
+// native is called.
+class Runtime {
+ public:
+  static Runtime& instance();
+
+  // Hooks an operator at a backend key ("CPU", "CUDA"), once; later calls return the same hook. The
+  // hook starts inactive. kInvalidArgument for an unknown operator or key, kUnsupported with the
+  // reason for one that cannot be hooked.
+  Result<OperatorHook*> register_operator(const std::string& name, const std::string& overload,
+                                          const std::string& dispatch_key);
+  // The hook, or nullptr.
+  OperatorHook* find_hook(const std::string& name, const std::string& overload,
+                          const std::string& dispatch_key) const;
+  std::vector<OperatorHook*> hooks() const;
+
+  // Replaces the policy; every table forgets its verdicts (kernels stay loaded, the store is asked
+  // again), so that nothing answers under a policy that did not choose it.
+  void set_policy(const Policy& policy);
+  Policy policy() const noexcept { return policy_.load(std::memory_order_relaxed); }
+
+  // nullptr: no store, every key stays native.
+  void set_store(std::shared_ptr<DiskStore> store);
+  std::shared_ptr<DiskStore> store() const;
+  void set_handler(std::shared_ptr<MissHandler> handler);
+
+  // Turns answering on or off for the process. In a forked child it stays off: returns false.
+  bool set_answering(bool answering);
+  bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
+
+  // --- called by hooks ---
+  // Asks the store for the key and installs the verdict; on the caller's thread.
+  Found load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash);
+  // After native answered a missed call: queues what the policy asks for; waits under kWait.
+  void note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                        const MissNote& note);
+  // A kernel reported an error: the key goes native for this process, one warning.
+  void note_kernel_failure(OperatorHook& hook, std::span<const Word> words);
+
+  // --- called by the compile service ---
+  // The service is done with a key: the store is asked again and the verdict installed. When the
+  // store has nothing, the key stays native in this process, for `reason`.
+  void complete(const std::string& digest, const std::string& decision, const std::string& reason);
+
+  // Verdicts of one hook met so far.
+  std::vector<VerdictRecord> verdicts(const OperatorHook& hook) const;
+  // Keys queued for the loader or given to the compile service.
+  std::size_t outstanding() const;
+  // Waits until outstanding() is 0 or `seconds` passed (negative: for ever). True when drained.
+  bool wait_until_idle(double seconds);
+
+  // Stops the loader thread and forgets the handler; hooks go native. For process exit.
+  void shut_down();
+
+ private:
+  struct Ticket {
+    std::mutex mutex;
+    std::condition_variable done_changed;
+    bool done = false;  // guarded by mutex
+  };
+  // A key on its way to a verdict.
+  struct Pending {
+    OperatorHook* hook = nullptr;
+    std::vector<Word> words;
+    std::uint64_t hash = 0;
+    std::uint64_t calls = 0;
+    std::uint64_t generation = 0;  // of the policy under which it was queued
+    bool may_compile = false;
+    std::vector<std::shared_ptr<Ticket>> tickets;
+  };
+
+  Runtime();
+  std::string policy_tag() const;
+  bool install_from_store(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                          const std::string& digest, Found* found);
+  Found install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                const Manifest& manifest);
+  Result<LoadedKernel*> load_kernel(OperatorHook& hook, std::span<const Word> words,
+                                    const Manifest& manifest);
+  std::string rejected_by_policy(std::span<const Word> words, const Manifest& manifest) const;
+  void install_native(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                      const std::string& decision, const std::string& reason,
+                      const std::map<std::string, std::string>& facts);
+  void record(OperatorHook& hook, std::span<const Word> words, VerdictRecord record);
+  void loader_loop();
+  void process(Pending pending);
+  void submit(Pending pending, const std::string& digest);
+  static void finish(Pending& pending);
+  void before_fork_child();
+
+  mutable std::mutex registry_mutex_;
+  std::map<std::string, std::unique_ptr<OperatorHook>> hooks_;        // guarded by registry_mutex_
+  std::map<std::string, std::unique_ptr<torch::Library>> libraries_;  // guarded by registry_mutex_
+  std::shared_ptr<DiskStore> store_;                                  // guarded by registry_mutex_
+  std::shared_ptr<MissHandler> handler_;                              // guarded by registry_mutex_
+  std::map<std::string, LoadedKernel*>
+      loaded_;  // by object, form and device; guarded by registry_mutex_
+
+  std::atomic<Policy> policy_;
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<bool> forked_{false};
+
+  mutable std::mutex queue_mutex_;
+  std::condition_variable queue_changed_;
+  std::deque<Pending> queue_;                           // guarded by queue_mutex_
+  std::unordered_map<std::string, Pending> in_flight_;  // by digest; guarded by queue_mutex_
+  std::size_t processing_ = 0;                          // guarded by queue_mutex_
+  bool stopping_ = false;                               // guarded by queue_mutex_
+  std::thread loader_;                                  // guarded by queue_mutex_
+
+  mutable std::mutex verdicts_mutex_;
+  // By hook, then digest; guarded by verdicts_mutex_.
+  std::unordered_map<const OperatorHook*, std::map<std::string, VerdictRecord>> verdicts_;
+};
+
+}  // namespace eagercache

@@ -1,0 +1,449 @@
+// Runtime: from a missed call to an installed verdict. One loader thread asks the store, hands what
+// is not there to the compile service, and installs verdicts; callers only append to its queue.
+
+#include <bit>
+#include <chrono>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "dispatcher/container_kernel.h"
+#include "dispatcher/log.h"
+#include "dispatcher/runtime.h"
+
+namespace eagercache {
+namespace {
+
+// Keys beyond this are not queued; they stay pending and are offered again by later calls.
+constexpr std::size_t kMaxQueue = 65'536;
+// Verdicts remembered for people, per operator.
+constexpr std::size_t kMaxVerdicts = 4'096;
+
+c10::Device device_of(const OperatorHook& hook, std::span<const Word> words) {
+  if (hook.device_type() == c10::DeviceType::CPU) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  DecodedCall call;
+  c10::DeviceIndex index = 0;
+  if (decode_call(words, &call)) {
+    for (const DecodedArgument& argument : call.arguments) {
+      const DecodedArgument& tensor =
+          argument.kind == ArgumentKind::kTensorList && !argument.elements.empty()
+              ? argument.elements.front()
+              : argument;
+      if (tensor.kind == ArgumentKind::kTensor) {
+        index = tensor.tensor.device_index;
+        break;
+      }
+    }
+  }
+  return {hook.device_type(), index};
+}
+
+std::size_t count_tensors(const std::vector<DecodedArgument>& arguments) {
+  std::size_t count = 0;
+  for (const DecodedArgument& argument : arguments) {
+    count += argument.kind == ArgumentKind::kTensor ? 1 : count_tensors(argument.elements);
+  }
+  return count;
+}
+
+std::string fact(const Manifest& manifest, const char* name) {
+  const auto found = manifest.facts.find(name);
+  return found == manifest.facts.end() ? std::string() : found->second;
+}
+
+std::string request_json(const OperatorHook& hook, std::span<const Word> words,
+                         const std::string& digest, std::uint64_t calls) {
+  nlohmann::json call = nlohmann::json::parse(describe_call(words, hook.plan().names));
+  call["op"] = hook.name();
+  call["overload"] = hook.overload();
+  call["dispatch_key"] = c10::toString(hook.dispatch_key());
+  call["digest"] = digest;
+  call["calls"] = calls;
+  return call.dump();
+}
+
+}  // namespace
+
+Found Runtime::load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) {
+  Found found{EntryState::kPending, nullptr};
+  try {
+    const std::string digest = hook.entry_digest(words, policy_tag()).hex();
+    if (!install_from_store(hook, words, hash, digest, &found) &&
+        policy().on_miss == OnMiss::kNative) {
+      install_native(hook, words, hash, "native", "not in the store, and on_miss is native", {});
+      // This call is still the key's miss; the next one finds the decision.
+    }
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kWarning, std::string("asking the store failed: ") + error.what());
+  }
+  return found;
+}
+
+bool Runtime::install_from_store(OperatorHook& hook, std::span<const Word> words,
+                                 std::uint64_t hash, const std::string& digest, Found* found) {
+  const std::shared_ptr<DiskStore> files = store();
+  if (!files) {
+    return false;
+  }
+  const std::uint64_t generation = generation_.load(std::memory_order_acquire);
+  const std::optional<Digest> key = Digest::from_hex(digest);
+  Result<Manifest> manifest = files->find(*key);
+  if (!manifest) {
+    if (manifest.code() != StatusCode::kNotFound) {
+      warn_once("store:" + std::string(status_code_name(manifest.code())),
+                "the kernel store cannot be read (" + manifest.status().to_string() +
+                    "); calls stay native");
+    }
+    return false;
+  }
+  *found = install(hook, words, hash, manifest.value());
+  if (generation != generation_.load(std::memory_order_acquire)) {
+    // The policy changed meanwhile and cleared the tables; this verdict belongs to the old one.
+    hook.table().erase(words, hash);
+    *found = {EntryState::kPending, nullptr};
+  }
+  return found->state == EntryState::kKernel || found->state == EntryState::kNative;
+}
+
+std::string Runtime::rejected_by_policy(std::span<const Word> words,
+                                        const Manifest& manifest) const {
+  DecodedCall call;
+  const bool deterministic = decode_call(words, &call) && call.state.deterministic;
+  const bool needs_bitwise = policy().numerics == Numerics::kBitwise || deterministic;
+  if (needs_bitwise && fact(manifest, "numerics") != "bitwise") {
+    return deterministic ? "not bitwise, and deterministic algorithms are asked for"
+                         : "not bitwise, and numerics is bitwise";
+  }
+  return {};
+}
+
+Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                       const Manifest& manifest) {
+  if (manifest.kind != EntryKind::kKernel) {
+    install_native(hook, words, hash, manifest.kind == EntryKind::kNative ? "native" : "failed",
+                   fact(manifest, "reason"), manifest.facts);
+    return {EntryState::kNative, nullptr};
+  }
+  if (std::string reason = rejected_by_policy(words, manifest); !reason.empty()) {
+    install_native(hook, words, hash, "native", reason, manifest.facts);
+    return {EntryState::kNative, nullptr};
+  }
+  Result<LoadedKernel*> kernel = load_kernel(hook, words, manifest);
+  if (!kernel) {
+    if (kernel.code() == StatusCode::kCorrupt) {
+      // Quarantined: the key is a miss again and may be compiled anew.
+      log_line(LogLevel::kWarning, hook.full_name() + ": a damaged kernel was put aside (" +
+                                       kernel.status().message() + ")");
+      return {EntryState::kPending, nullptr};
+    }
+    log_line(LogLevel::kWarning, hook.full_name() + ": a stored kernel cannot be used (" +
+                                     kernel.status().to_string() + "); native answers");
+    install_native(hook, words, hash, "failed", kernel.status().to_string(), manifest.facts);
+    return {EntryState::kNative, nullptr};
+  }
+  hook.table().set_kernel(words, hash, kernel.value());
+  record(hook, words, {manifest.key.hex(), {}, "kernel", {}, manifest.facts});
+  return {EntryState::kKernel, kernel.value()};
+}
+
+Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const Word> words,
+                                           const Manifest& manifest) {
+  if (fact(manifest, "form") != "container" || manifest.objects.empty()) {
+    return Status(StatusCode::kIncompatible,
+                  "entries of form '" + fact(manifest, "form") + "' are not understood");
+  }
+  const c10::Device device = device_of(hook, words);
+  const std::string cache_key = manifest.objects.front().digest.hex() + device.str();
+  {
+    std::lock_guard lock(registry_mutex_);
+    if (const auto found = loaded_.find(cache_key); found != loaded_.end()) {
+      return found->second;
+    }
+  }
+  Result<std::filesystem::path> path = store()->verified_shared_object(manifest, 0);
+  if (!path) {
+    return path.status();
+  }
+  Result<SharedLibrary> library = SharedLibrary::open(path.value());
+  if (!library) {
+    return library.status();
+  }
+  Result<std::unique_ptr<ContainerKernel>> kernel =
+      ContainerKernel::create(library.value(), device);
+  if (!kernel) {
+    return kernel.status();
+  }
+  DecodedCall call;
+  if (!decode_call(words, &call) || kernel.value()->num_inputs() != count_tensors(call.arguments) ||
+      kernel.value()->num_outputs() != hook.num_returns()) {
+    return Status(StatusCode::kIncompatible,
+                  "the kernel takes or returns another number of tensors");
+  }
+  std::lock_guard lock(registry_mutex_);
+  // Two threads may have loaded the same object; the first one stays, the other is leaked like
+  // every kernel (its library is the same one).
+  auto [slot, inserted] = loaded_.try_emplace(cache_key, nullptr);
+  if (inserted) {
+    slot->second = kernel.value().release();
+  }
+  return slot->second;
+}
+
+void Runtime::install_native(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                             const std::string& decision, const std::string& reason,
+                             const std::map<std::string, std::string>& facts) {
+  hook.table().set_native(words, hash);
+  record(hook, words, {hook.entry_digest(words, policy_tag()).hex(), {}, decision, reason, facts});
+}
+
+void Runtime::record(OperatorHook& hook, std::span<const Word> words, VerdictRecord verdict) {
+  verdict.call_json = describe_call(words, hook.plan().names);
+  if (log_enabled(LogLevel::kInfo)) {
+    log_line(LogLevel::kInfo,
+             "event=verdict op=" + hook.full_name() + " decision=" + verdict.decision +
+                 " digest=" + verdict.digest +
+                 (verdict.reason.empty() ? "" : " reason=\"" + verdict.reason + "\""));
+  }
+  std::lock_guard lock(verdicts_mutex_);
+  auto& known = verdicts_[&hook];
+  if (known.size() < kMaxVerdicts || known.contains(verdict.digest)) {
+    std::string digest = verdict.digest;
+    known.insert_or_assign(std::move(digest), std::move(verdict));
+  }
+}
+
+void Runtime::note_kernel_failure(OperatorHook& hook, std::span<const Word> words) {
+  try {
+    install_native(hook, words, hash_words(words), "failed", "the kernel reported an error", {});
+    warn_once(
+        "kernel:" + hook.full_name(),
+        hook.full_name() + ": a kernel reported an error; native answers its calls from now on");
+  } catch (const std::exception&) {
+    // Out of memory: the next call meets the kernel again and native answers again.
+  }
+}
+
+void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                               const MissNote& note) {
+  const Policy now = policy();
+  if (now.on_miss == OnMiss::kNative) {
+    return;
+  }
+  const std::uint64_t threshold = now.on_miss == OnMiss::kWait ? 1 : now.compile_after;
+  // Asked again at every doubling: a request may have been dropped, or its worker lost.
+  const bool doubled = note.calls > threshold && std::has_single_bit(note.calls);
+  if (!note.inserted && note.calls != threshold && !doubled) {
+    return;
+  }
+  try {
+    Pending pending;
+    pending.hook = &hook;
+    pending.words.assign(words.begin(), words.end());
+    pending.hash = hash;
+    pending.calls = note.calls;
+    pending.generation = generation_.load(std::memory_order_relaxed);
+    pending.may_compile = note.calls >= threshold;
+    std::shared_ptr<Ticket> ticket;
+    if (now.on_miss == OnMiss::kWait && note.inserted) {
+      ticket = std::make_shared<Ticket>();
+      pending.tickets.push_back(ticket);
+    }
+    std::shared_ptr<MissHandler> handler;
+    {
+      std::lock_guard lock(registry_mutex_);
+      handler = handler_;
+    }
+    {
+      std::lock_guard lock(queue_mutex_);
+      if (stopping_ || queue_.size() >= kMaxQueue) {
+        return;
+      }
+      if (!loader_.joinable()) {
+        loader_ = std::thread([this] { loader_loop(); });
+      }
+      queue_.push_back(std::move(pending));
+    }
+    queue_changed_.notify_all();
+    if (ticket && handler) {
+      handler->run_blocking([&ticket] {
+        std::unique_lock lock(ticket->mutex);
+        ticket->done_changed.wait(lock, [&ticket] { return ticket->done; });
+      });
+    }
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kWarning, std::string("a missed call could not be queued: ") + error.what());
+  }
+}
+
+void Runtime::loader_loop() {
+  for (;;) {
+    Pending pending;
+    {
+      std::unique_lock lock(queue_mutex_);
+      queue_changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (stopping_) {
+        for (Pending& left : queue_) {
+          finish(left);
+        }
+        queue_.clear();
+        return;
+      }
+      pending = std::move(queue_.front());
+      queue_.pop_front();
+      ++processing_;
+    }
+    process(std::move(pending));
+    {
+      std::lock_guard lock(queue_mutex_);
+      --processing_;
+    }
+    queue_changed_.notify_all();
+  }
+}
+
+void Runtime::process(Pending pending) {
+  try {
+    if (pending.generation != generation_.load(std::memory_order_relaxed)) {
+      finish(pending);
+      return;
+    }
+    const std::string digest = pending.hook->entry_digest(pending.words, policy_tag()).hex();
+    {
+      std::lock_guard lock(queue_mutex_);
+      if (const auto same = in_flight_.find(digest); same != in_flight_.end()) {
+        for (auto& ticket : pending.tickets) {
+          same->second.tickets.push_back(std::move(ticket));
+        }
+        return;
+      }
+    }
+    Found found;
+    if (install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) ||
+        !pending.may_compile) {
+      finish(pending);
+      return;
+    }
+    submit(std::move(pending), digest);
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kWarning,
+             std::string("a missed call could not be handled: ") + error.what());
+    finish(pending);
+  }
+}
+
+void Runtime::submit(Pending pending, const std::string& digest) {
+  std::shared_ptr<MissHandler> handler;
+  {
+    std::lock_guard lock(registry_mutex_);
+    handler = handler_;
+  }
+  if (!handler || !store()) {
+    install_native(*pending.hook, pending.words, pending.hash, "native",
+                   "there is no compile service", {});
+    finish(pending);
+    return;
+  }
+  CompileRequest request{digest, request_json(*pending.hook, pending.words, digest, pending.calls)};
+  {
+    std::lock_guard lock(queue_mutex_);
+    in_flight_.emplace(digest, std::move(pending));
+  }
+  if (log_enabled(LogLevel::kInfo)) {
+    log_line(LogLevel::kInfo, "event=submit digest=" + digest);
+  }
+  try {
+    handler->submit(request);
+  } catch (const std::exception& error) {
+    complete(digest, "failed", error.what());
+  }
+}
+
+void Runtime::complete(const std::string& digest, const std::string& decision,
+                       const std::string& reason) {
+  Pending pending;
+  {
+    std::lock_guard lock(queue_mutex_);
+    const auto found = in_flight_.find(digest);
+    if (found == in_flight_.end()) {
+      return;
+    }
+    pending = std::move(found->second);
+    // Kept in flight, without its contents, until the verdict stands: waiters on idleness must
+    // find it installed.
+  }
+  try {
+    if (pending.generation == generation_.load(std::memory_order_relaxed)) {
+      Found found;
+      if (!install_from_store(*pending.hook, pending.words, pending.hash, digest, &found)) {
+        install_native(*pending.hook, pending.words, pending.hash,
+                       decision == "failed" ? "failed" : "native", reason, {});
+      }
+    }
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kWarning, std::string("a verdict could not be installed: ") + error.what());
+  }
+  {
+    std::lock_guard lock(queue_mutex_);
+    if (const auto found = in_flight_.find(digest); found != in_flight_.end()) {
+      for (auto& ticket : found->second.tickets) {
+        pending.tickets.push_back(std::move(ticket));
+      }
+      in_flight_.erase(found);
+    }
+  }
+  finish(pending);
+  queue_changed_.notify_all();
+}
+
+void Runtime::finish(Pending& pending) {
+  for (const std::shared_ptr<Ticket>& ticket : pending.tickets) {
+    {
+      std::lock_guard lock(ticket->mutex);
+      ticket->done = true;
+    }
+    ticket->done_changed.notify_all();
+  }
+  pending.tickets.clear();
+}
+
+std::size_t Runtime::outstanding() const {
+  std::lock_guard lock(queue_mutex_);
+  return queue_.size() + processing_ + in_flight_.size();
+}
+
+bool Runtime::wait_until_idle(double seconds) {
+  std::unique_lock lock(queue_mutex_);
+  const auto idle = [this] { return queue_.empty() && processing_ == 0 && in_flight_.empty(); };
+  if (seconds < 0) {
+    queue_changed_.wait(lock, idle);
+    return true;
+  }
+  return queue_changed_.wait_for(lock, std::chrono::duration<double>(seconds), idle);
+}
+
+void Runtime::shut_down() {
+  hooks_answer.store(false, std::memory_order_relaxed);
+  set_handler(nullptr);
+  std::thread loader;
+  std::vector<Pending> left;
+  {
+    std::lock_guard lock(queue_mutex_);
+    stopping_ = true;
+    loader = std::move(loader_);
+    for (auto& [digest, pending] : in_flight_) {
+      left.push_back(std::move(pending));
+    }
+    in_flight_.clear();
+  }
+  queue_changed_.notify_all();
+  for (Pending& pending : left) {
+    finish(pending);
+  }
+  if (loader.joinable()) {
+    loader.join();
+  }
+}
+
+}  // namespace eagercache

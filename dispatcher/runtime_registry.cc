@@ -1,0 +1,195 @@
+// Runtime: hooks, policy, store and handler. The path of a miss is in runtime_miss.cc.
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <utility>
+
+#include "dispatcher/log.h"
+#include "dispatcher/runtime.h"
+
+namespace eagercache {
+namespace {
+
+class HookFunctor final : public c10::OperatorKernel {
+ public:
+  explicit HookFunctor(OperatorHook* hook) : hook_(hook) {}
+  void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    hook_->call(keys, stack);
+  }
+
+ private:
+  OperatorHook* hook_;  // lives for ever
+};
+
+// Swallows warnings: overriding an existing kernel is what we are here for, and torch says so once.
+class SilentWarnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+std::string hook_key(const std::string& name, const std::string& overload,
+                     const std::string& dispatch_key) {
+  return name + "." + overload + "@" + dispatch_key;
+}
+
+std::string display_name(const std::string& name, const std::string& overload) {
+  return overload.empty() ? name : name + "." + overload;
+}
+
+// "CUDA: registered at /x/y.py:380 :: (none) [ boxed ]" is a Python function in native's place.
+bool is_python_kernel(const c10::OperatorHandle& op, const std::string& dispatch_key) {
+  const std::string state = op.dumpState();
+  const std::string prefix = "\n" + dispatch_key + ": registered at ";
+  const std::size_t line = state.find(prefix);
+  if (line == std::string::npos) {
+    return false;
+  }
+  const std::string text = state.substr(line + 1, state.find('\n', line + 1) - line - 1);
+  return text.find(".py:") != std::string::npos || text.find("/dev/null") != std::string::npos;
+}
+
+}  // namespace
+
+Runtime& Runtime::instance() {
+  static auto* runtime = new Runtime();
+  return *runtime;
+}
+
+Runtime::Runtime() {
+  // A forked child must not touch our locks, threads or files, and OpenMP's threads are gone: it
+  // answers natively for the rest of its life.
+  pthread_atfork(nullptr, nullptr, [] { Runtime::instance().before_fork_child(); });
+}
+
+void Runtime::before_fork_child() {
+  forked_.store(true, std::memory_order_relaxed);
+  hooks_answer.store(false, std::memory_order_relaxed);
+}
+
+Result<OperatorHook*> Runtime::register_operator(const std::string& name,
+                                                 const std::string& overload,
+                                                 const std::string& dispatch_key) {
+  const std::string shown = display_name(name, overload);
+  c10::DispatchKey key;
+  try {
+    key = c10::parseDispatchKey(dispatch_key);
+  } catch (const c10::Error&) {
+    return Status(StatusCode::kInvalidArgument, "unknown dispatch key '" + dispatch_key + "'");
+  }
+  if (key != c10::DispatchKey::CPU && key != c10::DispatchKey::CUDA) {
+    return Status(StatusCode::kInvalidArgument,
+                  "dispatch key '" + dispatch_key + "' is not one of CPU, CUDA");
+  }
+  const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!op) {
+    return Status(StatusCode::kInvalidArgument, "there is no operator " + shown);
+  }
+  std::lock_guard lock(registry_mutex_);
+  auto& slot = hooks_[hook_key(name, overload, dispatch_key)];
+  if (slot) {
+    return slot.get();
+  }
+  Eligibility eligibility = check_eligibility(*op, key);
+  if (eligibility.eligible && name.starts_with("aten::") && is_python_kernel(*op, dispatch_key)) {
+    eligibility.eligible = false;
+    eligibility.reason = "its kernel is a Python function that torch or a library put there";
+  }
+  if (eligibility.eligible && hooks_.size() > kMaxHooks) {
+    eligibility.eligible = false;
+    eligibility.reason = "too many operators are hooked";
+  }
+  if (!eligibility.eligible) {
+    hooks_.erase(hook_key(name, overload, dispatch_key));
+    return Status(StatusCode::kUnsupported,
+                  shown + " cannot be accelerated: " + eligibility.reason);
+  }
+  try {
+    auto hook = std::make_unique<OperatorHook>(*op, key, std::move(eligibility), hooks_.size() - 1);
+    const std::string ns = name.substr(0, name.find("::"));
+    auto& library = libraries_[ns];
+    SilentWarnings silent;
+    c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    if (!library) {
+      library = std::make_unique<torch::Library>(torch::Library::IMPL, ns, std::nullopt, __FILE__,
+                                                 __LINE__);
+    }
+    library->impl(shown.substr(ns.size() + 2).c_str(),
+                  torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(
+                                           std::make_unique<HookFunctor>(hook.get()))));
+    hook->note_registered();
+    slot = std::move(hook);
+    return slot.get();
+  } catch (const std::exception& error) {
+    hooks_.erase(hook_key(name, overload, dispatch_key));
+    return Status(StatusCode::kUnsupported, shown + " could not be registered: " + error.what());
+  }
+}
+
+OperatorHook* Runtime::find_hook(const std::string& name, const std::string& overload,
+                                 const std::string& dispatch_key) const {
+  std::lock_guard lock(registry_mutex_);
+  const auto found = hooks_.find(hook_key(name, overload, dispatch_key));
+  return found == hooks_.end() ? nullptr : found->second.get();
+}
+
+std::vector<OperatorHook*> Runtime::hooks() const {
+  std::lock_guard lock(registry_mutex_);
+  std::vector<OperatorHook*> all;
+  all.reserve(hooks_.size());
+  for (const auto& [key, hook] : hooks_) {
+    all.push_back(hook.get());
+  }
+  return all;
+}
+
+void Runtime::set_policy(const Policy& policy) {
+  policy_.store(policy, std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_acq_rel);
+  for (OperatorHook* hook : hooks()) {
+    hook->table().clear();
+  }
+}
+
+std::string Runtime::policy_tag() const {
+  // Entries of the two choices do not replace each other: one stores losing kernels, the other only
+  // the decision.
+  return policy().choose == Choose::kAlways ? "always" : "faster";
+}
+
+void Runtime::set_store(std::shared_ptr<DiskStore> store) {
+  std::lock_guard lock(registry_mutex_);
+  store_ = std::move(store);
+}
+
+std::shared_ptr<DiskStore> Runtime::store() const {
+  std::lock_guard lock(registry_mutex_);
+  return store_;
+}
+
+void Runtime::set_handler(std::shared_ptr<MissHandler> handler) {
+  std::lock_guard lock(registry_mutex_);
+  handler_ = std::move(handler);
+}
+
+bool Runtime::set_answering(bool answering) {
+  if (answering && forked()) {
+    return false;
+  }
+  hooks_answer.store(answering, std::memory_order_relaxed);
+  return true;
+}
+
+std::vector<VerdictRecord> Runtime::verdicts(const OperatorHook& hook) const {
+  std::lock_guard lock(verdicts_mutex_);
+  std::vector<VerdictRecord> all;
+  if (const auto found = verdicts_.find(&hook); found != verdicts_.end()) {
+    for (const auto& [digest, verdict] : found->second) {
+      all.push_back(verdict);
+    }
+  }
+  return all;
+}
+
+}  // namespace eagercache
