@@ -1,0 +1,44 @@
+"""eagercache: compiled kernels for eager PyTorch, call by call, from a persistent cache.
+
+    import torch, eagercache
+    eagercache.enable()
+
+Hot operators move to compiled kernels as those become ready; native kernels answer until then and
+wherever they are faster.
+"""
+
+from __future__ import annotations
+
+from eagercache._load import available
+from eagercache.api import (
+    Enabled,
+    KernelInfo,
+    OperatorStats,
+    Stats,
+    default_operators,
+    disable,
+    enable,
+    is_enabled,
+    kernels,
+    register,
+    stats,
+    wait,
+)
+from eagercache.version import __version__
+
+__all__ = [
+    "Enabled",
+    "KernelInfo",
+    "OperatorStats",
+    "Stats",
+    "__version__",
+    "available",
+    "default_operators",
+    "disable",
+    "enable",
+    "is_enabled",
+    "kernels",
+    "register",
+    "stats",
+    "wait",
+]

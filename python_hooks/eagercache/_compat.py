@@ -1,0 +1,108 @@
+"""Everything on the Python side that depends on torch's version or on its private names.
+
+Known to work with 2.11 and 2.15. The functions import Inductor when called, never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from .toolchain import Isa
+
+
+def set_vector_isa(isa: Isa) -> None:
+    """Makes Inductor generate code for ``isa`` without asking the compiler what it can do."""
+    from torch._inductor import cpu_vec_isa
+
+    bases = {"avx512": cpu_vec_isa.VecAVX512, "avx2": cpu_vec_isa.VecAVX2}
+    base = bases.get(isa.name)
+    if base is None:
+        cpu_vec_isa.valid_vec_isa_list = lambda: []
+        return
+
+    # __bool__ is where the probing happens; a subclass has its own cache of the answer.
+    fixed = type(
+        f"Fixed{base.__name__}", (base,), {"__bool__": lambda self: True, "__hash__": base.__hash__}
+    )
+    instance = fixed()
+    cpu_vec_isa.valid_vec_isa_list = lambda: [instance]
+
+
+def set_command_runner(runner: Callable[[str, str], None]) -> None:
+    """Routes every compiler run of Inductor to ``runner(command_line, working_directory)``.
+
+    The runner raises when the command fails; whatever it raises leaves `aot_compile`, perhaps as
+    the cause of another exception.
+    """
+    from torch._inductor import cpp_builder
+
+    cpp_builder.run_compile_cmd = lambda cmd_line, cwd: runner(cmd_line, cwd)
+
+
+def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]:
+    """Options of one `aot_compile` for a static kernel on CPU."""
+    return {
+        "aot_inductor.output_path": f"{output}/",
+        "aot_inductor.precompile_headers": False,
+        "aot_inductor.compile_wrapper_opt_level": "O1",
+        "aot_inductor.debug_compile": False,
+        "aot_inductor.debug_symbols": False,
+        "aot_inductor.package": False,
+        "compile_threads": 1,
+        "comprehensive_padding": False,
+        "cpp.cxx": (compiler,),
+        "cpp.dynamic_threads": False,
+        "cpp.enable_floating_point_contract_flag": "off",
+        "cpp.enable_kernel_profile": False,
+        "cpp.simdlen": None,
+        "cpp.threads": num_threads,
+        "cpp.weight_prepack": False,
+        "freezing": False,
+        "fx_graph_cache": False,
+        "fx_graph_remote_cache": False,
+        "keep_output_stride": True,
+        "layout_optimization": False,
+        "max_autotune": False,
+    }
+
+
+def aot_compile(
+    graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> str:
+    """Path of the shared object that AOTInductor makes of ``graph``."""
+    import torch._inductor
+
+    result = torch._inductor.aot_compile(graph, inputs, options=options)
+    if not isinstance(result, str):
+        raise TypeError(f"AOTInductor returned {type(result).__name__}, not a path")
+    return result
+
+
+def prepare_inductor() -> None:
+    """Imports what a compile needs, so that the first one is not slower than the others by that."""
+    import torch._inductor
+    import torch._inductor.codecache
+    import torch._inductor.compile_fx
+    import torch._inductor.config
+
+    # The pool of compile processes would start with the first graph; one graph at a time needs
+    # none.
+    torch._inductor.config.compile_threads = 1
+
+
+def graph_fields(wrapper: str) -> tuple[int, int, int]:
+    """Inputs, outputs and constants of a generated AOTInductor wrapper's text.
+
+    Raises ValueError when the text does not look as expected.
+    """
+    import re
+
+    found = re.search(r":\s*AOTInductorModelBase\(\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,", wrapper)
+    if found is None:
+        raise ValueError("the generated text has no AOTInductorModelBase constructor")
+    return int(found[1]), int(found[2]), int(found[3])

@@ -1,0 +1,88 @@
+"""Loads the extension module, after checking that it fits the torch of this process."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import warnings
+from types import ModuleType
+
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps eagercache"
+
+
+def platform_problem(system: str, machine: str) -> str | None:
+    """Why this platform cannot run eagercache, or None. Linux on x86-64 is the only one."""
+    if system == "Linux" and machine in ("x86_64", "AMD64"):
+        return None
+    return (
+        f"eagercache runs on Linux x86-64 only; this is {system} {machine}. "
+        "Everything stays native, and eagercache's functions do nothing."
+    )
+
+
+def _major_minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split("+")[0].split(".")[:2])
+
+
+def mismatch(build_torch: str, build_abi: bool, run_torch: str, run_abi: bool) -> str | None:
+    """Why a module built against `build_torch` may not be loaded beside `run_torch`, or None.
+
+    The C++ interface of torch holds within one minor version and one C++ ABI; nothing is promised
+    beyond that.
+    """
+    if _major_minor(build_torch) != _major_minor(run_torch):
+        return (
+            f"eagercache was built against torch {build_torch}, but torch {run_torch} is "
+            f"installed. Rebuild eagercache in this environment ({REBUILD}), or install torch "
+            f"{'.'.join(_major_minor(build_torch))}."
+        )
+    if build_abi != run_abi:
+        return (
+            f"eagercache was built with C++11 ABI {build_abi}, but this torch has {run_abi}. "
+            f"Rebuild eagercache in this environment ({REBUILD})."
+        )
+    return None
+
+
+def load() -> ModuleType | None:
+    """The module `_C`, or None on a platform that cannot run it (said once).
+
+    Raises:
+        ImportError: torch is of another version than the one that `_C` was built against, or the
+            module has not been built.
+    """
+    problem = platform_problem(platform.system(), platform.machine())
+    if problem is not None:
+        warnings.warn(problem, RuntimeWarning, stacklevel=2)
+        return None
+    import torch  # maps torch's libraries, which _C needs
+
+    try:
+        from eagercache import _build_info
+    except ImportError as error:
+        raise ImportError(
+            "eagercache's extension module has not been built here. In a source tree run "
+            f"`make build`; otherwise {REBUILD}."
+        ) from error
+    problem = mismatch(
+        _build_info.TORCH_VERSION,
+        _build_info.CXX11_ABI,
+        str(torch.__version__),
+        bool(torch.compiled_with_cxx11_abi()),
+    )
+    if problem is not None:
+        raise ImportError(problem)
+    from eagercache import _C
+
+    return _C
+
+
+if sys.version_info < (3, 10):  # noqa: UP036 - the message is worth more than a syntax error
+    raise ImportError("eagercache needs Python 3.10 or later")
+
+core: ModuleType | None = load()
+
+
+def available() -> bool:
+    """Whether eagercache can work on this platform. Elsewhere all of its functions do nothing."""
+    return core is not None

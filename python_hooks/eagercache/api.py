@@ -1,0 +1,596 @@
+"""The functions people call: register, enable, disable, wait, stats, kernels."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eagercache import config, operators, store_directory
+from eagercache._load import core
+
+if TYPE_CHECKING:
+    from eagercache.service import CompileService
+
+log = logging.getLogger("eagercache")
+
+# Set in the environment of compile workers: there nothing is enabled, or a kernel would be compiled to
+# compile a kernel.
+WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
+
+_DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+
+
+@dataclass(frozen=True)
+class OperatorStats:
+    """Calls of one hooked operator at one dispatch key, since the process started.
+
+    Each call counts once: `hits` (a kernel answered), `misses` (first meeting of a key), `pending`
+    (met before, no verdict yet), `native` (decided for native), `aside` (not cacheable by rule;
+    `aside_reasons` counts the rules). In all but `hits` the native kernel answered.
+    """
+
+    op: str
+    dispatch_key: str
+    active: bool
+    hits: int
+    misses: int
+    pending: int
+    native: int
+    aside: int
+    aside_reasons: Mapping[str, int]
+    shadowed: bool
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Totals of this process. See `OperatorStats` for the call counters.
+
+    Attributes:
+        compiles: kernels compiled, proved and timed on behalf of this process.
+        failures: compiles that ended without a kernel or a decision for native.
+        loaded: kernel libraries in this process.
+        outstanding: keys on their way to a verdict.
+        shadowed: hooked operators that somebody else overrode later; theirs are called, not ours.
+        operators: per operator, those with any call first by number of calls.
+    """
+
+    hits: int
+    misses: int
+    pending: int
+    native: int
+    aside: int
+    compiles: int
+    failures: int
+    loaded: int
+    outstanding: int
+    shadowed: int
+    operators: Mapping[str, OperatorStats] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One key's verdict in this process.
+
+    Attributes:
+        call: the call's description (argument kinds, dtypes, sizes, strides, values).
+        decision: "kernel", "native" or "failed"; for the last two native answers.
+        reason: why there is no kernel; empty for kernels.
+        native_ns, kernel_ns: measured time of one call in nanoseconds, None where not timed.
+        numerics: "bitwise", "accurate" or "" when not proved.
+    """
+
+    op: str
+    overload: str
+    dispatch_key: str
+    digest: str
+    call: Mapping[str, Any]
+    decision: str
+    reason: str
+    native_ns: float | None
+    kernel_ns: float | None
+    numerics: str
+    facts: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Configuration:
+    on_miss: str
+    choose: str
+    numerics: str
+
+
+class _Session:
+    """What this process has switched on. Guarded by `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.service: CompileService | None = None
+        self.store: Any = None
+        self.store_path: Path | None = None
+        self.configuration: _Configuration | None = None
+        self.warned: set[str] = set()
+
+    def warn(self, key: str, message: str) -> None:
+        if key not in self.warned:
+            self.warned.add(key)
+            warnings.warn(f"eagercache: {message}", RuntimeWarning, stacklevel=4)
+
+
+_session = _Session()
+
+
+class Enabled:
+    """The result of `enable()`. As a context manager it puts the previous state back at the end."""
+
+    def __init__(self, restore: Callable[[], None], active: bool) -> None:
+        self._restore = restore
+        self.active = active
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def __repr__(self) -> str:
+        return f"<eagercache.Enabled active={self.active}>"
+
+
+def default_operators() -> list[str]:
+    """Names of the operators that `enable()` hooks when no list is given."""
+    return list(core.default_operators()) if core is not None else []
+
+
+def is_enabled() -> bool:
+    """Whether hooked operators are answered by kernels in this process right now."""
+    return core is not None and bool(core.answering())
+
+
+def _dispatch_keys(devices: Iterable[str]) -> list[str]:
+    keys = []
+    for device in devices:
+        if device not in _DISPATCH_KEYS:
+            raise ValueError(f"device {device!r} is not one of {', '.join(_DISPATCH_KEYS)}")
+        keys.append(_DISPATCH_KEYS[device])
+    return keys
+
+
+def _configuration(
+    settings: config.Settings, on_miss: str, choose: str, numerics: str
+) -> _Configuration:
+    for name, value, allowed in (
+        ("on_miss", on_miss, config.ON_MISS),
+        ("choose", choose, config.CHOOSE),
+        ("numerics", numerics, config.NUMERICS),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    return _Configuration(
+        on_miss=settings.on_miss or on_miss,
+        choose=settings.choose or choose,
+        numerics=settings.numerics or numerics,
+    )
+
+
+def _is_child_process() -> bool:
+    """A process that multiprocessing started (a DataLoader worker, a pool): it never compiles or
+    writes, the main process does."""
+    return multiprocessing.parent_process() is not None
+
+
+def _selected(
+    ops: str | Iterable[Any] | None, skip: set[operators.OperatorName], keys: list[str]
+) -> list[tuple[operators.OperatorName, str]]:
+    """(operator, dispatch key) pairs to hook. Raises ValueError for a name that cannot be."""
+    assert core is not None
+    pairs: list[tuple[operators.OperatorName, str]] = []
+    for key in keys:
+        if ops is None or ops == "default":
+            names = []
+            for text in core.default_operators():
+                name = operators.split_exact(text)
+                # A default that this torch does not have, or has in another form, is left out.
+                if name[1] in core.overloads_of(name[0]) and core.eligibility(*name, key)[0]:
+                    names.append(name)
+        elif ops == "all":
+            names = [(str(n), str(o)) for n, o in core.eligible_operators(key)]
+        else:
+            specs = [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops
+            names = [name for spec in specs for name in operators.require_eligible(spec, key)]
+        pairs.extend((name, key) for name in dict.fromkeys(names) if name not in skip)
+    return pairs
+
+
+def _skipped(settings: config.Settings, skip: Iterable[Any]) -> set[operators.OperatorName]:
+    names = operators.resolve_all([skip] if isinstance(skip, str) else skip)
+    for text in settings.skip:
+        try:
+            names.update(operators.resolve(text))
+        except ValueError as error:
+            _session.warn(f"skip:{text}", f"EAGERCACHE_SKIP names {text!r}: {error}")
+    return names
+
+
+def _register_pairs(pairs: Iterable[tuple[operators.OperatorName, str]]) -> list[Any]:
+    """Hooks each pair; those that cannot be are warned about once. Returns the hooked ones."""
+    assert core is not None
+    hooked = []
+    for name, key in pairs:
+        try:
+            core.register(name[0], name[1], key)
+        except ValueError as error:
+            _session.warn(f"register:{name}:{key}", f"{error}; it stays native.")
+            continue
+        hooked.append((name, key))
+    return hooked
+
+
+def _open_store(
+    settings: config.Settings, cache_dir: str | os.PathLike[str] | None, read_only: bool
+) -> Any:
+    """The store, or None after one warning that names the directory and the remedy."""
+    assert core is not None
+    from eagercache import environment
+
+    explicit = Path(cache_dir) if cache_dir is not None else settings.directory
+    if explicit is not None:
+        paths = [explicit.absolute()]
+    else:
+        paths = store_directory.candidates(os.environ, os.getuid())
+    text = environment.environment_text(cxx=settings.cxx)
+    problems = []
+    for path in paths:
+        if _session.store is not None and _session.store_path == path:
+            return _session.store
+        try:
+            store = core.Store(
+                str(path), text, read_only=read_only, max_bytes=settings.max_bytes
+            )
+        except core.StoreError as error:
+            problems.append(f"{path}: {error}")
+            continue
+        _session.store_path = path
+        return store
+    _session.warn(
+        "store:" + ";".join(problems),
+        "no kernel store can be used, so everything stays native. "
+        + "; ".join(problems)
+        + ". Set EAGERCACHE_DIR to a directory that belongs to you and that only you may write.",
+    )
+    return None
+
+
+def _start_service(settings: config.Settings, store: Any, chosen: _Configuration) -> None:
+    """Plugs the compile service into the core; workers start with the first compile."""
+    assert core is not None
+    from eagercache import service
+
+    if _session.service is None:
+        _session.service = service.CompileService(
+            service.ServiceSettings(
+                store_root=store.root,
+                environment=_environment_text(settings),
+                choose=chosen.choose,
+                numerics=chosen.numerics,
+                workers=settings.workers,
+                cxx=settings.cxx,
+            )
+        )
+    else:
+        _session.service.reconfigure(
+            store_root=store.root,
+            environment=_environment_text(settings),
+            choose=chosen.choose,
+            numerics=chosen.numerics,
+        )
+    core.set_handler(_submit)
+
+
+def _environment_text(settings: config.Settings) -> str:
+    from eagercache import environment
+
+    return environment.environment_text(cxx=settings.cxx)
+
+
+def _submit(call_json: str) -> None:
+    """Called by the core's loader thread for a key to compile. Queues and returns."""
+    assert core is not None
+    active = _session.service
+    description = json.loads(call_json)
+    if active is None:
+        core.complete(description["digest"], "native", "the compile service is closed")
+        return
+
+    def done(response: Mapping[str, Any]) -> None:
+        assert core is not None
+        core.complete(
+            description["digest"],
+            str(response.get("verdict", "failed")),
+            str(response.get("reason", "")),
+        )
+
+    active.submit(description, done)
+
+
+def _apply(chosen: _Configuration) -> None:
+    assert core is not None
+    if chosen != _session.configuration:
+        core.set_policy(chosen.on_miss, chosen.choose, chosen.numerics)
+        _session.configuration = chosen
+
+
+def _snapshot() -> Callable[[], None]:
+    """A function that puts today's state back."""
+    assert core is not None
+    answering = core.answering()
+    active = list(core.active_operators())
+    chosen = _session.configuration
+    store = _session.store
+    store_path = _session.store_path
+
+    def restore() -> None:
+        assert core is not None
+        with _session.lock:
+            for name, overload, key in core.active_operators():
+                if (name, overload, key) not in active:
+                    core.set_active(name, overload, key, False)
+            for name, overload, key in active:
+                core.set_active(name, overload, key, True)
+            _session.store, _session.store_path = store, store_path
+            core.set_store(store)
+            if chosen is not None:
+                _apply(chosen)
+            core.set_answering(answering)
+
+    return restore
+
+
+def _nothing() -> None:
+    return None
+
+
+def _switch_on(
+    pairs: list[Any],
+    chosen: _Configuration,
+    settings: config.Settings,
+    cache_dir: str | os.PathLike[str] | None,
+) -> bool:
+    """Opens the store, starts the service, sets the policy and lets the hooks answer."""
+    assert core is not None
+    core.set_log_level(config.LOG_LEVELS[settings.log])
+    child = _is_child_process()
+    store = _open_store(settings, cache_dir, read_only=child)
+    if store is None:
+        return False
+    if child and chosen.on_miss != "native":
+        chosen = _Configuration("native", chosen.choose, chosen.numerics)
+    changed_store = store is not _session.store
+    _session.store = store
+    core.set_store(store)
+    if chosen.on_miss != "native":
+        _start_service(settings, store, chosen)
+    if changed_store:
+        _session.configuration = None  # another store may know other kernels: ask it
+    _apply(chosen)
+    hooked = _register_pairs(pairs)
+    for name, key in hooked:
+        core.set_active(name[0], name[1], key, True)
+    if not core.set_answering(True):
+        _session.warn(
+            "forked",
+            "this process was forked from one that used eagercache; it stays native. Use the "
+            "spawn start method to have kernels in it.",
+        )
+        return False
+    return True
+
+
+def _inert(settings: config.Settings) -> bool:
+    return core is None or settings.disable or bool(os.environ.get(WORKER_VARIABLE))
+
+
+def enable(
+    ops: str | Iterable[Any] | None = None,
+    *,
+    skip: str | Iterable[Any] = (),
+    devices: Iterable[str] = ("cpu",),
+    on_miss: str = "background",
+    choose: str = "faster",
+    numerics: str = "accurate",
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Enabled:
+    """Lets compiled kernels answer eager operator calls in this process.
+
+    Args:
+        ops: which operators: None for the default list, "all" for every eligible overload, or names
+            ("aten::var.correction", "var", torch.ops.aten.var).
+        skip: operators to leave alone.
+        devices: "cpu", "cuda".
+        on_miss: "background" (native answers while a kernel is compiled elsewhere), "wait" (the
+            first call of a key waits for its kernel) or "native" (kernels that the store has are
+            used, nothing is compiled).
+        choose: "faster" (a kernel only where it is measured to be faster) or "always".
+        numerics: "accurate" or "bitwise" (only kernels that equal native bit for bit).
+        cache_dir: the store's directory; EAGERCACHE_DIR or a directory of the user's by default.
+
+    Returns:
+        A context manager that puts the previous state back; it may be ignored. Its attribute
+        `active` tells whether kernels may answer now.
+
+    Raises:
+        ValueError: an unknown or ineligible operator, or a bad value; nothing has changed then.
+
+    A directory that cannot be used is warned about once and everything stays native. May be called
+    again: the newest call's operators, policy and store hold. Thread-safe.
+    """
+    settings = config.read_settings()
+    if _inert(settings):
+        return Enabled(_nothing, active=False)
+    assert core is not None
+    with _session.lock:
+        chosen = _configuration(settings, on_miss, choose, numerics)
+        keys = _dispatch_keys([devices] if isinstance(devices, str) else devices)
+        pairs = _selected(ops, _skipped(settings, skip), keys)
+        restore = _snapshot()
+        wanted = {(name[0], name[1], key) for name, key in pairs}
+        for active in core.active_operators():
+            if tuple(active) not in wanted:
+                core.set_active(*active, False)
+        return Enabled(restore, active=_switch_on(pairs, chosen, settings, cache_dir))
+
+
+def register(op: Any, dispatch_key: str = "CPU") -> None:
+    """Hooks one operator (all eligible overloads when none is named) at a dispatch key.
+
+    The primitive under `enable()`. The operator joins those that are enabled; when nothing is, kernels
+    start to answer with the default settings. Registering the same operator again does nothing.
+
+    Raises:
+        ValueError: the operator does not exist or cannot be accelerated there; the message says why.
+    """
+    settings = config.read_settings()
+    if _inert(settings):
+        return
+    assert core is not None
+    if dispatch_key not in _DISPATCH_KEYS.values():
+        allowed = ", ".join(_DISPATCH_KEYS.values())
+        raise ValueError(f"dispatch_key={dispatch_key!r} is not one of {allowed}")
+    with _session.lock:
+        skipped = _skipped(settings, ())
+        pairs = [
+            (name, dispatch_key)
+            for name in operators.require_eligible(op, dispatch_key)
+            if name not in skipped
+        ]
+        if is_enabled():
+            for name, key in _register_pairs(pairs):
+                core.set_active(name[0], name[1], key, True)
+            return
+        chosen = _configuration(settings, "background", "faster", "accurate")
+        _switch_on(pairs, chosen, settings, None)
+
+
+def disable() -> None:
+    """Routes every call to native, at once, in all threads. Overrides stay registered: taking one
+    away under load would crash PyTorch. Kernels under way are finished and stored."""
+    if core is not None:
+        core.set_answering(False)
+
+
+def wait(timeout: float | None = None) -> bool:
+    """Waits until no key is queued or being compiled. True when drained, False after `timeout` seconds."""
+    if core is None or core.forked():
+        return True
+    import time
+
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        # In slices, so that Ctrl-C is seen.
+        left = 0.2 if end is None else min(0.2, end - time.monotonic())
+        if core.wait_until_idle(max(left, 0.0)):
+            return True
+        if end is not None and time.monotonic() >= end:
+            return False
+
+
+def stats() -> Stats:
+    """Counters of this process; see `Stats`."""
+    rows: list[OperatorStats] = []
+    if core is not None:
+        rows = [
+            OperatorStats(**{**row, "aside_reasons": dict(row["aside_reasons"])})
+            for row in core.operator_stats()
+        ]
+    for row in rows:
+        if row.shadowed and row.active:
+            _session.warn(
+                f"shadowed:{row.op}:{row.dispatch_key}",
+                f"{row.op} was overridden at {row.dispatch_key} by another library after "
+                "eagercache; that library's kernel is called.",
+            )
+    rows.sort(key=lambda row: -(row.hits + row.misses + row.pending + row.native + row.aside))
+    service = _session.service
+    return Stats(
+        hits=sum(row.hits for row in rows),
+        misses=sum(row.misses for row in rows),
+        pending=sum(row.pending for row in rows),
+        native=sum(row.native for row in rows),
+        aside=sum(row.aside for row in rows),
+        compiles=service.compiles if service is not None else 0,
+        failures=service.failures if service is not None else 0,
+        loaded=core.loaded_kernels() if core is not None else 0,
+        outstanding=core.outstanding() if core is not None and not core.forked() else 0,
+        shadowed=sum(row.shadowed for row in rows),
+        operators={_row_name(row): row for row in rows},
+    )
+
+
+def _row_name(row: OperatorStats) -> str:
+    return row.op if row.dispatch_key == "CPU" else f"{row.op} @{row.dispatch_key}"
+
+
+def _nanoseconds(facts: Mapping[str, str], name: str) -> float | None:
+    try:
+        return float(facts[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _kernel_rows() -> Iterator[KernelInfo]:
+    assert core is not None
+    for row in core.verdicts():
+        facts = dict(row["facts"])
+        yield KernelInfo(
+            op=row["op"],
+            overload=row["overload"],
+            dispatch_key=row["dispatch_key"],
+            digest=row["digest"],
+            call=json.loads(row["call"]),
+            decision=row["decision"],
+            reason=row["reason"],
+            native_ns=_nanoseconds(facts, "native_ns"),
+            kernel_ns=_nanoseconds(facts, "kernel_ns"),
+            numerics=facts.get("numerics", ""),
+            facts=facts,
+        )
+
+
+def kernels() -> list[KernelInfo]:
+    """The verdicts that this process has met: kernels, decisions for native, failures."""
+    return list(_kernel_rows()) if core is not None else []
+
+
+def _close() -> None:
+    """At exit: no thread of ours enters Python any more, workers are gone within two seconds."""
+    if core is None or core.forked():
+        return
+    core.set_handler(None)
+    service = _session.service
+    if service is not None:
+        service.close(timeout=2.0)
+    core.shut_down()
+
+
+atexit.register(_close)
+if hasattr(os, "register_at_fork"):
+    # The child's copy of the lock may be held by a thread that does not exist there.
+    os.register_at_fork(after_in_child=lambda: setattr(_session, "lock", threading.RLock()))
+
+_ = torch  # torch's libraries must be mapped before anything here runs

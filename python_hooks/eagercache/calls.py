@@ -1,0 +1,413 @@
+"""Operator calls rebuilt from their descriptions.
+
+A description is what the hook knows of a call (guards/call_key.h): the operator, every argument
+with its value, and of tensors all but the data. `Call` decodes one; `Call.sample` makes tensors of
+exactly the described metadata and fills them from a seed; `Call.invoke` calls the operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+
+ALIGNMENT = 64  # bytes; kAlignment of guards/call_key.h
+
+# What a tensor position of a call is filled with.
+Value: TypeAlias = torch.Tensor | bool | int | float | complex
+
+
+class CallError(ValueError):
+    """The description does not make a call here."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """All of a tensor but its data."""
+
+    dtype: torch.dtype
+    device: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    wrapped: bool  # a Python number: a 0-dim tensor that promotes differently
+    aligned: bool  # the data pointer is a multiple of ALIGNMENT
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first to the last one that the tensor reaches, both included."""
+        if self.numel == 0:
+            return 0
+        return 1 + sum(
+            (size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where the tensor of this index stands among the arguments."""
+
+    index: int
+
+
+@dataclass
+class Sample:
+    """Values for every tensor position of a call.
+
+    ``bases`` are whole allocations, guard zones included, None for Python numbers: comparing them
+    finds a write outside the tensor as well as one inside.
+    """
+
+    values: list[Value]
+    bases: list[torch.Tensor | None]
+
+    def clone(self) -> Sample:
+        """The same bits in the same layout and alignment, in memory of its own."""
+        values: list[Value] = []
+        bases: list[torch.Tensor | None] = []
+        for value, base in zip(self.values, self.bases, strict=True):
+            if base is None or not isinstance(value, torch.Tensor):
+                values.append(value)
+                bases.append(None)
+                continue
+            copy = base.clone()
+            bases.append(copy)
+            values.append(copy.as_strided(value.size(), value.stride(), value.storage_offset()))
+        return Sample(values, bases)
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """State of process and thread that is part of the key."""
+
+    default_dtype: torch.dtype
+    deterministic: bool
+    deterministic_warn_only: bool
+    fill_uninitialized_memory: bool
+    matmul_precision: int
+    allow_tf32: bool
+    num_threads: int
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """The state set for the block, the previous one restored after it."""
+        before = GlobalState.current()
+        self._set()
+        try:
+            yield
+        finally:
+            before._set()
+
+    def _set(self) -> None:
+        torch.set_default_dtype(self.default_dtype)
+        torch.use_deterministic_algorithms(
+            self.deterministic, warn_only=self.deterministic_warn_only
+        )
+        torch.utils.deterministic.fill_uninitialized_memory = self.fill_uninitialized_memory
+        torch.set_float32_matmul_precision(_MATMUL_PRECISIONS[self.matmul_precision])
+        torch.backends.cudnn.allow_tf32 = self.allow_tf32
+        if torch.get_num_threads() != self.num_threads:
+            torch.set_num_threads(self.num_threads)
+
+    @staticmethod
+    def current() -> GlobalState:
+        """The state of this process and thread."""
+        return GlobalState(
+            default_dtype=torch.get_default_dtype(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            fill_uninitialized_memory=torch.utils.deterministic.fill_uninitialized_memory,
+            matmul_precision=_MATMUL_PRECISIONS.index(torch.get_float32_matmul_precision()),
+            allow_tf32=torch.backends.cudnn.allow_tf32,
+            num_threads=torch.get_num_threads(),
+        )
+
+
+_MATMUL_PRECISIONS = ("highest", "high", "medium")
+
+
+class Call:
+    """One described operator call."""
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        """Raises CallError when an operator, argument or kind is not known here."""
+        self.description = dict(description)
+        self.name = f"{description['op']}.{description['overload']}".removesuffix(".")
+        self.op = _find_operator(description["op"], description["overload"])
+        self.state = _decode_state(description["state"])
+        self.tensors: list[TensorSpec] = []
+        self._arguments = [self._decode(argument) for argument in description["args"]]
+        schema = self.op._schema.arguments
+        if len(schema) != len(self._arguments):
+            raise CallError(
+                f"{self.name} takes {len(schema)} arguments, the description has "
+                f"{len(self._arguments)}"
+            )
+
+    def _decode(self, argument: Mapping[str, Any]) -> Any:
+        kind = argument["kind"]
+        if kind == "tensor":
+            self.tensors.append(_decode_tensor(argument))
+            return _Slot(len(self.tensors) - 1)
+        if kind in ("tensor_list", "scalar_list"):
+            return [self._decode(element) for element in argument["elements"]]
+        decoder = _DECODERS.get(kind)
+        if decoder is None:
+            raise CallError(f"unknown argument kind {kind!r}")
+        return decoder(argument)
+
+    @property
+    def is_mutable(self) -> bool:
+        """Whether the schema says that an argument is written."""
+        return bool(self.op._schema.is_mutable)
+
+    def bind(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The call's (args, kwargs) with ``values`` in the tensor positions."""
+
+        def put(argument: Any) -> Any:
+            if isinstance(argument, _Slot):
+                return values[argument.index]
+            if isinstance(argument, list):
+                return [put(element) for element in argument]
+            return argument
+
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for schema, argument in zip(self.op._schema.arguments, self._arguments, strict=True):
+            if schema.kwarg_only:
+                kwargs[schema.name] = put(argument)
+            else:
+                args.append(put(argument))
+        return args, kwargs
+
+    def invoke(self, values: Sequence[Any]) -> list[Any]:
+        """Calls the operator through the dispatcher; its returns as a flat list."""
+        args, kwargs = self.bind(values)
+        return flatten_returns(self.op(*args, **kwargs))
+
+    def sample(self, fill: str, seed: int) -> Sample:
+        """Values by the named rule (one of FILLS), the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        sample = Sample([], [])
+        for spec in self.tensors:
+            value, base = _allocate(spec, fill, generator)
+            sample.values.append(value)
+            sample.bases.append(base)
+        return sample
+
+    def with_wide_floats(self) -> Call:
+        """The same call in float64 and complex128, dtype arguments included.
+
+        As a reference for the error of narrower results; its layout is the described one.
+        """
+        wide = Call.__new__(Call)
+        wide.description = self.description
+        wide.name, wide.op = self.name, self.op
+        wide.state = replace(
+            self.state, default_dtype=_WIDER.get(self.state.default_dtype, self.state.default_dtype)
+        )
+        wide.tensors = [
+            replace(spec, dtype=_WIDER.get(spec.dtype, spec.dtype)) for spec in self.tensors
+        ]
+        wide._arguments = [
+            _WIDER.get(argument, argument) if isinstance(argument, torch.dtype) else argument
+            for argument in self._arguments
+        ]
+        return wide
+
+    def widen(self, sample: Sample) -> list[Value]:
+        """The values of ``sample`` in the dtypes of `with_wide_floats`, exactly, strides kept."""
+        values: list[Value] = []
+        for value, base in zip(sample.values, sample.bases, strict=True):
+            if base is None or not isinstance(value, torch.Tensor):
+                values.append(value)
+                continue
+            wide = base.to(_WIDER.get(base.dtype, base.dtype))
+            values.append(wide.as_strided(value.size(), value.stride(), value.storage_offset()))
+        return values
+
+
+def flatten_returns(result: Any) -> list[Any]:
+    """The returns of an operator as one flat list."""
+    if result is None:
+        return []
+    if isinstance(result, (tuple, list)):
+        return [leaf for part in result for leaf in (flatten_returns(part) or [part])]
+    return [result]
+
+
+def _find_operator(name: str, overload: str) -> torch._ops.OpOverload:
+    namespace, _, base = name.partition("::")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), base)
+        return getattr(packet, overload or "default")
+    except AttributeError as error:
+        raise CallError(f"there is no operator {name}.{overload}") from error
+
+
+def _decode_state(state: Mapping[str, Any]) -> GlobalState:
+    return GlobalState(
+        default_dtype=_dtype(state["default_dtype"]),
+        deterministic=bool(state["deterministic"]),
+        deterministic_warn_only=bool(state["deterministic_warn_only"]),
+        fill_uninitialized_memory=bool(state["fill_uninitialized_memory"]),
+        matmul_precision=int(state["matmul_precision"]),
+        allow_tf32=bool(state["allow_tf32"]),
+        num_threads=int(state["num_threads"]),
+    )
+
+
+def _decode_tensor(argument: Mapping[str, Any]) -> TensorSpec:
+    spec = TensorSpec(
+        dtype=_dtype(argument["dtype"]),
+        device=argument["device"],
+        sizes=tuple(argument["sizes"]),
+        strides=tuple(argument["strides"]),
+        wrapped=bool(argument["wrapped"]),
+        aligned=bool(argument["aligned"]),
+    )
+    if len(spec.sizes) != len(spec.strides):
+        raise CallError("a tensor has another number of strides than of sizes")
+    if any(stride < 0 for stride in spec.strides):
+        raise CallError("a tensor has a negative stride")
+    if spec.wrapped and spec.sizes:
+        raise CallError("a wrapped number has dimensions")
+    return spec
+
+
+def _attribute_of_torch(name: str, expected: type) -> Any:
+    value = getattr(torch, name, None)
+    if not isinstance(value, expected):
+        raise CallError(f"torch has no {expected.__name__} {name!r}")
+    return value
+
+
+def _dtype(name: str) -> torch.dtype:
+    return _attribute_of_torch(name, torch.dtype)
+
+
+def _double(bits: str) -> float:
+    return struct.unpack("<d", int(bits, 16).to_bytes(8, "little"))[0]
+
+
+def _decode_string(argument: Mapping[str, Any]) -> str:
+    if "value" not in argument:
+        raise CallError("a string argument is not UTF-8")
+    return argument["value"]
+
+
+_DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    # An undefined tensor is what the dispatcher makes of None in the place of a Tensor.
+    "none": lambda argument: None,
+    "undefined_tensor": lambda argument: None,
+    "int": lambda argument: int(argument["value"]),
+    "float": lambda argument: _double(argument["bits"]),
+    "bool": lambda argument: bool(argument["value"]),
+    "complex": lambda argument: complex(_double(argument["real"]), _double(argument["imag"])),
+    "string": _decode_string,
+    "int_list": lambda argument: [int(value) for value in argument["values"]],
+    "float_list": lambda argument: [_double(bits) for bits in argument["bits"]],
+    "bool_list": lambda argument: [bool(value) for value in argument["values"]],
+    "scalar_type": lambda argument: _dtype(argument["dtype"]),
+    "layout": lambda argument: _attribute_of_torch(argument["layout"], torch.layout),
+    "memory_format": lambda argument: _attribute_of_torch(
+        argument["memory_format"], torch.memory_format
+    ),
+    "device": lambda argument: torch.device(argument["device"]),
+}
+
+_WIDER: Mapping[torch.dtype, torch.dtype] = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+# The rules that data is made by. Which ones a call can take depends on what it does with its data
+# (indices, probabilities, divisors): a proof uses those that native accepts.
+FILLS = ("normal", "unit", "integers", "extreme", "special", "sparse_special", "ones", "zeros")
+
+
+def _allocate(
+    spec: TensorSpec, fill: str, generator: torch.Generator
+) -> tuple[Value, torch.Tensor | None]:
+    if spec.wrapped:
+        return _fill_flat(1, spec.dtype, fill, generator).item(), None
+    itemsize = spec.dtype.itemsize
+    guard = ALIGNMENT // itemsize
+    offset = guard if spec.aligned else guard + 1
+    base = _fill_flat(offset + spec.extent + guard, spec.dtype, fill, generator)
+    base = base.to(spec.device)
+    value = base.as_strided(spec.sizes, spec.strides, offset)
+    if (value.data_ptr() % ALIGNMENT == 0) != spec.aligned:
+        raise CallError("the allocator gives another alignment than the call had")
+    return value, base
+
+
+def _fill_flat(
+    count: int, dtype: torch.dtype, fill: str, generator: torch.Generator
+) -> torch.Tensor:
+    """``count`` elements in memory order; overlapping tensors see some of them twice."""
+    if fill == "ones":
+        return torch.ones(count, dtype=dtype)
+    if fill == "zeros":
+        return torch.zeros(count, dtype=dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (count,), dtype=torch.uint8, generator=generator).to(dtype)
+    if dtype.is_complex:
+        part = torch.float32 if dtype == torch.complex64 else torch.float64
+        flat = _fill_flat(2 * count, part, fill, generator)
+        return torch.view_as_complex(flat.view(count, 2))
+    if dtype.is_floating_point:
+        return _fill_floats(count, dtype, fill, generator)
+    return _fill_integers(count, dtype, fill, generator)
+
+
+def _fill_floats(
+    count: int, dtype: torch.dtype, fill: str, generator: torch.Generator
+) -> torch.Tensor:
+    if fill == "unit":
+        return torch.rand(count, generator=generator, dtype=torch.float64).to(dtype)
+    if fill == "integers":
+        return torch.randint(-4, 5, (count,), generator=generator).to(dtype)
+    flat = torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
+    info = torch.finfo(dtype)
+    finite = [0.0, -0.0, info.smallest_normal, info.smallest_normal / 2, -info.smallest_normal / 4,
+              info.max, info.min, info.eps, 1.0, -1.0]  # fmt: skip
+    values = finite if fill == "extreme" else [*finite, math.nan, math.inf, -math.inf]
+    if fill not in ("extreme", "special", "sparse_special"):
+        return flat
+    every = 97 if fill == "sparse_special" else 3
+    return _scatter(flat, torch.tensor(values, dtype=torch.float64).to(dtype), every, generator)
+
+
+def _fill_integers(
+    count: int, dtype: torch.dtype, fill: str, generator: torch.Generator
+) -> torch.Tensor:
+    info = torch.iinfo(dtype)
+    if fill == "unit":  # usable as an index, a class label, a shift
+        return torch.randint(0, 2, (count,), generator=generator).to(dtype)
+    low, high = (max(-100, info.min), 101) if fill == "normal" else (max(-4, info.min), 5)
+    flat = torch.randint(low, high, (count,), generator=generator).to(dtype)
+    if fill not in ("extreme", "special", "sparse_special"):
+        return flat
+    values = torch.tensor([info.min, info.max, info.min + 1, info.max - 1, 0, 1], dtype=dtype)
+    return _scatter(flat, values, 97 if fill == "sparse_special" else 3, generator)
+
+
+def _scatter(
+    flat: torch.Tensor, values: torch.Tensor, every: int, generator: torch.Generator
+) -> torch.Tensor:
+    count = flat.numel()
+    chosen = torch.randint(0, every, (count,), generator=generator) == 0
+    which = torch.randint(0, values.numel(), (count,), generator=generator)
+    return torch.where(chosen, values[which], flat)

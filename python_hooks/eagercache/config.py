@@ -1,0 +1,196 @@
+"""Settings from the environment: one table, which also makes the documentation page."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+ON_MISS = ("background", "wait", "native")
+CHOOSE = ("faster", "always")
+NUMERICS = ("accurate", "bitwise")
+LOG_LEVELS = {"off": 0, "warning": 1, "info": 2, "debug": 3}
+
+
+class BadValue(ValueError):
+    """A setting's text cannot be read; the message says what would be right."""
+
+
+def _choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise BadValue(f"use one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("", "0", "false", "no", "off"):
+        return False
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    raise BadValue("use 1 or 0")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.replace(",", " ").split() if name)
+
+
+def _size(text: str) -> int:
+    units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+    lowered = text.strip().lower().removesuffix("b").removesuffix("i")
+    number, unit = lowered.rstrip("kmgt"), lowered[len(lowered.rstrip("kmgt")) :]
+    try:
+        value = float(number) * units[unit]
+    except (KeyError, ValueError) as error:
+        raise BadValue("use a number of bytes such as 500M or 10G") from error
+    if value < 0:
+        raise BadValue("use a number of bytes that is not negative")
+    return int(value)
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise BadValue("use a whole number") from error
+    if value < 0:
+        raise BadValue("use a number that is not negative")
+    return value
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: the variable's name.
+        field: the attribute of `Settings` that it sets.
+        parse: turns its text into a value, or raises `BadValue`.
+        default: the value when the variable is not set.
+        help: one sentence for the documentation.
+    """
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "EAGERCACHE_DIR",
+        "directory",
+        Path,
+        None,
+        "Where kernels and decisions are kept. Must belong to you and be writable by you alone. "
+        "By default `$XDG_CACHE_HOME/eagercache` or `~/.cache/eagercache`; when that is on a "
+        "network file system, `/var/tmp/eagercache-UID`.",
+    ),
+    Variable(
+        "EAGERCACHE_DISABLE", "disable", _flag, False, "1: `enable()` and `register()` do nothing."
+    ),
+    Variable(
+        "EAGERCACHE_SKIP",
+        "skip",
+        _names,
+        (),
+        "Operators to leave alone, such as `aten::add.Tensor,aten::cat`.",
+    ),
+    Variable(
+        "EAGERCACHE_ON_MISS",
+        "on_miss",
+        _choice(ON_MISS),
+        None,
+        "Overrides `enable(on_miss=...)`: background, wait or native.",
+    ),
+    Variable(
+        "EAGERCACHE_NUMERICS",
+        "numerics",
+        _choice(NUMERICS),
+        None,
+        "Overrides `enable(numerics=...)`: accurate or bitwise.",
+    ),
+    Variable(
+        "EAGERCACHE_CHOOSE",
+        "choose",
+        _choice(CHOOSE),
+        None,
+        "Overrides `enable(choose=...)`: faster or always.",
+    ),
+    Variable(
+        "EAGERCACHE_MAX_BYTES",
+        "max_bytes",
+        _size,
+        10 << 30,
+        "Largest size of the store, such as 500M or 10G; past it the least recently used entries go.",
+    ),
+    Variable(
+        "EAGERCACHE_LOG",
+        "log",
+        _choice(tuple(LOG_LEVELS)),
+        "warning",
+        "One line per event on standard error: off, warning, info or debug.",
+    ),
+    Variable(
+        "EAGERCACHE_CXX", "cxx", str, None, "The C++ compiler for kernels; by default CXX, then g++."
+    ),
+    Variable(
+        "EAGERCACHE_WORKERS",
+        "workers",
+        _count,
+        0,
+        "Compile workers of this process; 0 means half the cores.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The environment's settings, with defaults filled in. None: not set."""
+
+    directory: Path | None
+    disable: bool
+    skip: tuple[str, ...]
+    on_miss: str | None
+    numerics: str | None
+    choose: str | None
+    max_bytes: int
+    log: str
+    cxx: str | None
+    workers: int
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Reads every variable of the table. A malformed one is warned about once and ignored."""
+    source = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for variable in VARIABLES:
+        text = source.get(variable.name, "")
+        values[variable.field] = variable.default
+        if text == "":
+            continue
+        try:
+            values[variable.field] = variable.parse(text)
+        except BadValue as error:
+            warnings.warn(
+                f"eagercache: {variable.name}={text!r} is ignored: {error}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    return Settings(**values)
+
+
+def environment_table() -> str:
+    """The table of variables as Markdown, for the documentation."""
+    lines = ["| variable | default | meaning |", "| --- | --- | --- |"]
+    for variable in VARIABLES:
+        default = "" if variable.default in (None, (), False, 0) else f"`{variable.default}`"
+        lines.append(f"| `{variable.name}` | {default} | {variable.help} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,265 @@
+"""The environment key: everything that generated code depends on besides the call itself.
+
+One line ``field: value`` per field of FIELDS, in that order. Two processes share kernels exactly
+when their texts are equal; the text is stored beside the entries, so that `diff` can say what
+differs. Paths, users, hosts and times are not part of it.
+
+Computed in milliseconds and without importing Inductor: torch's own sources are covered by the
+hashes in its installation record.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .toolchain import (
+    Compiler,
+    Isa,
+    ToolchainError,
+    binutils_digests,
+    find_compiler,
+    flag_facts,
+    pick_isa,
+)
+from .version import __version__
+
+FORMAT = 1
+
+# Variables that change what Inductor and Triton generate. A worker keeps these and drops every
+# other one of their prefixes, so that nothing outside this list can reach a kernel.
+VARIABLES = (
+    "AOT_INDUCTOR_ENABLE_LTO",
+    "AOTI_RUNTIME_CHECK_INPUTS",
+    "ATEN_CPU_CAPABILITY",
+    "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING",
+    "TORCHINDUCTOR_CPP_ENABLE_TILING_HEURISTIC",
+    "TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG",
+    "TORCHINDUCTOR_CPP_FALLBACK_SCATTER_REDUCE_SUM",
+    "TORCHINDUCTOR_CPP_FORCE_INLINE_KERNEL",
+    "TORCHINDUCTOR_CPP_MAX_HORIZONTAL_FUSION_SIZE",
+    "TORCHINDUCTOR_CPP_MIN_CHUNK_SIZE",
+    "TORCHINDUCTOR_CPP_NO_REDUNDANT_LOOPS",
+    "TORCHINDUCTOR_CPP_USE_CONSTEXPR_FOR_INT_ARRAY",
+    "TORCHINDUCTOR_CPP_USE_DECOMPOSE_TANH",
+    "TORCHINDUCTOR_DETERMINISTIC",
+    "TORCHINDUCTOR_EMULATE_DIVISION_ROUNDING",
+    "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
+    "TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION",
+    "TORCHINDUCTOR_MULTI_KERNEL",
+    "TORCHINDUCTOR_ONLINE_SOFTMAX",
+    "TORCHINDUCTOR_PERMUTE_FUSION",
+    "TORCHINDUCTOR_PERSISTENT_REDUCTIONS",
+    "TORCHINDUCTOR_SPLIT_REDUCTIONS",
+    "TORCHINDUCTOR_USE_FAST_MATH",
+    "TRITON_DEFAULT_FP_FUSION",
+)
+VARIABLE_PREFIXES = ("AOT_INDUCTOR_", "AOTINDUCTOR_", "AOTI_", "TORCHINDUCTOR_", "TRITON_")
+
+# Files of this package that decide what a kernel is and whether it is right.
+_LOWERING_SOURCES = (
+    "_compat.py",
+    "calls.py",
+    "compile.py",
+    "environment.py",
+    "prove.py",
+    "toolchain.py",
+    "worker.py",
+)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the fields are read from."""
+
+    compiler: Compiler | None  # None on a machine without one: a store of its own, read only
+    binutils: Mapping[str, str]
+    isa: Isa
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One line of the key, and why two processes that differ in it may not share kernels."""
+
+    name: str
+    why: str
+    read: Callable[[Context], str]
+
+
+def _compiler_field(read: Callable[[Compiler], str]) -> Callable[[Context], str]:
+    return lambda context: read(context.compiler) if context.compiler else "none"
+
+
+def _variable_field(name: str) -> Callable[[Context], str]:
+    return lambda context: context.environ.get(name, "(unset)")
+
+
+def _record_field(name: str) -> Callable[[Context], str]:
+    return lambda context: _record(name)
+
+
+def _hash_own_sources(_: Context) -> str:
+    return _own_sources()
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("format", "meaning of the other fields", lambda c: str(FORMAT)),
+    Field("eagercache.version", "what is compiled and how it is proved", lambda c: __version__),
+    Field("eagercache.sources", "the same, between releases", _hash_own_sources),
+    Field("torch.version", "lowerings, native kernels, C ABI", lambda c: str(torch.__version__)),
+    Field("torch.git", "the same, between releases", lambda c: str(torch.version.git_version)),
+    Field(
+        "torch.debug", "layout and checks of the C++ library", lambda c: str(torch.version.debug)
+    ),
+    Field("torch.cuda", "CUDA runtime", lambda c: str(torch.version.cuda)),
+    Field("torch.hip", "HIP runtime", lambda c: str(torch.version.hip)),
+    Field("torch.cxx11_abi", "C++ ABI", lambda c: str(torch.compiled_with_cxx11_abi())),
+    Field("torch.record", "every installed file of torch", _record_field("torch")),
+    Field("triton.version", "code generation for GPUs", lambda c: _version("triton")),
+    Field("triton.record", "the same, between releases", _record_field("triton")),
+    Field("sympy.version", "simplified index expressions", lambda c: _version("sympy")),
+    Field("python.version", "code generation runs in it", lambda c: platform.python_version()),
+    Field(
+        "python.abi", "the extension module's ABI", lambda c: str(sysconfig.get_config_var("SOABI"))
+    ),
+    Field("compiler.version", "machine code", _compiler_field(lambda c: c.version)),
+    Field("compiler.target", "machine code", _compiler_field(lambda c: c.target)),
+    Field("compiler.configuration", "default options", _compiler_field(lambda c: c.configuration)),
+    Field("compiler.flags", "machine code", lambda c: flag_facts(c.isa)),
+    Field("assembler", "machine code", lambda c: c.binutils.get("as", "missing")),
+    Field("linker", "the shared object", lambda c: c.binutils.get("ld", "missing")),
+    Field("platform.system", "calling convention", lambda c: sys.platform),
+    Field("platform.machine", "calling convention", lambda c: platform.machine()),
+    Field("platform.libc", "symbol versions", lambda c: _libc()),
+    Field(
+        "platform.page_size",
+        "layout of the shared object",
+        lambda c: str(os.sysconf("SC_PAGE_SIZE")),
+    ),
+    Field("cpu.isa", "vector width of the kernels", lambda c: c.isa.name),
+    Field("cpu.features", "instructions that the kernels use", lambda c: " ".join(c.isa.features)),
+    *(
+        Field(
+            f"variable.{name}",
+            "changes what is generated or what native runs",
+            _variable_field(name),
+        )
+        for name in VARIABLES
+    ),
+)
+
+
+def environment_text(*, cxx: str | None = None, cpu_features: Collection[str] | None = None) -> str:
+    """The environment key of this process.
+
+    ``cxx`` is the user's choice of compiler (EAGERCACHE_CXX); ``cpu_features`` defaults to the
+    host's. A machine without a usable compiler has a key too, under which nothing is compiled.
+    """
+    return text_of(read_context(cxx=cxx, cpu_features=cpu_features))
+
+
+def read_context(*, cxx: str | None = None, cpu_features: Collection[str] | None = None) -> Context:
+    """What `environment_text` reads on this host. Runs the compiler once a process."""
+    if cpu_features is None:
+        from ._load import core
+
+        cpu_features = core.host_cpu_features() if core is not None else ()
+    try:
+        compiler = find_compiler(cxx)
+    except ToolchainError:
+        compiler = None
+    return Context(
+        compiler=compiler,
+        binutils=binutils_digests(),
+        isa=pick_isa(cpu_features),
+        environ=os.environ,
+    )
+
+
+def text_of(context: Context) -> str:
+    """One line per field. Values are escaped to one printable line each."""
+    return "".join(f"{field.name}: {_escaped(field.read(context))}\n" for field in FIELDS)
+
+
+def parse(text: str) -> dict[str, str]:
+    """Field names and (escaped) values of a key's text."""
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+
+
+def diff(left: str, right: str) -> list[str]:
+    """Names of the fields in which two texts differ, sorted; a field that one lacks differs."""
+    a, b = parse(left), parse(right)
+    return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+
+
+def worker_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` without the code generation variables that the key does not hold."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in VARIABLES or not name.startswith(VARIABLE_PREFIXES)
+    }
+
+
+def _escaped(value: str) -> str:
+    return value.strip().encode("unicode_escape").decode("ascii")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+@functools.cache
+def _own_sources() -> str:
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in _LOWERING_SOURCES:
+        content = (folder / name).read_bytes()
+        digest.update(f"{name}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+@functools.cache
+def _distribution(name: str) -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _version(name: str) -> str:
+    distribution = _distribution(name)
+    return distribution.version if distribution is not None else "none"
+
+
+@functools.cache
+def _record(name: str) -> str:
+    """Hash of the installed files' hashes; "none" where nothing is recorded (a source build)."""
+    distribution = _distribution(name)
+    text = distribution.read_text("RECORD") if distribution is not None else None
+    if not text:
+        return "none"
+    # Byte code and console scripts are made on the spot: their lines differ between equal installs.
+    lines = [
+        line for line in text.splitlines() if ".pyc," not in line and not line.startswith("..")
+    ]
+    return _digest("\n".join(sorted(lines)).encode())
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    except (OSError, ValueError):
+        return "unknown"

@@ -1,0 +1,451 @@
+"""Whether a kernel equals native, and whether it is faster.
+
+Both run the described call in this process: native through the ordinary dispatcher, the kernel
+through `_C.Probe`, which lets it answer one call of the hooked operator exactly as a hit would.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from .calls import FILLS, Call, CallError, Sample
+
+SEED = 20_240_601
+
+# Above this many bytes of input only the first fills are tried: each costs a native and a kernel
+# run, their copies and comparisons.
+LARGE_CALL_BYTES = 64 << 20
+FILLS_OF_LARGE_CALLS = 4
+MINIMUM_FILLS = 2
+
+# The probe times boxed C++ calls on both sides. A C++ caller reaches native unboxed and the hook
+# through a boxing step; the difference is the median over the operators of measured.md section 4
+# (rows "stock", "boxed hook straight to native" and "unboxed hook straight to native").
+BOXING_ON_HIT_NS = 60.0
+BOXING_ON_NATIVE_NS = 60.0
+
+TIME_BUDGET = 0.5  # seconds of timing a call
+_PAIRS_PER_ROUND = 9
+_MINIMUM_PAIRS = 9
+_MAXIMUM_PAIRS = 99
+_NS_PER_SAMPLE = 400_000.0  # of one side of one pair; far above the clock's resolution
+_MAXIMUM_CALLS = 2_000
+_CONFIDENCE_Z = 2.576  # 99 %, two-sided
+
+
+class Probe(Protocol):
+    """What is used of `_C.Probe`."""
+
+    captured: bool
+    forced: bool
+    aside: str
+    error: str
+
+    def capture(self) -> None:
+        """Arms: the next call on this thread is answered natively and kept."""
+
+    def force(self) -> None:
+        """Arms: the next call with the captured key is answered by the loaded kernel."""
+
+    def load(self, path: str) -> None:
+        """Loads a container. Raises RuntimeError with the loader's text."""
+
+    def digest(self, choose: str) -> str:
+        """The store's name of the captured call."""
+        ...
+
+    def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+        """Nanoseconds a call (native, hit) of the captured call, in alternation."""
+        ...
+
+
+class ProofFailed(Exception):
+    """The kernel is not native's equal. The text is one clause that says where."""
+
+
+class CannotProve(Exception):
+    """No comparison could be made. ``str()`` says why; the kernel says nothing about it."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """What native answered for one fill, and what it was asked."""
+
+    fill: str
+    seed: int
+    sample: Sample
+    outputs: list[Any]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of `prove`."""
+
+    numerics: str  # "bitwise" or "accurate"
+    fills: tuple[str, ...]
+    seed: int
+    largest_error: float  # ulps of the result, over samples that were not equal bit for bit
+    native_error: float  # native's own, the same way
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians in nanoseconds as an unboxed C++ caller sees them, and the ratio's interval."""
+
+    native_ns: float
+    kernel_ns: float
+    ratio_low: float  # of kernel / native, 99 % confidence
+    ratio_high: float
+    pairs: int
+    calls: int
+
+    @property
+    def spread(self) -> str:
+        """The interval as text."""
+        return f"{self.ratio_low:.4f}..{self.ratio_high:.4f}"
+
+
+def native_answers(call: Call) -> list[Native]:
+    """Native's answers to the fills that it accepts, at most one per fill.
+
+    Raises CannotProve when it accepts too few, or when its own answers are not repeatable.
+    """
+    size = sum(spec.extent * spec.dtype.itemsize for spec in call.tensors)
+    limit = FILLS_OF_LARGE_CALLS if size > LARGE_CALL_BYTES else len(FILLS)
+    accepted: list[Native] = []
+    last_error = ""
+    for index, fill in enumerate(FILLS):
+        if len(accepted) >= limit:
+            break
+        seed = SEED + index
+        sample = call.sample(fill, seed)
+        try:
+            outputs = call.invoke(sample.clone().values)
+        except CallError:
+            raise
+        except Exception as error:
+            last_error = str(error).splitlines()[0] if str(error) else type(error).__name__
+            continue
+        accepted.append(Native(fill, seed, sample, outputs))
+    if len(accepted) < MINIMUM_FILLS:
+        raise CannotProve(f"native raises on made-up data: {last_error[:200]}")
+    _check_returns(accepted[0].outputs)
+    again = call.invoke(accepted[0].sample.clone().values)
+    if any(not same_bits(a, b) for a, b in zip(accepted[0].outputs, again, strict=True)):
+        raise CannotProve("native's own answers differ from run to run")
+    return accepted
+
+
+def _check_returns(outputs: Sequence[Any]) -> None:
+    if not outputs:
+        raise CannotProve("the operator returns nothing")
+    for output in outputs:
+        if output is None:
+            raise CannotProve("native returns an undefined tensor")
+        if not isinstance(output, torch.Tensor):
+            raise CannotProve("native returns something that is not a tensor")
+
+
+def capture(call: Call, probe: Probe, sample: Sample, choose: str) -> str:
+    """Lets the probe keep the call; the digest of its key. Raises CannotProve."""
+    probe.capture()
+    call.invoke(sample.values)
+    if not probe.captured:
+        raise CannotProve("the rebuilt call did not reach the hook")
+    if probe.aside:
+        raise CannotProve(f"the rebuilt call steps aside: {probe.aside}")
+    return probe.digest(choose)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a kernel of the class "accurate" may differ by.
+
+    Attributes:
+        ulps: the error that it may have even where native has none; elsewhere twice native's.
+        overflow: where the exact result is finite but too large for the dtype, any value that is
+            not finite will do: native's intermediates may be wider than the result.
+    """
+
+    ulps: float = 1.0
+    overflow: bool = False
+
+
+def tolerance_of(call: Call, outputs: Sequence[torch.Tensor], reduces: bool) -> Tolerance:
+    """The tolerance for a kernel that ``reduces`` (accumulates over elements) or does not.
+
+    1 ulp without a reduction. With one over n elements log2(n): the error bound of pairwise summation,
+    log2(n) u sum|x| (N. J. Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), which
+    is what native's own sum promises. Native may do better on some operators (`var` accumulates in
+    double), and a vectorised loop in the operand's own precision cannot.
+    """
+    sizes = [spec.numel for spec in call.tensors]
+    if not reduces or not sizes:
+        return Tolerance()
+    smallest = min((output.numel() for output in outputs), default=1)
+    longest = max((max(spec.sizes, default=1) for spec in call.tensors), default=1)
+    length = max(max(sizes) // max(smallest, 1), longest, 2)
+    return Tolerance(ulps=max(1.0, math.log2(length)), overflow=True)
+
+
+def prove(call: Call, probe: Probe, natives: Sequence[Native], *, reduces: bool = False) -> Proof:
+    """Compares the probe's loaded kernel with native. The probe must have captured the call.
+
+    ``reduces`` tells whether the kernel accumulates over elements; see `tolerance_of`.
+
+    Raises ProofFailed.
+    """
+    tolerance = tolerance_of(call, natives[0].outputs, reduces)
+    numerics = "bitwise"
+    worst = native_worst = 0.0
+    for native in natives:
+        outputs = _answer(call, probe, native)
+        _compare_metadata(native.outputs, outputs, native.fill)
+        if all(same_bits(a, b) for a, b in zip(native.outputs, outputs, strict=True)):
+            continue
+        numerics = "accurate"
+        error, native_error = _compare_values(call, native, outputs, tolerance)
+        worst, native_worst = max(worst, error), max(native_worst, native_error)
+    _compare_in_inference_mode(call, probe, natives[0])
+    return Proof(
+        numerics=numerics,
+        fills=tuple(native.fill for native in natives),
+        seed=SEED,
+        largest_error=worst,
+        native_error=native_worst,
+    )
+
+
+def _answer(call: Call, probe: Probe, native: Native) -> list[Any]:
+    """The kernel's outputs for a copy of the sample, which must come back as it was."""
+    mine = native.sample.clone()
+    outputs = _force(call, probe, mine)
+    for index, (before, after) in enumerate(zip(native.sample.bases, mine.bases, strict=True)):
+        if before is not None and after is not None and not _same_bytes(before, after):
+            raise ProofFailed(f"tensor argument {index} was written to ({native.fill} data)")
+    inputs = {base.untyped_storage().data_ptr() for base in mine.bases if base is not None}
+    for index, output in enumerate(outputs):
+        if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr() in inputs:
+            raise ProofFailed(f"output {index} shares memory with an argument")
+    return outputs
+
+
+def _force(call: Call, probe: Probe, sample: Sample) -> list[Any]:
+    probe.force()
+    outputs = call.invoke(sample.values)
+    if not probe.forced:
+        raise ProofFailed(f"the kernel did not answer: {probe.error or 'no reason given'}")
+    return outputs
+
+
+def _compare_in_inference_mode(call: Call, probe: Probe, native: Native) -> None:
+    with torch.inference_mode():
+        expected = call.invoke(native.sample.clone().values)
+        actual = _force(call, probe, native.sample.clone())
+    _compare_metadata(expected, actual, "inference mode")
+
+
+_METADATA: tuple[tuple[str, Callable[[torch.Tensor], Any]], ...] = (
+    ("dtype", lambda t: t.dtype),
+    ("device", lambda t: t.device),
+    ("layout", lambda t: t.layout),
+    ("sizes", lambda t: tuple(t.size())),
+    ("strides", lambda t: tuple(t.stride())),
+    ("storage offset", lambda t: t.storage_offset()),
+    ("requires_grad", lambda t: t.requires_grad),
+    ("is_inference", lambda t: t.is_inference()),
+    ("is_conj", lambda t: t.is_conj()),
+    ("is_neg", lambda t: t.is_neg()),
+)
+
+
+def _compare_metadata(expected: Sequence[Any], actual: Sequence[Any], where: str) -> None:
+    if len(expected) != len(actual):
+        raise ProofFailed(f"{len(actual)} outputs, native gives {len(expected)} ({where})")
+    for index, (mine, native) in enumerate(zip(actual, expected, strict=True)):
+        if not isinstance(mine, torch.Tensor):
+            raise ProofFailed(f"output {index} is undefined ({where})")
+        for name, read in _METADATA:
+            if read(mine) != read(native):
+                raise ProofFailed(
+                    f"output {index}: {name} {read(mine)}, native gives {read(native)} ({where})"
+                )
+    if _sharing(expected) != _sharing(actual):
+        raise ProofFailed(f"the outputs share memory otherwise than native's ({where})")
+
+
+def _sharing(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """For each tensor the index of the first one with its memory."""
+    pointers = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return [pointers.index(pointer) for pointer in pointers]
+
+
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bit for bit, any NaN being equal to any other."""
+    if a.dtype != b.dtype or a.size() != b.size():
+        return False
+    if a.is_complex():
+        return same_bits(torch.view_as_real(a), torch.view_as_real(b))
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    equal = (a == b) & (torch.signbit(a) == torch.signbit(b))
+    return bool((equal | (torch.isnan(a) & torch.isnan(b))).all())
+
+
+# Bits of the stored significand, and the exponent of the smallest normal number.
+_FORMATS = {
+    torch.float16: (10, -14),
+    torch.bfloat16: (7, -126),
+    torch.float32: (23, -126),
+}
+
+
+def _compare_values(
+    call: Call, native: Native, outputs: Sequence[torch.Tensor], tolerance: Tolerance
+) -> tuple[float, float]:
+    """Largest errors (kernel's, native's) in ulps; raises ProofFailed past the bound."""
+    for index, (expected, actual) in enumerate(zip(native.outputs, outputs, strict=True)):
+        real = torch.float32 if expected.dtype == torch.complex64 else expected.dtype
+        if real not in _FORMATS and not same_bits(expected, actual):
+            raise ProofFailed(
+                f"output {index}: {expected.dtype} must be equal bit for bit ({native.fill} data)"
+            )
+    wide = call.with_wide_floats()
+    try:
+        with wide.state.applied():
+            references = wide.invoke(wide.widen(native.sample))
+    except Exception as error:
+        raise ProofFailed(
+            f"not equal bit for bit, and there is no wider reference ({native.fill} data)"
+        ) from error
+    worst = native_worst = 0.0
+    for index, (expected, actual, reference) in enumerate(
+        zip(native.outputs, outputs, references, strict=True)
+    ):
+        if same_bits(expected, actual):
+            continue
+        where = f"output {index}, {native.fill} data"
+        mine, natives = compare_with_reference(expected, actual, reference, where, tolerance)
+        worst, native_worst = max(worst, mine), max(native_worst, natives)
+    return worst, native_worst
+
+
+def compare_with_reference(
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+    reference: torch.Tensor,
+    where: str,
+    tolerance: Tolerance = Tolerance(),
+) -> tuple[float, float]:
+    """Largest errors of ``actual`` and of ``expected`` against ``reference``, in ulps.
+
+    Raises ProofFailed unless NaN, infinities and signs of zero agree, and the largest error of
+    ``actual`` is at most twice that of ``expected``, or ``tolerance.ulps``.
+    """
+    if expected.is_complex():
+        expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
+        reference = torch.view_as_real(reference.to(torch.complex128))
+    if reference.size() != expected.size():
+        raise ProofFailed(f"the reference has other sizes ({where})")
+    wide = reference.to(torch.float64)
+    if tolerance.overflow:
+        overflow = torch.isfinite(wide) & (wide.abs() > torch.finfo(expected.dtype).max)
+        overflow &= ~torch.isfinite(expected) & ~torch.isfinite(actual)
+        actual = torch.where(overflow, expected, actual)
+    same_special = (
+        (torch.isnan(expected) == torch.isnan(actual))
+        & (torch.isposinf(expected) == torch.isposinf(actual))
+        & (torch.isneginf(expected) == torch.isneginf(actual))
+    )
+    if not bool(same_special.all()):
+        raise ProofFailed(f"NaN or infinity where native has none, or the reverse ({where})")
+    zero = (expected == 0) & (actual == 0)
+    if bool((zero & (torch.signbit(expected) != torch.signbit(actual))).any()):
+        raise ProofFailed(f"another sign of zero ({where})")
+    finite = torch.isfinite(expected)
+    known = finite & torch.isfinite(wide)
+    if bool((finite & ~known & (expected != actual)).any()):
+        raise ProofFailed(f"another value where the reference is not finite ({where})")
+    if not bool(known.any()):
+        return 0.0, 0.0
+    unit = _ulp(wide[known], expected.dtype)
+    error = float(((actual[known].to(torch.float64) - wide[known]).abs() / unit).max())
+    native_error = float(((expected[known].to(torch.float64) - wide[known]).abs() / unit).max())
+    bound = max(2 * native_error, tolerance.ulps)
+    if not error <= bound:
+        raise ProofFailed(f"error of {error:.3g} ulp, {bound:.3g} allowed ({where})")
+    return error, native_error
+
+
+def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The distance of neighbouring ``dtype`` numbers at the magnitude of each float64 value."""
+    bits, smallest = _FORMATS[dtype]
+    exponents = torch.frexp(values).exponent.to(torch.int64) - 1
+    exponents = exponents.clamp(min=smallest) - bits
+    return torch.ldexp(torch.ones_like(values), exponents)
+
+
+def time_call(probe: Probe) -> Timing:
+    """Times both sides in alternating pairs until the budget ends or the interval is narrow."""
+    deadline = time.monotonic() + TIME_BUDGET
+    rough = probe.time(2, 1)  # also warms both sides
+    slowest = max(max(pair) for pair in rough[1:])
+    calls = max(1, min(_MAXIMUM_CALLS, int(_NS_PER_SAMPLE / max(slowest, 1.0))))
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < _MAXIMUM_PAIRS:
+        size = _PAIRS_PER_ROUND if slowest * calls * 2 * _PAIRS_PER_ROUND < 2e8 else 3
+        pairs.extend(probe.time(size, calls))
+        low, high = _ratio_interval(pairs)
+        if len(pairs) >= 3 and time.monotonic() >= deadline:
+            break
+        if len(pairs) >= 3 * _MINIMUM_PAIRS and high - low < 0.01:
+            break
+    low, high = _ratio_interval(pairs)
+    return Timing(
+        native_ns=statistics.median(_seen(pair)[0] for pair in pairs),
+        kernel_ns=statistics.median(_seen(pair)[1] for pair in pairs),
+        ratio_low=low,
+        ratio_high=high,
+        pairs=len(pairs),
+        calls=calls,
+    )
+
+
+def _seen(pair: tuple[float, float]) -> tuple[float, float]:
+    """(native, kernel) as an unboxed C++ caller sees them."""
+    return max(pair[0] - BOXING_ON_NATIVE_NS, 1.0), pair[1] + BOXING_ON_HIT_NS
+
+
+def _ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """99 % confidence interval of the median of kernel / native, from order statistics.
+
+    It assumes nothing about the distribution. With too few pairs for that confidence it is
+    unbounded.
+    """
+    ratios = sorted(kernel / native for native, kernel in map(_seen, pairs))
+    count = len(ratios)
+    if count < _MINIMUM_PAIRS:
+        return 0.0, math.inf
+    below = math.floor(count / 2 - _CONFIDENCE_Z * math.sqrt(count) / 2)
+    below = max(below, 0)
+    return ratios[below], ratios[count - 1 - below]
+
+
+def decide(timing: Timing, margin: float) -> tuple[bool, str]:
+    """Whether the kernel is used, and why not: "slower", or "undecided" when noise hides it."""
+    if timing.ratio_high <= 1.0 - margin:
+        return True, ""
+    if timing.ratio_low > 1.0 - margin:
+        return False, "slower"
+    return False, "undecided"

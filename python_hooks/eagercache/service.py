@@ -1,0 +1,484 @@
+"""The compile service of a user's process: a queue, and worker processes that answer it.
+
+`submit` never blocks on a compile. Each worker belongs to one thread of ours, which starts it,
+feeds it one request at a time, and replaces it when it crashes, hangs or has served long enough.
+Threads and workers start with the first request. After a fork the child's copy does nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("eagercache")
+
+Response = dict[str, Any]
+OnDone = Callable[[Response], None]
+
+# Not resolved: in a build tree the modules are links, and the extension module lies beside those.
+_PACKAGE_PARENT = Path(__file__).absolute().parent.parent
+
+# Removed from a worker's environment: code that would be loaded into it, and settings of the user's
+# own threads. The thread count of a call comes with the call.
+_DROPPED_VARIABLES = (
+    "KMP_AFFINITY",
+    "LD_AUDIT",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTHONINSPECT",
+    "PYTHONSTARTUP",
+    "TORCH_LOGS",
+    "TORCH_TRACE",
+)
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """What the service needs to know. Seconds throughout.
+
+    ``workers`` of 0 means half the cores. ``python`` and ``worker_arguments`` exist for tests.
+    """
+
+    store_root: str
+    environment: str
+    choose: str = "faster"
+    numerics: str = "accurate"
+    margin: float = 0.03
+    workers: int = 0
+    cxx: str | None = None
+    request_timeout: float = 300.0
+    start_timeout: float = 120.0
+    requests_per_worker: int = 500
+    busy_first_delay: float = 0.5
+    busy_longest_delay: float = 8.0
+    busy_limit: float = 600.0
+    hide_gpus: bool = True  # CPU calls need no CUDA context
+    python: str = sys.executable
+    worker_arguments: tuple[str, ...] = ("-m", "eagercache.worker")
+    extra_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Request:
+    description: dict[str, Any]
+    on_done: OnDone
+    settings: ServiceSettings
+    submitted: float
+    busy_delay: float
+    crashes: int = 0
+
+
+class _WorkerLost(Exception):
+    """The worker is gone. ``timed_out`` when we ended it."""
+
+    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.timed_out = timed_out
+
+
+class CompileService:
+    """Compiles calls in the background. Thread-safe.
+
+    ``compiles`` counts requests that ended with a kernel or a decision made here, ``failures``
+    those that failed, ``seconds`` the CPU time that workers spent on them.
+    """
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
+        # Guards everything below.
+        self._changed = threading.Condition()
+        self._queue: list[tuple[float, int, _Request]] = []  # by the time it may start
+        self._order = itertools.count()
+        self._unanswered = 0
+        self._threads: list[threading.Thread] = []
+        self._processes: set[_WorkerProcess] = set()
+        self._idle = 0
+        self._closed = False
+        self._owner = os.getpid()
+        self.compiles = 0
+        self.failures = 0
+        self.seconds = 0.0
+        atexit.register(self.close)
+
+    @property
+    def settings(self) -> ServiceSettings:
+        """The settings that the next request gets."""
+        return self._settings
+
+    def reconfigure(self, **changes: Any) -> None:
+        """Changes fields of the settings for requests submitted from now on."""
+        with self._changed:
+            self._settings = replace(self._settings, **changes)
+
+    def submit(self, description: dict[str, Any], on_done: OnDone) -> None:
+        """Queues one call. ``on_done(response)`` is called once, on a thread of the service.
+
+        Once the service is closed, or in a forked child, it is called at once with a failure.
+        """
+        inert = os.getpid() != self._owner
+        if not inert:
+            with self._changed:
+                inert = self._closed
+                if not inert:
+                    settings = self._settings
+                    request = _Request(
+                        description, on_done, settings, time.monotonic(), settings.busy_first_delay
+                    )
+                    self._unanswered += 1
+                    self._push(request, delay=0.0)
+                    self._start_thread_locked()
+        if inert:
+            on_done(_failure(description, "the compile service is closed", transient=True))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until every request is answered; False when ``timeout`` seconds passed first."""
+        if os.getpid() != self._owner:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: self._unanswered == 0, timeout)
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Ends the workers and their compilers. Requests under way are answered with a failure.
+
+        Takes at most ``timeout`` seconds. Calling it again does nothing.
+        """
+        if os.getpid() != self._owner:
+            return
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            processes, threads = list(self._processes), list(self._threads)
+            self._changed.notify_all()
+        for process in processes:
+            process.kill(wait=0.0)
+        current = threading.current_thread()
+        for thread in threads:
+            if thread is not current:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(Exception):
+            atexit.unregister(self.close)
+
+    def _push(self, request: _Request, delay: float) -> None:
+        heapq.heappush(self._queue, (time.monotonic() + delay, next(self._order), request))
+        self._changed.notify()
+
+    def _start_thread_locked(self) -> None:
+        limit = self._settings.workers or max(1, (os.cpu_count() or 2) // 2)
+        if self._idle > 0 or len(self._threads) >= limit:
+            return
+        thread = threading.Thread(
+            target=self._serve, name=f"eagercache-compile-{len(self._threads)}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        """One thread: one worker, one request at a time."""
+        process: _WorkerProcess | None = None
+        try:
+            while (request := self._next()) is not None:
+                process = self._ready_process(process, request)
+                process = self._handle(process, request)
+        finally:
+            if process is not None:
+                self._discard(process)
+
+    def _next(self) -> _Request | None:
+        with self._changed:
+            self._idle += 1
+            try:
+                while not self._closed:
+                    left = self._queue[0][0] - time.monotonic() if self._queue else None
+                    if left is not None and left <= 0:
+                        return heapq.heappop(self._queue)[2]
+                    self._changed.wait(left)
+                while self._queue:
+                    request = heapq.heappop(self._queue)[2]
+                    self._answer_locked(request, "the compile service is closed")
+                return None
+            finally:
+                self._idle -= 1
+
+    def _answer_locked(self, request: _Request, reason: str) -> None:
+        self._changed.release()
+        try:
+            self._finish(request, _failure(request.description, reason, transient=True))
+        finally:
+            self._changed.acquire()
+
+    def _ready_process(
+        self, process: _WorkerProcess | None, request: _Request
+    ) -> _WorkerProcess | None:
+        """A live worker, started when there is none; None when it cannot be."""
+        if process is not None:
+            if process.alive() and process.served < request.settings.requests_per_worker:
+                return process
+            self._discard(process)
+        try:
+            process = _WorkerProcess(request.settings)
+        except OSError as error:
+            log.warning("the compile worker cannot be started: %s", error)
+            return None
+        with self._changed:
+            self._processes.add(process)
+            closed = self._closed
+        if closed:
+            process.kill()
+        return process
+
+    def _discard(self, process: _WorkerProcess) -> None:
+        process.kill()
+        with self._changed:
+            self._processes.discard(process)
+
+    def _handle(self, process: _WorkerProcess | None, request: _Request) -> _WorkerProcess | None:
+        """Has the request answered or queued again; the worker to go on with."""
+        description, settings = request.description, request.settings
+        if process is None:
+            reason = "the compile worker cannot be started"
+            self._finish(request, _failure(description, reason, transient=True))
+            return None
+        try:
+            response = process.ask(_message(request), settings)
+        except _WorkerLost as lost:
+            self._discard(process)
+            return self._lost(request, lost)
+        if response.get("verdict") == "busy":
+            self._busy(request, response)
+        else:
+            self._finish(request, response)
+        return process
+
+    def _lost(self, request: _Request, lost: _WorkerLost) -> _WorkerProcess | None:
+        with self._changed:
+            closed = self._closed
+        request.crashes += 1
+        # Once may be the machine (out of memory, a stray kill); the second time it is the call.
+        if not closed and not lost.timed_out and request.crashes < 2:
+            log.info("%s; trying once more: %s", lost, _name(request.description))
+            with self._changed:
+                self._push(request, delay=0.0)
+            return None
+        transient = closed or lost.timed_out
+        failure = _failure(request.description, str(lost), transient=transient)
+        process = None if closed else self._record(request, failure)
+        self._finish(request, failure)
+        return process
+
+    def _record(self, request: _Request, failure: Response) -> _WorkerProcess | None:
+        """Has a fresh worker store what the lost one could not."""
+        process = self._ready_process(None, request)
+        if process is None:
+            return None
+        try:
+            process.ask({**_message(request), "record": failure}, request.settings)
+        except _WorkerLost as lost:
+            log.info("%s; the failure of %s is not stored", lost, _name(request.description))
+            self._discard(process)
+            return None
+        return process
+
+    def _busy(self, request: _Request, response: Response) -> None:
+        settings = request.settings
+        if time.monotonic() - request.submitted > settings.busy_limit:
+            reason = "another process has been compiling this call for too long"
+            self._finish(request, _failure(request.description, reason, transient=True))
+            return
+        delay = request.busy_delay
+        request.busy_delay = min(2 * delay, settings.busy_longest_delay)
+        with self._changed:
+            self._push(request, delay)
+
+    def _finish(self, request: _Request, response: Response) -> None:
+        """Counts, logs and delivers one answer."""
+        seconds = sum(
+            value for name, value in response.get("seconds", {}).items() if "." not in name
+        )
+        failed = response.get("verdict") == "failed"
+        with self._changed:
+            self.seconds += seconds
+            if failed:
+                self.failures += 1
+            elif not response.get("found"):
+                self.compiles += 1
+        if failed:
+            log.info("no kernel for %s: %s", _name(request.description), response.get("reason"))
+        else:
+            log.debug(
+                "%s: %s %s (%.2f CPU s)",
+                _name(request.description),
+                response.get("verdict"),
+                response.get("reason"),
+                seconds,
+            )
+        try:
+            request.on_done(response)
+        except Exception:
+            log.exception("delivering the verdict on %s failed", _name(request.description))
+        finally:
+            with self._changed:
+                self._unanswered -= 1
+                self._changed.notify_all()
+
+
+def _message(request: _Request) -> dict[str, Any]:
+    settings = request.settings
+    return {
+        "description": request.description,
+        "store_root": settings.store_root,
+        "environment": settings.environment,
+        "choose": settings.choose,
+        "numerics": settings.numerics,
+        "margin": settings.margin,
+        "cxx": settings.cxx,
+    }
+
+
+def _failure(description: Mapping[str, Any], reason: str, *, transient: bool) -> Response:
+    return {
+        "id": description.get("id"),
+        "digest": description.get("digest"),
+        "verdict": "failed",
+        "reason": reason,
+        "failure": "transient" if transient else "deterministic",
+        "found": False,
+        "seconds": {},
+    }
+
+
+def _name(description: Mapping[str, Any]) -> str:
+    return f"{description.get('op')}.{description.get('overload')}".removesuffix(".")
+
+
+def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a worker starts with."""
+    from .environment import worker_variables
+
+    kept = {
+        name: value
+        for name, value in worker_variables(environ).items()
+        if name not in _DROPPED_VARIABLES and not name.startswith("EAGERCACHE_")
+    }
+    paths = [str(_PACKAGE_PARENT), *filter(None, [environ.get("PYTHONPATH")])]
+    kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    kept["EAGERCACHE_INSIDE_WORKER"] = "1"
+    kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    if settings.hide_gpus:
+        kept["CUDA_VISIBLE_DEVICES"] = ""
+    kept.update(settings.extra_environment)
+    return kept
+
+
+class _WorkerProcess:
+    """One running worker. `ask` belongs to one thread; `kill` may be called from any."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.served = 0
+        self._ready = False
+        self._ending = threading.Lock()  # guards _ended
+        self._ended = False
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=20)
+        # A session of its own: Ctrl-C in the terminal does not reach it, and one signal ends it
+        # together with its compilers. exec'ed, never a fork of this (threaded) process.
+        self._process = subprocess.Popen(
+            [settings.python, *settings.worker_arguments, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=worker_environment(settings, os.environ),
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(
+            target=self._read_errors, name="eagercache-worker-log", daemon=True
+        )
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], settings: ServiceSettings) -> Response:
+        """The worker's response. Raises _WorkerLost when it dies or takes too long."""
+        from .worker import write_frame
+
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            if not self._ready:
+                self._read(settings.start_timeout, "start")
+                self._ready = True
+            write_frame(stdin, request)
+            response = self._read(settings.request_timeout, "answer")
+        except (OSError, ValueError) as error:
+            raise _WorkerLost(self._obituary()) from error
+        self.served += 1
+        return response
+
+    def _read(self, timeout: float, what: str) -> Response:
+        """One frame. The worker writes frames whole, so that only their beginning is waited for."""
+        from .worker import read_frame
+
+        stdout = self._process.stdout
+        assert stdout is not None
+        ready, _, _ = select.select([stdout.fileno()], [], [], timeout)
+        if not ready:
+            self.kill()
+            raise _WorkerLost(
+                f"the compile worker did not {what} within {timeout:.0f} s", timed_out=True
+            )
+        frame = read_frame(stdout)
+        if frame is None:
+            raise _WorkerLost(self._obituary())
+        return frame
+
+    def _obituary(self) -> str:
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "the compile worker closed its output"
+        self._reader.join(1.0)
+        last = next((line for line in reversed(self._last_lines) if line), "")
+        if code < 0:
+            return f"the compile worker was killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"the compile worker exited with {code}: {last[:200]}"
+
+    def _read_errors(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        with contextlib.suppress(OSError, ValueError):
+            for raw in stderr:
+                line = raw.decode(errors="replace").rstrip()
+                self._last_lines.append(line)
+                log.debug("worker %d: %s", self._process.pid, line)
+
+    def kill(self, wait: float = 1.0) -> None:
+        """Ends the worker's whole process group, once; waits up to ``wait`` seconds for it."""
+        with self._ending:
+            if not self._ended:
+                # Only the first time: later the number may be another group's.
+                self._ended = True
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait)
