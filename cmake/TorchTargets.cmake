@@ -57,6 +57,9 @@ target_include_directories(Torch::Torch SYSTEM INTERFACE
   "${torch_include_dir}" "${torch_api_include_dir}")
 target_compile_definitions(Torch::Torch INTERFACE
   EAGERCACHE_TORCH_MAJOR=${EAGERCACHE_TORCH_MAJOR} EAGERCACHE_TORCH_MINOR=${EAGERCACHE_TORCH_MINOR})
+# libtorch exports parts of a std::filesystem of its own, which crash in a program that mixes them with
+# the standard library's: the latter is looked up first.
+target_link_libraries(Torch::Torch INTERFACE -lstdc++)
 foreach(name torch torch_cpu c10)
   find_library(torch_library_${name} ${name} PATHS "${torch_lib_dir}" NO_DEFAULT_PATH REQUIRED)
   target_link_libraries(Torch::Torch INTERFACE "${torch_library_${name}}")

@@ -7,8 +7,9 @@ namespace eagercache {
 
 // Operators that enable() hooks when no list is given, as "aten::name.overload": those where a
 // compiled kernel is known to win or tie somewhere. Which of them get a kernel is still measured,
-// key by key. No views, random or data-dependent operators, no library calls, none that checks
-// values.
+// key by key. Names that a version of torch does not have, or that are not eligible at a
+// dispatch key, are left out there. No views, random or data-dependent operators, no library calls,
+// none that checks values.
 std::span<const std::string_view> default_operators() noexcept;
 
 }  // namespace eagercache

@@ -316,11 +316,15 @@ void Runtime::process(Pending pending) {
         for (auto& ticket : pending.tickets) {
           same->second.tickets.push_back(std::move(ticket));
         }
+        // The digest holds what the policy asks of the compile service; its answer serves this call.
+        same->second.generation = pending.generation;
         return;
       }
     }
-    Found found;
-    if (install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) ||
+    Found found = pending.hook->table().find(pending.words, pending.hash);
+    const bool decided = found.state == EntryState::kKernel || found.state == EntryState::kNative;
+    if (decided ||  // by an answer that came while this call waited in the queue
+        install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) ||
         !pending.may_compile) {
       finish(pending);
       return;

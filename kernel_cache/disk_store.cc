@@ -299,8 +299,7 @@ Result<std::filesystem::path> DiskStore::make_work_directory() {
 }
 
 Status DiskStore::quarantine(const Digest& key, std::string_view reason) {
-  (void)reason;
-  return guarded([&] { return impl_->quarantine(key); });
+  return guarded([&] { return impl_->quarantine(key, reason); });
 }
 
 Status DiskStore::remove(const Digest& key) {

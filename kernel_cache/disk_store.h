@@ -102,8 +102,9 @@ class DiskStore {
   // A fresh private directory below the store's temporary folder, for a compile.
   Result<std::filesystem::path> make_work_directory();
 
-  // Moves the entry's manifest to quarantine, so that the next miss recreates it. In a read-only
-  // store, and in a tier, this process forgets the entry instead.
+  // Moves the entry's manifest to quarantine, so that the next miss recreates it, and writes
+  // `reason` beside it. In a read-only store, and in a tier, this process forgets the entry
+  // instead.
   Status quarantine(const Digest& key, std::string_view reason);
   // Removes one entry's manifest. kNotFound when there is none.
   Status remove(const Digest& key);

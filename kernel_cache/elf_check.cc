@@ -127,7 +127,6 @@ class ElfChecker {
     bool loads = false;
     for (const Elf64_Phdr& segment : segments_) {
       if (!inside(segment.p_offset, segment.p_filesz)) return unfit("segment outside the file");
-      if (segment.p_type == PT_TLS) return unfit("has thread-local storage");
       if (segment.p_type == PT_INTERP) return unfit("is a program");
       if (segment.p_type == PT_GNU_STACK) {
         stack_seen = true;
@@ -181,6 +180,9 @@ class ElfChecker {
       }
       if (entry->d_tag == DT_FLAGS && (entry->d_un.d_val & DF_TEXTREL) != 0) {
         return unfit("has text relocations");
+      }
+      if (entry->d_tag == DT_FLAGS && (entry->d_un.d_val & DF_STATIC_TLS) != 0) {
+        return unfit("needs static thread-local storage");
       }
       if (entry->d_tag == DT_FLAGS_1 && (entry->d_un.d_val & DF_1_PIE) != 0) {
         return unfit("is a program");

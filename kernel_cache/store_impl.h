@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernel_cache/disk_store.h"
@@ -37,7 +38,7 @@ class DiskStore::Impl {
   Result<Manifest> copy_in(StoreTree& tier, Manifest manifest);
   Result<FileLock> try_lock(const Digest& key);
   Result<std::filesystem::path> make_work_directory();
-  Status quarantine(const Digest& key);
+  Status quarantine(const Digest& key, std::string_view reason);
   Status remove(const Digest& key);
 
   // Removing (store_eviction.cc).

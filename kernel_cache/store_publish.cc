@@ -224,7 +224,7 @@ Result<std::filesystem::path> DiskStore::Impl::make_work_directory() {
   return std::filesystem::path(path);
 }
 
-Status DiskStore::Impl::quarantine(const Digest& key) {
+Status DiskStore::Impl::quarantine(const Digest& key, std::string_view reason) {
   ++quarantined;
   if (!check_writable()) {
     local.block(key);
@@ -232,7 +232,15 @@ Status DiskStore::Impl::quarantine(const Digest& key) {
     return Status::ok();
   }
   for (const auto& tier : tiers) tier->block(key);
-  return writer.quarantine(manifest_file(local.environment(), key));
+  Status moved = writer.quarantine(manifest_file(local.environment(), key));
+  if (!moved) return moved;
+  // For people; the entry is out of the way whether or not this succeeds.
+  const Result<TemporaryFile> note = writer.write_temporary(reason);
+  if (note) {
+    const std::uint64_t random = new_temporary_name(false).random;
+    (void)writer.replace(note.value(), quarantine_file(random, key.hex() + ".reason")).is_ok();
+  }
+  return moved;
 }
 
 Status DiskStore::Impl::remove(const Digest& key) {

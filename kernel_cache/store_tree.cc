@@ -47,6 +47,7 @@ TreeHandle::TreeHandle(FileLayer& files, ScopedFd directory, bool trusted)
     : files_(files), directory_(std::move(directory)), trusted_(trusted) {
   struct stat info {};
   if (files_.status(directory_.get(), "", &info) >= 0) {
+    identified_ = true;
     device_ = info.st_dev;
     inode_ = info.st_ino;
   }
@@ -55,7 +56,7 @@ TreeHandle::TreeHandle(FileLayer& files, ScopedFd directory, bool trusted)
 TreeHandle::~TreeHandle() {
   struct stat info {};
   const int error = files_.status(directory_.get(), "", &info);
-  const bool other = error >= 0 && (info.st_dev != device_ || info.st_ino != inode_);
+  const bool other = identified_ && error >= 0 && (info.st_dev != device_ || info.st_ino != inode_);
   // A daemon may have closed all descriptors; the number can be another file's by now.
   if (other || error == -EBADF) directory_.release();
 }

@@ -65,6 +65,7 @@ class TreeHandle {
   FileLayer& files_;
   ScopedFd directory_;
   bool trusted_;
+  bool identified_ = false;  // device_ and inode_ are known
   dev_t device_ = 0;
   ino_t inode_ = 0;
 };

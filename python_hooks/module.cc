@@ -69,6 +69,22 @@ std::vector<std::pair<std::string, std::string>> eligible_operators(
   return names;
 }
 
+// The default operators that this torch has and that are eligible at `dispatch_key`.
+std::vector<std::pair<std::string, std::string>> default_names(const std::string& dispatch_key) {
+  const c10::DispatchKey key = c10::parseDispatchKey(dispatch_key);
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const std::string_view text : default_operators()) {
+    const std::size_t dot = text.find('.');
+    const std::string name(text.substr(0, dot));
+    const std::string overload(dot == std::string_view::npos ? "" : text.substr(dot + 1));
+    const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (op && check_eligibility(*op, key).eligible) {
+      names.emplace_back(name, overload);
+    }
+  }
+  return names;
+}
+
 // Overloads of one operator name, as the dispatcher knows them.
 std::vector<std::string> overloads_of(const std::string& op) {
   std::vector<std::string> overloads;
@@ -164,10 +180,7 @@ void bind_runtime(py::module_& module) {
              py::arg("dispatch_key"));
   module.def("eligible_operators", &eligible_operators, py::arg("dispatch_key"));
   module.def("overloads_of", &overloads_of, py::arg("op"));
-  module.def("default_operators", [] {
-    const auto names = default_operators();
-    return std::vector<std::string>(names.begin(), names.end());
-  });
+  module.def("default_operators", &default_names, py::arg("dispatch_key"));
   module.def("set_active",
              [](const std::string& op, const std::string& overload, const std::string& dispatch_key,
                 bool active) { require_hook(op, overload, dispatch_key).set_active(active); });

@@ -175,6 +175,75 @@ std::string make_work_directory(DiskStore& store) {
   return path.value().string();
 }
 
+std::vector<EntryInfo> collect(DiskStore& store, bool all) {
+  std::vector<EntryInfo> entries;
+  const Status status = [&] {
+    py::gil_scoped_release no_gil;
+    return store.for_each(all, [&entries](const EntryInfo& entry) { entries.push_back(entry); });
+  }();
+  if (!status) {
+    throw StoreFailure(status);
+  }
+  return entries;
+}
+
+py::list entries(DiskStore& store, bool all) {
+  py::list rows;
+  for (const EntryInfo& entry : collect(store, all)) {
+    py::dict row = manifest_to_dict(entry.manifest);
+    row["environment"] = entry.environment;
+    row["bytes"] = entry.bytes;
+    row["last_used"] = entry.last_used;
+    rows.append(row);
+  }
+  return rows;
+}
+
+// (key, environment, problem) of every entry; the problem is empty for a sound one.
+py::list verify(DiskStore& store, bool all) {
+  py::list rows;
+  for (const EntryInfo& entry : collect(store, all)) {
+    std::string problem;
+    for (std::size_t i = 0; i < entry.manifest.objects.size() && problem.empty(); ++i) {
+      py::gil_scoped_release no_gil;
+      const Status status = store.read_object(entry.manifest, i).status();
+      if (!status) {
+        problem = status.to_string();
+      }
+    }
+    rows.append(py::make_tuple(entry.manifest.key.hex(), entry.environment, problem));
+  }
+  return rows;
+}
+
+py::dict evict(DiskStore& store, bool force) {
+  const Result<EvictionResult> result = [&] {
+    py::gil_scoped_release no_gil;
+    return store.evict(force);
+  }();
+  if (!result) {
+    throw StoreFailure(result.status());
+  }
+  py::dict counts;
+  counts["entries_removed"] = result.value().entries_removed;
+  counts["objects_removed"] = result.value().objects_removed;
+  counts["temporaries_removed"] = result.value().temporaries_removed;
+  counts["bytes_removed"] = result.value().bytes_removed;
+  return counts;
+}
+
+void remove(DiskStore& store, const std::string& digest) {
+  if (const Status status = store.remove(parse_digest(digest)); !status) {
+    throw StoreFailure(status);
+  }
+}
+
+void quarantine(DiskStore& store, const std::string& digest, const std::string& reason) {
+  if (const Status status = store.quarantine(parse_digest(digest), reason); !status) {
+    throw StoreFailure(status);
+  }
+}
+
 }  // namespace
 
 void bind_store(py::module_& module) {
@@ -206,6 +275,11 @@ void bind_store(py::module_& module) {
            py::arg("sources") = std::vector<std::pair<std::string, std::string>>{})
       .def("try_lock", &try_lock, py::arg("digest"))
       .def("make_work_directory", &make_work_directory)
+      .def("entries", &entries, py::arg("all") = false)
+      .def("verify", &verify, py::arg("all") = false)
+      .def("evict", &evict, py::arg("force") = false)
+      .def("remove", &remove, py::arg("digest"))
+      .def("quarantine", &quarantine, py::arg("digest"), py::arg("reason"))
       .def_property_readonly("root", [](const DiskStore& store) { return store.root().string(); })
       .def_property_readonly("environment_id", &DiskStore::environment_id)
       .def_property_readonly("read_only", &DiskStore::read_only)

@@ -12,18 +12,14 @@ from __future__ import annotations
 from eagercache._load import available
 from eagercache.api import (
     Enabled,
-    KernelInfo,
-    OperatorStats,
-    Stats,
     default_operators,
     disable,
     enable,
     is_enabled,
-    kernels,
     register,
-    stats,
     wait,
 )
+from eagercache.report import KernelInfo, OperatorStats, Stats, kernels, stats
 from eagercache.version import __version__
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import sys
 import warnings
@@ -72,9 +73,7 @@ def load() -> ModuleType | None:
     )
     if problem is not None:
         raise ImportError(problem)
-    from eagercache import _C
-
-    return _C
+    return importlib.import_module("eagercache._C")
 
 
 if sys.version_info < (3, 10):  # noqa: UP036 - the message is worth more than a syntax error

@@ -1,134 +1,28 @@
-"""The functions people call: register, enable, disable, wait, stats, kernels."""
+"""The functions that switch acceleration on and off: enable, register, disable, wait."""
 
 from __future__ import annotations
 
 import atexit
 import json
-import logging
 import multiprocessing
 import os
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from eagercache import config, operators, store_directory
 from eagercache._load import core
+from eagercache.session import Configuration, session
 
-if TYPE_CHECKING:
-    from eagercache.service import CompileService
-
-log = logging.getLogger("eagercache")
-
-# Set in the environment of compile workers: there nothing is enabled, or a kernel would be compiled to
-# compile a kernel.
+# Set in the environment of compile workers: there nothing is enabled, or a kernel would be
+# compiled to compile a kernel.
 WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
-
-
-@dataclass(frozen=True)
-class OperatorStats:
-    """Calls of one hooked operator at one dispatch key, since the process started.
-
-    Each call counts once: `hits` (a kernel answered), `misses` (first meeting of a key), `pending`
-    (met before, no verdict yet), `native` (decided for native), `aside` (not cacheable by rule;
-    `aside_reasons` counts the rules). In all but `hits` the native kernel answered.
-    """
-
-    op: str
-    dispatch_key: str
-    active: bool
-    hits: int
-    misses: int
-    pending: int
-    native: int
-    aside: int
-    aside_reasons: Mapping[str, int]
-    shadowed: bool
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Totals of this process. See `OperatorStats` for the call counters.
-
-    Attributes:
-        compiles: kernels compiled, proved and timed on behalf of this process.
-        failures: compiles that ended without a kernel or a decision for native.
-        loaded: kernel libraries in this process.
-        outstanding: keys on their way to a verdict.
-        shadowed: hooked operators that somebody else overrode later; theirs are called, not ours.
-        operators: per operator, those with any call first by number of calls.
-    """
-
-    hits: int
-    misses: int
-    pending: int
-    native: int
-    aside: int
-    compiles: int
-    failures: int
-    loaded: int
-    outstanding: int
-    shadowed: int
-    operators: Mapping[str, OperatorStats] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """One key's verdict in this process.
-
-    Attributes:
-        call: the call's description (argument kinds, dtypes, sizes, strides, values).
-        decision: "kernel", "native" or "failed"; for the last two native answers.
-        reason: why there is no kernel; empty for kernels.
-        native_ns, kernel_ns: measured time of one call in nanoseconds, None where not timed.
-        numerics: "bitwise", "accurate" or "" when not proved.
-    """
-
-    op: str
-    overload: str
-    dispatch_key: str
-    digest: str
-    call: Mapping[str, Any]
-    decision: str
-    reason: str
-    native_ns: float | None
-    kernel_ns: float | None
-    numerics: str
-    facts: Mapping[str, str] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class _Configuration:
-    on_miss: str
-    choose: str
-    numerics: str
-
-
-class _Session:
-    """What this process has switched on. Guarded by `lock`."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.service: CompileService | None = None
-        self.store: Any = None
-        self.store_path: Path | None = None
-        self.configuration: _Configuration | None = None
-        self.warned: set[str] = set()
-
-    def warn(self, key: str, message: str) -> None:
-        if key not in self.warned:
-            self.warned.add(key)
-            warnings.warn(f"eagercache: {message}", RuntimeWarning, stacklevel=4)
-
-
-_session = _Session()
 
 
 class Enabled:
@@ -153,9 +47,12 @@ class Enabled:
         return f"<eagercache.Enabled active={self.active}>"
 
 
-def default_operators() -> list[str]:
-    """Names of the operators that `enable()` hooks when no list is given."""
-    return list(core.default_operators()) if core is not None else []
+def default_operators(device: str = "cpu") -> list[str]:
+    """Names of the operators that `enable()` hooks on a device when no list is given."""
+    if core is None:
+        return []
+    (key,) = _dispatch_keys([device])
+    return [operators.full_name(name) for name in core.default_operators(key)]
 
 
 def is_enabled() -> bool:
@@ -174,7 +71,7 @@ def _dispatch_keys(devices: Iterable[str]) -> list[str]:
 
 def _configuration(
     settings: config.Settings, on_miss: str, choose: str, numerics: str
-) -> _Configuration:
+) -> Configuration:
     for name, value, allowed in (
         ("on_miss", on_miss, config.ON_MISS),
         ("choose", choose, config.CHOOSE),
@@ -182,7 +79,7 @@ def _configuration(
     ):
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
-    return _Configuration(
+    return Configuration(
         on_miss=settings.on_miss or on_miss,
         choose=settings.choose or choose,
         numerics=settings.numerics or numerics,
@@ -190,8 +87,10 @@ def _configuration(
 
 
 def _is_child_process() -> bool:
-    """A process that multiprocessing started (a DataLoader worker, a pool): it never compiles or
-    writes, the main process does."""
+    """Whether multiprocessing started this process (a DataLoader worker, a pool).
+
+    Such a process never compiles or writes; the main one does.
+    """
     return multiprocessing.parent_process() is not None
 
 
@@ -203,12 +102,7 @@ def _selected(
     pairs: list[tuple[operators.OperatorName, str]] = []
     for key in keys:
         if ops is None or ops == "default":
-            names = []
-            for text in core.default_operators():
-                name = operators.split_exact(text)
-                # A default that this torch does not have, or has in another form, is left out.
-                if name[1] in core.overloads_of(name[0]) and core.eligibility(*name, key)[0]:
-                    names.append(name)
+            names = [(str(n), str(o)) for n, o in core.default_operators(key)]
         elif ops == "all":
             names = [(str(n), str(o)) for n, o in core.eligible_operators(key)]
         else:
@@ -224,7 +118,7 @@ def _skipped(settings: config.Settings, skip: Iterable[Any]) -> set[operators.Op
         try:
             names.update(operators.resolve(text))
         except ValueError as error:
-            _session.warn(f"skip:{text}", f"EAGERCACHE_SKIP names {text!r}: {error}")
+            session.warn(f"skip:{text}", f"EAGERCACHE_SKIP names {text!r}: {error}")
     return names
 
 
@@ -236,7 +130,7 @@ def _register_pairs(pairs: Iterable[tuple[operators.OperatorName, str]]) -> list
         try:
             core.register(name[0], name[1], key)
         except ValueError as error:
-            _session.warn(f"register:{name}:{key}", f"{error}; it stays native.")
+            session.warn(f"register:{name}:{key}", f"{error}; it stays native.")
             continue
         hooked.append((name, key))
     return hooked
@@ -257,18 +151,16 @@ def _open_store(
     text = environment.environment_text(cxx=settings.cxx)
     problems = []
     for path in paths:
-        if _session.store is not None and _session.store_path == path:
-            return _session.store
+        if session.store is not None and session.store_path == path:
+            return session.store
         try:
-            store = core.Store(
-                str(path), text, read_only=read_only, max_bytes=settings.max_bytes
-            )
+            store = core.Store(str(path), text, read_only=read_only, max_bytes=settings.max_bytes)
         except core.StoreError as error:
             problems.append(f"{path}: {error}")
             continue
-        _session.store_path = path
+        session.store_path = path
         return store
-    _session.warn(
+    session.warn(
         "store:" + ";".join(problems),
         "no kernel store can be used, so everything stays native. "
         + "; ".join(problems)
@@ -277,13 +169,13 @@ def _open_store(
     return None
 
 
-def _start_service(settings: config.Settings, store: Any, chosen: _Configuration) -> None:
+def _start_service(settings: config.Settings, store: Any, chosen: Configuration) -> None:
     """Plugs the compile service into the core; workers start with the first compile."""
     assert core is not None
     from eagercache import service
 
-    if _session.service is None:
-        _session.service = service.CompileService(
+    if session.service is None:
+        session.service = service.CompileService(
             service.ServiceSettings(
                 store_root=store.root,
                 environment=_environment_text(settings),
@@ -294,7 +186,7 @@ def _start_service(settings: config.Settings, store: Any, chosen: _Configuration
             )
         )
     else:
-        _session.service.reconfigure(
+        session.service.reconfigure(
             store_root=store.root,
             environment=_environment_text(settings),
             choose=chosen.choose,
@@ -312,7 +204,7 @@ def _environment_text(settings: config.Settings) -> str:
 def _submit(call_json: str) -> None:
     """Called by the core's loader thread for a key to compile. Queues and returns."""
     assert core is not None
-    active = _session.service
+    active = session.service
     description = json.loads(call_json)
     if active is None:
         core.complete(description["digest"], "native", "the compile service is closed")
@@ -329,11 +221,11 @@ def _submit(call_json: str) -> None:
     active.submit(description, done)
 
 
-def _apply(chosen: _Configuration) -> None:
+def _apply(chosen: Configuration) -> None:
     assert core is not None
-    if chosen != _session.configuration:
+    if chosen != session.configuration:
         core.set_policy(chosen.on_miss, chosen.choose, chosen.numerics)
-        _session.configuration = chosen
+        session.configuration = chosen
 
 
 def _snapshot() -> Callable[[], None]:
@@ -341,19 +233,19 @@ def _snapshot() -> Callable[[], None]:
     assert core is not None
     answering = core.answering()
     active = list(core.active_operators())
-    chosen = _session.configuration
-    store = _session.store
-    store_path = _session.store_path
+    chosen = session.configuration
+    store = session.store
+    store_path = session.store_path
 
     def restore() -> None:
         assert core is not None
-        with _session.lock:
+        with session.lock:
             for name, overload, key in core.active_operators():
                 if (name, overload, key) not in active:
                     core.set_active(name, overload, key, False)
             for name, overload, key in active:
                 core.set_active(name, overload, key, True)
-            _session.store, _session.store_path = store, store_path
+            session.store, session.store_path = store, store_path
             core.set_store(store)
             if chosen is not None:
                 _apply(chosen)
@@ -368,7 +260,7 @@ def _nothing() -> None:
 
 def _switch_on(
     pairs: list[Any],
-    chosen: _Configuration,
+    chosen: Configuration,
     settings: config.Settings,
     cache_dir: str | os.PathLike[str] | None,
 ) -> bool:
@@ -380,20 +272,20 @@ def _switch_on(
     if store is None:
         return False
     if child and chosen.on_miss != "native":
-        chosen = _Configuration("native", chosen.choose, chosen.numerics)
-    changed_store = store is not _session.store
-    _session.store = store
+        chosen = Configuration("native", chosen.choose, chosen.numerics)
+    changed_store = store is not session.store
+    session.store = store
     core.set_store(store)
     if chosen.on_miss != "native":
         _start_service(settings, store, chosen)
     if changed_store:
-        _session.configuration = None  # another store may know other kernels: ask it
+        session.configuration = None  # another store may know other kernels: ask it
     _apply(chosen)
     hooked = _register_pairs(pairs)
     for name, key in hooked:
         core.set_active(name[0], name[1], key, True)
     if not core.set_answering(True):
-        _session.warn(
+        session.warn(
             "forked",
             "this process was forked from one that used eagercache; it stays native. Use the "
             "spawn start method to have kernels in it.",
@@ -444,7 +336,7 @@ def enable(
     if _inert(settings):
         return Enabled(_nothing, active=False)
     assert core is not None
-    with _session.lock:
+    with session.lock:
         chosen = _configuration(settings, on_miss, choose, numerics)
         keys = _dispatch_keys([devices] if isinstance(devices, str) else devices)
         pairs = _selected(ops, _skipped(settings, skip), keys)
@@ -459,11 +351,11 @@ def enable(
 def register(op: Any, dispatch_key: str = "CPU") -> None:
     """Hooks one operator (all eligible overloads when none is named) at a dispatch key.
 
-    The primitive under `enable()`. The operator joins those that are enabled; when nothing is, kernels
-    start to answer with the default settings. Registering the same operator again does nothing.
+    The primitive under `enable()`. The operator joins those that are enabled; when nothing is,
+    kernels start to answer with the default settings. Registering it again does nothing.
 
     Raises:
-        ValueError: the operator does not exist or cannot be accelerated there; the message says why.
+        ValueError: the operator does not exist or cannot be accelerated; the message says why.
     """
     settings = config.read_settings()
     if _inert(settings):
@@ -472,7 +364,7 @@ def register(op: Any, dispatch_key: str = "CPU") -> None:
     if dispatch_key not in _DISPATCH_KEYS.values():
         allowed = ", ".join(_DISPATCH_KEYS.values())
         raise ValueError(f"dispatch_key={dispatch_key!r} is not one of {allowed}")
-    with _session.lock:
+    with session.lock:
         skipped = _skipped(settings, ())
         pairs = [
             (name, dispatch_key)
@@ -488,14 +380,20 @@ def register(op: Any, dispatch_key: str = "CPU") -> None:
 
 
 def disable() -> None:
-    """Routes every call to native, at once, in all threads. Overrides stay registered: taking one
-    away under load would crash PyTorch. Kernels under way are finished and stored."""
+    """Routes every call to native, at once, in all threads.
+
+    Overrides stay registered: taking one away under load would crash PyTorch. Kernels under way are
+    finished and stored.
+    """
     if core is not None:
         core.set_answering(False)
 
 
 def wait(timeout: float | None = None) -> bool:
-    """Waits until no key is queued or being compiled. True when drained, False after `timeout` seconds."""
+    """Waits until no key is queued or being compiled.
+
+    Returns True when that is so, False after `timeout` seconds.
+    """
     if core is None or core.forked():
         return True
     import time
@@ -510,79 +408,12 @@ def wait(timeout: float | None = None) -> bool:
             return False
 
 
-def stats() -> Stats:
-    """Counters of this process; see `Stats`."""
-    rows: list[OperatorStats] = []
-    if core is not None:
-        rows = [
-            OperatorStats(**{**row, "aside_reasons": dict(row["aside_reasons"])})
-            for row in core.operator_stats()
-        ]
-    for row in rows:
-        if row.shadowed and row.active:
-            _session.warn(
-                f"shadowed:{row.op}:{row.dispatch_key}",
-                f"{row.op} was overridden at {row.dispatch_key} by another library after "
-                "eagercache; that library's kernel is called.",
-            )
-    rows.sort(key=lambda row: -(row.hits + row.misses + row.pending + row.native + row.aside))
-    service = _session.service
-    return Stats(
-        hits=sum(row.hits for row in rows),
-        misses=sum(row.misses for row in rows),
-        pending=sum(row.pending for row in rows),
-        native=sum(row.native for row in rows),
-        aside=sum(row.aside for row in rows),
-        compiles=service.compiles if service is not None else 0,
-        failures=service.failures if service is not None else 0,
-        loaded=core.loaded_kernels() if core is not None else 0,
-        outstanding=core.outstanding() if core is not None and not core.forked() else 0,
-        shadowed=sum(row.shadowed for row in rows),
-        operators={_row_name(row): row for row in rows},
-    )
-
-
-def _row_name(row: OperatorStats) -> str:
-    return row.op if row.dispatch_key == "CPU" else f"{row.op} @{row.dispatch_key}"
-
-
-def _nanoseconds(facts: Mapping[str, str], name: str) -> float | None:
-    try:
-        return float(facts[name])
-    except (KeyError, ValueError):
-        return None
-
-
-def _kernel_rows() -> Iterator[KernelInfo]:
-    assert core is not None
-    for row in core.verdicts():
-        facts = dict(row["facts"])
-        yield KernelInfo(
-            op=row["op"],
-            overload=row["overload"],
-            dispatch_key=row["dispatch_key"],
-            digest=row["digest"],
-            call=json.loads(row["call"]),
-            decision=row["decision"],
-            reason=row["reason"],
-            native_ns=_nanoseconds(facts, "native_ns"),
-            kernel_ns=_nanoseconds(facts, "kernel_ns"),
-            numerics=facts.get("numerics", ""),
-            facts=facts,
-        )
-
-
-def kernels() -> list[KernelInfo]:
-    """The verdicts that this process has met: kernels, decisions for native, failures."""
-    return list(_kernel_rows()) if core is not None else []
-
-
 def _close() -> None:
     """At exit: no thread of ours enters Python any more, workers are gone within two seconds."""
     if core is None or core.forked():
         return
     core.set_handler(None)
-    service = _session.service
+    service = session.service
     if service is not None:
         service.close(timeout=2.0)
     core.shut_down()
@@ -591,6 +422,6 @@ def _close() -> None:
 atexit.register(_close)
 if hasattr(os, "register_at_fork"):
     # The child's copy of the lock may be held by a thread that does not exist there.
-    os.register_at_fork(after_in_child=lambda: setattr(_session, "lock", threading.RLock()))
+    os.register_at_fork(after_in_child=lambda: setattr(session, "lock", threading.RLock()))
 
 _ = torch  # torch's libraries must be mapped before anything here runs

@@ -165,15 +165,18 @@ def _promote_as_number(
     category = _category(spec.dtype)
     others = [other for other in call.tensors if not other.wrapped]
     top = max((_category(other.dtype) for other in others), default=-1)
-    if top > category or any(o.sizes and _category(o.dtype) == category for o in others):
+    peers = [other for other in others if _category(other.dtype) == max(top, category)]
+    if any(other.sizes for other in peers):
         return node
-    if top == category:
-        dtypes = [other.dtype for other in others if _category(other.dtype) == category]
-        dtype = functools.reduce(torch.promote_types, dtypes)
+    if top >= category:
+        dtype = functools.reduce(torch.promote_types, [other.dtype for other in peers])
+        if top > category:
+            # Only a complex peer is raised by a float's width; integers and booleans have none.
+            dtype = dtype.to_real() if category == 2 else spec.dtype
     elif category == 2:
         dtype = call.state.default_dtype
     elif category == 3:
-        dtype = torch.promote_types(call.state.default_dtype, torch.complex32)
+        dtype = call.state.default_dtype.to_complex()
     else:
         return node
     if dtype == spec.dtype:

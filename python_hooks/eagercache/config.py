@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 ON_MISS = ("background", "wait", "native")
 CHOOSE = ("faster", "always")
@@ -41,7 +41,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.replace(",", " ").split() if name)
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Bytes of "500M", "1.5G" or "4096"; raises BadValue for anything else."""
     units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
     lowered = text.strip().lower().removesuffix("b").removesuffix("i")
     number, unit = lowered.rstrip("kmgt"), lowered[len(lowered.rstrip("kmgt")) :]
@@ -127,9 +128,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "EAGERCACHE_MAX_BYTES",
         "max_bytes",
-        _size,
+        parse_size,
         10 << 30,
-        "Largest size of the store, such as 500M or 10G; past it the least recently used entries go.",
+        "Largest size of the store, such as 500M or 10G; past it the longest unused entries go.",
     ),
     Variable(
         "EAGERCACHE_LOG",
@@ -139,7 +140,11 @@ VARIABLES: tuple[Variable, ...] = (
         "One line per event on standard error: off, warning, info or debug.",
     ),
     Variable(
-        "EAGERCACHE_CXX", "cxx", str, None, "The C++ compiler for kernels; by default CXX, then g++."
+        "EAGERCACHE_CXX",
+        "cxx",
+        str,
+        None,
+        "The C++ compiler for kernels; by default CXX, then g++.",
     ),
     Variable(
         "EAGERCACHE_WORKERS",

@@ -74,8 +74,10 @@ def _trials(op: Any) -> Iterator[tuple[list[Any], dict[str, Any]]]:
 
 
 def parts_of(op: Any) -> list[str]:
-    """Operators that the overload `op` dispatches to on the trials it accepts, in order of first
-    appearance. Empty when it accepts none."""
+    """Operators that the overload `op` dispatches to on the trials it accepts.
+
+    In order of first appearance; empty when it accepts none.
+    """
     recorder = _Recorder()
     for args, kwargs in _trials(op):
         try:

@@ -26,12 +26,6 @@ def full_name(name: OperatorName) -> str:
     return f"{name[0]}.{name[1]}" if name[1] else name[0]
 
 
-def split_exact(text: str) -> OperatorName:
-    """The dispatcher's own spelling: "aten::sum" is the overload without a name."""
-    name, _, overload = text.partition(".")
-    return name, overload
-
-
 def _split(text: str) -> tuple[str, str | None]:
     """(name, overload or None for all overloads) of "aten::var.correction", "aten.var", "var"..."""
     spec = text.strip()
@@ -52,7 +46,7 @@ def _split(text: str) -> tuple[str, str | None]:
 
 def _suggestions(name: str) -> str:
     assert core is not None
-    known = {full for full in (n.name for n in torch._C._jit_get_all_schemas())}
+    known = {schema.name for schema in torch._C._jit_get_all_schemas()}
     near = difflib.get_close_matches(name, known, n=3)
     return f" Did you mean {', '.join(near)}?" if near else ""
 

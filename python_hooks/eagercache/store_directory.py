@@ -22,7 +22,8 @@ _NETWORK_MAGIC = {
 }
 
 
-def _nearest_existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
+    """`path`, or the nearest directory above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
@@ -37,7 +38,7 @@ def network_file_system(path: Path) -> str | None:
 
     buffer = StatFs()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.statfs(os.fsencode(_nearest_existing(path)), ctypes.byref(buffer)) != 0:
+    if libc.statfs(os.fsencode(nearest_existing(path)), ctypes.byref(buffer)) != 0:
         return None
     return _NETWORK_MAGIC.get(buffer.f_type & 0xFFFFFFFF)
 

@@ -346,7 +346,7 @@ def _facts(
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Drops what the error's frames still hold: the probe, of which a thread has one, and samples."""
+    """Drops what the error's frames hold: samples, and the probe, of which a thread has one."""
     traceback.clear_frames(error.__traceback__)
 
 

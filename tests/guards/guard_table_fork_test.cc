@@ -73,6 +73,11 @@ TEST(GuardTableFork, AReaderThatForkedKeepsItsOwnSectionInTheChild) {
             0);
 }
 
+// ThreadSanitizer's runtime (of g++ 12) does not take its own locks around a fork, and threads that
+// work on atomics hold them: a child forked amid that hangs in the runtime. So this test does not
+// exist there.
+#if !defined(__SANITIZE_THREAD__)
+
 // Uses everything of a table; 0 when all of it worked.
 int use_table(GuardTable& table, const std::vector<int>& kernels) {
   for (Word i = 0; i < 200; ++i) {
@@ -90,8 +95,8 @@ int use_table(GuardTable& table, const std::vector<int>& kernels) {
   return table.size() == 0 ? 0 : 4;
 }
 
-// AddressSanitizer's allocator (of g++ 12) is not made whole for a forked child, as the C library's
-// is: there, threads may not allocate around a fork, and the writers below only change verdicts.
+// The C library makes its allocator whole for a forked child; AddressSanitizer's (of g++ 12) is not
+// made so. There, other threads may not allocate while one forks: the writers only change verdicts.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kWritersMayAllocate = false;
 #else
@@ -139,6 +144,8 @@ TEST(GuardTableFork, AChildForkedAmidChangesHasWholeTablesAndFreeLocks) {
   for (std::thread& writer : writers) writer.join();
   EXPECT_EQ(use_table(table, kernels), 0);
 }
+
+#endif  // !defined(__SANITIZE_THREAD__)
 
 }  // namespace
 }  // namespace eagercache

@@ -121,7 +121,7 @@ TEST_F(StoreTest, MeaninglessPublishesAreTheCallersMistake) {
 
 TEST_F(StoreTest, AnUnfitSharedObjectIsNotPublished) {
   const auto store = open();
-  for (const char* name : {"object_thread_local", "object_runpath", "object_needs_stranger"}) {
+  for (const char* name : {"object_static_tls", "object_runpath", "object_needs_stranger"}) {
     const auto result = store->publish(entry_of(1, EntryKind::kKernel),
                                        {{ObjectKind::kSharedObject, test_object(name)}});
     EXPECT_EQ(result.code(), StatusCode::kIncompatible) << name;
@@ -323,13 +323,20 @@ TEST_F(StoreTest, TheFirstUseOfAnEntryIsFast) {
   const auto store = open();
   Clock::duration best = Clock::duration::max();
   for (std::uint64_t n = 1; n <= 20; ++n) {
-    ASSERT_TRUE(publish_kernel(*store, n));
+    // As large as a model container; what is behind the sections is hashed and not loaded.
+    const auto source = directory_.path() / "large.so";
+    write_bytes(source, answer_object(n) + std::string(350'000, 'x'));
+    ASSERT_TRUE(
+        store->publish(entry_of(n, EntryKind::kKernel), {{ObjectKind::kSharedObject, source}}));
     const auto start = Clock::now();
     ASSERT_EQ(use(*store, n).value(), n);
     best = std::min(best, Clock::now() - start);
   }
-  // The best of twenty: a loaded machine makes single ones slow, not all.
+  RecordProperty("best_ns", std::to_string(best.count()));
+  // The best of twenty: a loaded machine makes single ones slow, not all. Sanitizers make all slow.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LT(best, std::chrono::milliseconds(2));
+#endif
 }
 
 TEST_F(StoreTest, NoDescriptorIsLeftOpen) {

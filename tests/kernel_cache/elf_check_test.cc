@@ -82,10 +82,12 @@ TEST(ElfCheckTest, PlainKernelsAndTheLibrariesOfTheAllowListPass) {
   EXPECT_TRUE(check(good())) << check(good()).to_string();
   const Status with_libm = check(read_bytes(test_object("object_needs_math")));
   EXPECT_TRUE(with_libm) << with_libm.to_string();
+  const Status dynamic_tls = check(read_bytes(test_object("object_dynamic_tls")));
+  EXPECT_TRUE(dynamic_tls) << dynamic_tls.to_string();
 }
 
 TEST(ElfCheckTest, ObjectsThatTheLinkerMadeUnfitAreRefused) {
-  expect_refused(read_bytes(test_object("object_thread_local")), "thread-local");
+  expect_refused(read_bytes(test_object("object_static_tls")), "thread-local");
   expect_refused(read_bytes(test_object("object_executable_stack")), "executable stack");
   expect_refused(read_bytes(test_object("object_rpath")), "search path");
   expect_refused(read_bytes(test_object("object_runpath")), "search path");

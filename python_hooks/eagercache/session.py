@@ -1,0 +1,42 @@
+"""What this process has switched on."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagercache.service import CompileService
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A policy, by the names that `enable()` takes."""
+
+    on_miss: str
+    choose: str
+    numerics: str
+
+
+class Session:
+    """What this process has switched on. Guarded by `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.service: CompileService | None = None
+        self.store: Any = None
+        self.store_path: Path | None = None
+        self.configuration: Configuration | None = None
+        self.warned: set[str] = set()
+
+    def warn(self, key: str, message: str) -> None:
+        """Warns once per process for each `key`."""
+        if key not in self.warned:
+            self.warned.add(key)
+            warnings.warn(f"eagercache: {message}", RuntimeWarning, stacklevel=4)
+
+
+session = Session()

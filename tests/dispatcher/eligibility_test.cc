@@ -1,0 +1,229 @@
+// Which operators may be answered by kernels, over the operators that this torch has.
+
+#include "dispatcher/eligibility.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+
+#include <string>
+#include <vector>
+
+#include "dispatcher/default_operators.h"
+#include "dispatcher/operator_rules.h"
+
+namespace eagercache {
+namespace {
+
+c10::OperatorName name_of(const std::string& text) {
+  const std::size_t dot = text.find('.');
+  return {text.substr(0, dot), dot == std::string::npos ? "" : text.substr(dot + 1)};
+}
+
+Eligibility on_cpu(const std::string& name) {
+  const auto op = c10::Dispatcher::singleton().findSchema(name_of(name));
+  EXPECT_TRUE(op) << name << " does not exist";
+  return op ? check_eligibility(*op, c10::DispatchKey::CPU) : Eligibility{};
+}
+
+void expect_refused(const std::vector<const char*>& names, const std::string& clause) {
+  for (const char* name : names) {
+    const Eligibility result = on_cpu(name);
+    EXPECT_FALSE(result.eligible) << name;
+    EXPECT_NE(result.reason.find(clause), std::string::npos) << name << ": " << result.reason;
+  }
+}
+
+std::string plan_refusal(const std::string& arguments) {
+  return make_argument_plan(torch::jit::parseSchema("test::op(" + arguments + ") -> Tensor"))
+      .refusal;
+}
+
+TEST(Eligibility, PlainFunctionsOfTensorsAreEligible) {
+  for (const char* name : {"aten::abs", "aten::add.Tensor", "aten::var.correction", "aten::cat",
+                           "aten::native_layer_norm", "aten::_softmax", "aten::aminmax"}) {
+    const Eligibility result = on_cpu(name);
+    EXPECT_TRUE(result.eligible) << name << ": " << result.reason;
+    EXPECT_FALSE(result.composite) << name;
+  }
+  EXPECT_EQ(on_cpu("aten::aminmax").num_returns, 2U);
+}
+
+TEST(Eligibility, ViewsAreNot) {
+  expect_refused({"aten::view", "aten::transpose.int", "aten::slice.Tensor", "aten::expand",
+                  "aten::detach", "aten::as_strided"},
+                 "view");
+}
+
+TEST(Eligibility, ViewsThatTheSchemaDoesNotMarkAreNot) {
+  expect_refused({"aten::_unsafe_view", "aten::lift_fresh"}, "view");
+}
+
+TEST(Eligibility, InPlaceAndOutOperatorsAreNot) {
+  expect_refused({"aten::add_.Tensor", "aten::add.out", "aten::zero_"}, "writes its argument");
+}
+
+TEST(Eligibility, WritersThatTheSchemaDoesNotMarkAreNot) {
+  expect_refused({"aten::native_batch_norm", "aten::batch_norm_update_stats"},
+                 "writes an argument that its schema does not mark");
+}
+
+TEST(Eligibility, RandomOperatorsAreNot) {
+  for (const char* name : {"aten::rand", "aten::randn", "aten::bernoulli", "aten::native_dropout",
+                           "aten::multinomial", "aten::randperm", "aten::rand_like"}) {
+    const Eligibility result = on_cpu(name);
+    EXPECT_FALSE(result.eligible) << name;
+    EXPECT_FALSE(result.reason.empty()) << name;
+  }
+  expect_refused({"aten::native_dropout", "aten::bernoulli"}, "random");
+}
+
+TEST(Eligibility, ShapesThatDependOnValuesAreNot) {
+  expect_refused({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"},
+                 "depends on values");
+}
+
+TEST(Eligibility, OperatorsThatReturnNumbersAreNot) {
+  EXPECT_FALSE(on_cpu("aten::_local_scalar_dense").eligible);
+  EXPECT_FALSE(on_cpu("aten::equal").eligible);
+}
+
+TEST(Eligibility, LibraryCallsAreNot) {
+  expect_refused({"aten::mm", "aten::bmm", "aten::addmm", "aten::convolution", "aten::linalg_qr",
+                  "aten::_fft_r2c"},
+                 "library call");
+}
+
+TEST(Eligibility, UninitialisedOutputsAreNot) {
+  expect_refused({"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided"},
+                 "unspecified");
+}
+
+// Compiled code ends the process where native raises on an index out of range.
+TEST(Eligibility, OperatorsThatCheckIndicesInsideTheirCpuKernelAreNot) {
+  for (const char* name :
+       {"aten::index.Tensor", "aten::index_select", "aten::gather", "aten::take", "aten::embedding",
+        "aten::scatter.src", "aten::scatter_add", "aten::index_add", "aten::nll_loss_forward"}) {
+    EXPECT_FALSE(on_cpu(name).eligible) << name;
+  }
+}
+
+TEST(Eligibility, CompositeOperatorsAreNamedAsSuch) {
+  for (const char* name : {"aten::linear", "aten::layer_norm", "aten::dropout", "aten::matmul"}) {
+    const Eligibility result = on_cpu(name);
+    EXPECT_FALSE(result.eligible) << name;
+    EXPECT_TRUE(result.composite) << name << ": " << result.reason;
+  }
+}
+
+TEST(Eligibility, IntegerDivisionIsEligibleAndMarked) {
+  for (const char* name : {"aten::remainder.Tensor", "aten::floor_divide", "aten::fmod.Tensor",
+                           "aten::div.Tensor_mode", "aten::div.Tensor"}) {
+    const Eligibility result = on_cpu(name);
+    EXPECT_TRUE(result.eligible) << name << ": " << result.reason;
+    EXPECT_TRUE(result.plan.aside_if_integral) << name;
+  }
+  EXPECT_FALSE(on_cpu("aten::add.Tensor").plan.aside_if_integral);
+}
+
+TEST(Eligibility, EveryDefaultOperatorIsEligibleOnCpuOrOnCuda) {
+  EXPECT_FALSE(default_operators().empty());
+  for (const std::string_view name : default_operators()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name_of(std::string(name)));
+    ASSERT_TRUE(op) << name;
+    const Eligibility cpu = check_eligibility(*op, c10::DispatchKey::CPU);
+    const Eligibility cuda = check_eligibility(*op, c10::DispatchKey::CUDA);
+    EXPECT_TRUE(cpu.eligible || cuda.eligible || cuda.reason == "it has no kernel for CUDA")
+        << name << ": " << cpu.reason << "; " << cuda.reason;
+  }
+}
+
+void expect_sound(const c10::OperatorHandle& op, const Eligibility& result) {
+  const c10::FunctionSchema& schema = op.schema();
+  for (const c10::Argument& argument : schema.arguments()) {
+    EXPECT_EQ(argument.alias_info(), nullptr) << argument.name();
+  }
+  for (const c10::Argument& argument : schema.returns()) {
+    EXPECT_EQ(argument.alias_info(), nullptr);
+    EXPECT_EQ(argument.real_type()->kind(), c10::TypeKind::TensorType);
+  }
+  EXPECT_FALSE(schema.is_mutable());
+  EXPECT_GT(result.num_returns, 0U);
+  EXPECT_EQ(result.num_returns, schema.returns().size());
+  ASSERT_EQ(result.plan.readers.size(), schema.arguments().size());
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    EXPECT_EQ(result.plan.names[i], schema.arguments()[i].name());
+  }
+  EXPECT_FALSE(op.hasTag(at::Tag::nondeterministic_seeded));
+  EXPECT_FALSE(op.hasTag(at::Tag::dynamic_output_shape));
+  EXPECT_FALSE(result.composite);
+}
+
+TEST(Eligibility, OverAllOperatorsTheCheckNeverThrowsAndTheEligibleOnesArePureFunctions) {
+  for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
+    std::size_t seen = 0;
+    std::size_t eligible = 0;
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      const auto op = c10::Dispatcher::singleton().findOp(name);
+      if (!op) {
+        continue;
+      }
+      SCOPED_TRACE(toString(name));
+      Eligibility result;
+      ASSERT_NO_THROW(result = check_eligibility(*op, key));
+      ++seen;
+      EXPECT_EQ(result.eligible, result.reason.empty());
+      if (result.eligible) {
+        ++eligible;
+        expect_sound(*op, result);
+      }
+    }
+    EXPECT_GT(seen, 2000U);
+    if (key == c10::DispatchKey::CPU) {
+      EXPECT_GT(eligible, 300U);
+    }
+  }
+}
+
+TEST(ArgumentPlan, RefusesWhatAKeyCannotHoldAndNamesTheArgument) {
+  EXPECT_EQ(plan_refusal("Tensor x, Generator? generator=None"),
+            "argument 'generator' has type Generator?, which a key cannot hold");
+  EXPECT_NE(plan_refusal("Tensor x, Dimname[] dims"), "");
+  EXPECT_NE(plan_refusal("Storage source"), "");
+  EXPECT_NE(plan_refusal("Stream s"), "");
+  EXPECT_NE(plan_refusal("str[] names"), "");
+  EXPECT_NE(plan_refusal("Any value"), "");
+  EXPECT_NE(plan_refusal("Tensor x, ..."), "");
+}
+
+TEST(ArgumentPlan, ReadsTensorOptionsByTheirRealTypes) {
+  const PlanResult planned = make_argument_plan(torch::jit::parseSchema(
+      "test::op(int i, ScalarType? dtype, Layout? layout, Device? device, bool? pin, "
+      "MemoryFormat? format, Tensor?[] list, SymInt[2] size) -> Tensor"));
+  EXPECT_EQ(planned.refusal, "");
+  EXPECT_EQ(planned.plan.readers,
+            (std::vector<ArgumentReader>{ArgumentReader::kInt, ArgumentReader::kScalarType,
+                                         ArgumentReader::kLayout, ArgumentReader::kDevice,
+                                         ArgumentReader::kBool, ArgumentReader::kMemoryFormat,
+                                         ArgumentReader::kTensorList, ArgumentReader::kIntList}));
+}
+
+TEST(OperatorRules, KnowLinearAlgebraByItsPrefixAndTheNormAsAnException) {
+  ASSERT_TRUE(find_operator_rule("aten::linalg_inv_ex"));
+  EXPECT_EQ(find_operator_rule("aten::linalg_inv_ex")->kind, RuleKind::kLibrary);
+  EXPECT_FALSE(find_operator_rule("aten::linalg_vector_norm"));
+}
+
+TEST(OperatorRules, EveryRuleHasAReasonAndUnknownNamesHaveNoRule) {
+  for (const char* name : {"aten::native_batch_norm", "aten::_unsafe_view", "aten::_ctc_loss",
+                           "aten::empty", "aten::mm", "aten::div"}) {
+    ASSERT_TRUE(find_operator_rule(name)) << name;
+    EXPECT_FALSE(find_operator_rule(name)->reason.empty()) << name;
+  }
+  EXPECT_FALSE(find_operator_rule("aten::abs"));
+  EXPECT_FALSE(find_operator_rule("mine::mm"));
+  EXPECT_FALSE(find_operator_rule(""));
+}
+
+}  // namespace
+}  // namespace eagercache

@@ -1,0 +1,136 @@
+"""Fixtures: private stores, and programs that run in a process of their own.
+
+Hooks are registered once per process and stay, so what a test says about a whole program it says
+about a fresh process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACKAGE_ROOT = str(Path(__import__("eagercache").__file__).parent.parent)
+
+Program = Callable[..., dict[str, Any]]
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment without eagercache's variables, with `extra` on top."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EAGERCACHE_")}
+    environment["PYTHONPATH"] = PACKAGE_ROOT
+    environment.update(extra)
+    return environment
+
+
+def run_program(
+    code: str, cache: Path | None, *, timeout: float = 240, check: bool = True, **variables: str
+) -> dict[str, Any]:
+    """Runs `code` in a fresh interpreter; it may call `report(name=value, ...)` once.
+
+    Returns the reported values, plus "stderr" and "returncode".
+    """
+    prelude = textwrap.dedent(
+        """
+        import json, sys
+        def report(**values):
+            print("REPORT " + json.dumps(values), flush=True)
+        """
+    )
+    if cache is not None:
+        variables.setdefault("EAGERCACHE_DIR", str(cache))
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(code)],
+        env=clean_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if check and done.returncode != 0:
+        pytest.fail(f"exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+    values: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("REPORT "):
+            values.update(json.loads(line[len("REPORT ") :]))
+    return {**values, "stderr": done.stderr, "stdout": done.stdout, "returncode": done.returncode}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A private empty directory for a store."""
+    path = tmp_path / "cache"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def program(cache: Path) -> Program:
+    """`run_program` with this test's own store."""
+
+    def run(code: str, **variables: Any) -> dict[str, Any]:
+        return run_program(code, cache, **variables)
+
+    return run
+
+
+# Calls whose kernels the tests of neighbours share; compiled once a session.
+SHARED_CALLS = """
+import torch
+torch.manual_seed(0)
+x = torch.randn(64, 96)
+w = torch.randn(96)
+def shared_calls():
+    torch.var(x, -1)
+    torch.nn.functional.layer_norm(x, (96,), w, w)
+    torch.softmax(x, -1)
+    torch.nn.functional.gelu(x)
+"""
+SHARED_OPS = (
+    "['var.correction', 'native_layer_norm', '_softmax', 'gelu',"
+    " 'native_layer_norm_backward', '_softmax_backward_data', 'gelu_backward']"
+)
+
+
+@pytest.fixture(scope="session")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store that holds kernels for SHARED_CALLS, forward and backward."""
+    path = tmp_path_factory.mktemp("warm") / "cache"
+    path.mkdir(mode=0o700)
+    run_program(
+        SHARED_CALLS
+        + f"""
+import eagercache
+eagercache.enable({SHARED_OPS}, on_miss="wait", choose="always")
+shared_calls()
+y = x.clone().requires_grad_()
+z = torch.nn.functional.layer_norm(y, (96,), w, w)
+torch.nn.functional.gelu(torch.softmax(z, -1)).sum().backward()
+assert eagercache.stats().failures == 0, eagercache.kernels()
+""",
+        path,
+        timeout=600,
+    )
+    yield path
+
+
+@pytest.fixture
+def warm_program(warm_cache: Path) -> Program:
+    """Programs on the warm store: SHARED_CALLS first, hooks enabled, nothing is compiled."""
+
+    def run(code: str, **variables: Any) -> dict[str, Any]:
+        head = (
+            textwrap.dedent(SHARED_CALLS)
+            + f"import eagercache\neagercache.enable({SHARED_OPS}, on_miss='native',"
+            " choose='always')\n"
+        )
+        return run_program(head + textwrap.dedent(code), warm_cache, **variables)
+
+    return run

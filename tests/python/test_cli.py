@@ -1,0 +1,148 @@
+"""The command line, on small stores made by hand: good input, damage, bad input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from eagercache import _C, cli, environment
+
+CALL = {
+    "args": [
+        {"kind": "tensor", "name": "self", "dtype": "float32", "sizes": [8, 4], "strides": [4, 1]},
+        {"kind": "int_list", "name": "dim", "values": [-1]},
+        {"kind": "none", "name": "dtype"},
+    ]
+}
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _shared_object(folder: Path) -> Path:
+    """A shared object that needs no library and holds one function."""
+    source, target = folder / "one.c", folder / "one.so"
+    source.write_text("int one(void) { return 1; }")
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-nostdlib", "-Wl,-z,noexecstack", "-o", target, source],
+        check=True,
+    )
+    return target
+
+
+@pytest.fixture
+def store(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A kernel, a decision for native and a failure in this environment; one entry in another."""
+    monkeypatch.setenv("EAGERCACHE_DIR", str(cache))
+    monkeypatch.delenv("EAGERCACHE_CXX", raising=False)
+    opened = _C.Store(str(cache), environment.environment_text(cxx=None))
+    artifact = _shared_object(cache.parent)
+    facts = {"call": json.dumps(CALL), "native_ns": "2500", "kernel_ns": "1250"}
+    opened.publish(
+        {"key": _key("a"), "kind": "kernel", "facts": {**facts, "op": "aten::var.correction"}},
+        [("so", str(artifact))],
+    )
+    opened.publish({"key": _key("b"), "kind": "native", "facts": {**facts, "op": "aten::cat"}})
+    opened.publish(
+        {"key": _key("c"), "kind": "failed", "facts": {"op": "aten::abs", "reason": "no compiler"}}
+    )
+    other = _C.Store(str(cache), "format: 1\ntorch.version: 1.0\n")
+    other.publish({"key": _key("d"), "kind": "native", "facts": {"op": "aten::mul"}})
+    return opened
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, list(arguments))
+
+
+def test_ls_lists_this_environment_and_all_of_them(store: Any) -> None:
+    mine = run("ls")
+    assert mine.exit_code == 0, mine.output
+    assert "3 entries" in mine.output
+    assert "float32[8x4], dim=[-1]" in mine.output
+    assert "2.50" in mine.output and "1.25" in mine.output
+    assert "aten::mul" not in mine.output
+    assert "aten::mul" in run("ls", "--all").output
+    rows = json.loads(run("ls", "--json", "--op", "cat").output)
+    assert [(row["kind"], row["facts"]["op"]) for row in rows] == [("native", "aten::cat")]
+
+
+def test_show_prints_one_entry_whole(store: Any) -> None:
+    text = run("show", _key("a")[:10])
+    assert text.exit_code == 0
+    assert _key("a") in text.output and "aten::var.correction" in text.output
+    entry = json.loads(run("show", "--json", _key("c")).output)
+    assert entry["kind"] == "failed" and entry["facts"]["reason"] == "no compiler"
+
+
+def test_show_of_an_unknown_key_is_one_line_and_exit_code_2(store: Any) -> None:
+    result = run("show", "ffff0000ffff")
+    assert result.exit_code == 2
+    assert result.output.strip() == "Error: no entry begins with 'ffff0000ffff'"
+
+
+def test_verify_finds_damage_and_repair_puts_it_aside(store: Any, cache: Path) -> None:
+    sound = run("verify")
+    assert sound.exit_code == 0 and "3 entries checked, 0 damaged" in sound.output
+    victim = next(cache.rglob("*.so"))
+    victim.chmod(0o600)
+    content = bytearray(victim.read_bytes())
+    content[100] ^= 1
+    victim.write_bytes(bytes(content))
+    victim.chmod(0o444)
+    found = run("verify", "--json")
+    assert found.exit_code == 1
+    assert [item["key"] for item in json.loads(found.output)["damaged"]] == [_key("a")]
+    assert run("verify", "--repair").exit_code == 1
+    after = run("verify")
+    assert after.exit_code == 0 and "2 entries checked" in after.output
+
+
+def test_prune_removes_decisions_and_what_passes_the_limit(store: Any, cache: Path) -> None:
+    counts = json.loads(run("prune", "--json", "--native").output)
+    assert counts["entries_removed"] == 2
+    assert {row["kind"] for row in json.loads(run("ls", "--json").output)} == {"kernel"}
+    assert run("prune", "--max-bytes", "1").exit_code == 0
+    assert json.loads(run("ls", "--json").output) == []
+    bad = run("prune", "--max-bytes", "lots")
+    assert bad.exit_code == 2 and "500M" in bad.output
+
+
+def test_doctor_names_the_field_that_differs(store: Any) -> None:
+    result = run("doctor")
+    assert "1 kernels, 1 decisions for native and 1 failures" in result.output
+    assert "torch.version (1.0, 2." in result.output
+    checks = json.loads(run("doctor", "--json").output)
+    assert {check["name"] for check in checks} >= {"platform", "torch", "compiler", "store"}
+    assert result.exit_code == (1 if any(c["state"] == "problem" for c in checks) else 0)
+
+
+def test_doctor_names_a_missing_compiler_and_open_permissions(
+    store: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGERCACHE_CXX", "/nowhere/g++")
+    cache.chmod(0o777)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "/nowhere/g++" in result.output and "remedy: install g++" in result.output
+    assert str(cache) in result.output and "0700" in result.output
+
+
+@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune"], ["show", "aa"]])
+def test_a_store_that_is_not_there_is_one_line_and_exit_code_2(
+    command: list[str], tmp_path: Path
+) -> None:
+    result = run(*command, "--dir", str(tmp_path / "nothing"))
+    assert result.exit_code == 2
+    assert result.output.count("\n") == 1 and "there is no store at" in result.output
+
+
+def test_unknown_options_are_exit_code_2() -> None:
+    assert run("ls", "--nonsense").exit_code == 2
+    assert run("nonsense").exit_code == 2

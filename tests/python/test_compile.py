@@ -1,0 +1,229 @@
+"""Graphs, generated text and compiler commands. The compile as a whole is in test_worker.py."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eagercache import compile as compiling
+from eagercache.calls import Call
+from eagercache.compile import BuildCommands, CompileFailed, CompileRefused, NoKernelOfItsOwn
+from eagercache.toolchain import SCALAR, Compiler
+from test_calls import NONE, boolean, describe, integer, integers, number, tensor
+
+WRAPPER = """
+#include <torch/csrc/inductor/aoti_include/cpu.h>
+AOTInductorModel::AOTInductorModel(std::string device_str)
+    : AOTInductorModelBase({inputs}, {outputs}, {constants}, device_str, std::move(dir), true) {{
+    aoti_torch_cpu_outside();
+}}
+void AOTInductorModel::run_impl(AtenTensorHandle* input_handles) {{
+    aoti_torch_empty_strided(1, sizes, strides, cached_torch_dtype_float32, &handle);
+    aoti_torch_get_data_ptr(handle, &pointer);
+    {body}
+}}
+"""
+KERNEL = 'extern "C"  void  cpp_fused_abs_0(const float* in, float* out) {{ {body} }}'
+
+
+def text(body: str = "", kernel: str | None = "", **counts: int) -> compiling.GeneratedText:
+    numbers = {"inputs": 1, "outputs": 1, "constants": 0, **counts}
+    code = KERNEL.format(body=kernel) if kernel is not None else ""
+    return compiling.read_generated_text(WRAPPER.format(body=body, **numbers), code)
+
+
+ABS = describe("abs", tensor((8,)))
+
+
+def test_an_ordinary_kernel_is_admitted() -> None:
+    facts = text()
+    assert facts.kernels == ("cpp_fused_abs_0",)
+    assert (facts.num_inputs, facts.num_outputs, facts.extern_calls) == (1, 1, ())
+    compiling._admit(facts, Call(ABS))
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "reason"),
+    [
+        (text("aoti_torch_cpu_mm_out(a, b, c);", kernel=None), NoKernelOfItsOwn, "no kernel"),
+        (text("aoti_torch_call_dispatcher(a);", kernel=None), NoKernelOfItsOwn, "no kernel"),
+        (text(kernel=None), CompileRefused, "without a kernel"),
+        (text("aoti_torch_proxy_executor_call_function(a);"), CompileRefused, "proxy executor"),
+        (text(constants=1), CompileRefused, "constants"),
+        (text(kernel='AOTI_TORCH_CHECK(i < 3, "x");'), CompileRefused, "checks values"),
+        (text(kernel="TORCH_CHECK_INDEX(i < 3);"), CompileRefused, "checks values"),
+        (text(inputs=2), CompileRefused, "takes 2 tensors, the call has 1"),
+    ],
+)
+def test_text_that_is_no_kernel_for_us_is_refused(
+    facts: compiling.GeneratedText, kind: type[CompileRefused], reason: str
+) -> None:
+    with pytest.raises(kind, match=reason):
+        compiling._admit(facts, Call(ABS))
+
+
+def test_a_kernel_beside_a_library_call_is_admitted_and_says_so() -> None:
+    facts = text("aoti_torch_cpu_mm_out(a, b, c);")
+    assert facts.extern_calls == ("aoti_torch_cpu_mm_out",)
+    compiling._admit(facts, Call(ABS))
+
+
+def test_text_that_is_not_understood_is_refused() -> None:
+    with pytest.raises(CompileRefused, match="not understood"):
+        compiling.read_generated_text("int main() {}", "")
+
+
+def run_graph(description: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """(native's results, the graph's) on the same data; numbers are 0-dim tensors in the graph."""
+    call = Call(description)
+    with call.state.applied():
+        values = call.sample("normal", 4).values
+        native = call.invoke(values)
+        graph = compiling.build_graph(call, len(native))
+        inputs = [
+            value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=spec.dtype)
+            for value, spec in zip(values, call.tensors, strict=True)
+        ]
+        return native, list(graph(*inputs))
+
+
+def wrapped(dtype: str) -> dict[str, Any]:
+    return tensor((), dtype=dtype, wrapped=True)
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        ABS,
+        describe("var.correction", tensor((4, 8)), integers(-1), NONE, boolean(True)),
+        describe("native_layer_norm", tensor((4, 8)), integers(8), NONE, NONE, number(1e-5)),
+        describe("max.dim", tensor((4, 8)), integer(1), boolean(False)),
+        describe(
+            "cat",
+            {"kind": "tensor_list", "elements": [tensor((2, 3)), tensor((4, 3))]},
+            integer(0),
+        ),
+        describe("split.Tensor", tensor((6, 2)), integer(2), integer(0)),
+        *(
+            describe("mul.Tensor", tensor(sizes, dtype=dtype), wrapped(number_dtype))
+            for sizes in ((3,), ())
+            for dtype in ("float32", "bfloat16", "int32", "bool", "complex64")
+            for number_dtype in ("float64", "int64", "bool", "complex128")
+        ),
+        describe(
+            "mul.Tensor", tensor((3,), dtype="int32"), wrapped("float64"), default_dtype="float64"
+        ),
+    ],
+)
+def test_the_graph_computes_what_native_computes(description: dict[str, Any]) -> None:
+    native, mine = run_graph(description)
+    assert len(native) == len(mine)
+    for expected, actual in zip(native, mine, strict=True):
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+
+
+def compiler_script(folder: Path, body: str) -> Compiler:
+    path = folder / "compiler"
+    path.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\n{body}\n')
+    path.chmod(0o755)
+    return Compiler(str(path), "gcc version 12.0.0", 12, "x86_64-linux-gnu", "none")
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildCommands:
+    """Commands on a compiler that only notes its arguments. Inductor itself is left alone."""
+    for name in ("prepare_inductor", "set_vector_isa", "set_command_runner"):
+        monkeypatch.setattr(compiling._compat, name, lambda *_: None)
+    headers = tmp_path / "headers"
+    headers.mkdir()
+    return BuildCommands(compiler_script(tmp_path, "sleep 0.3"), SCALAR, headers)
+
+
+def run_build(commands: BuildCommands, tmp_path: Path, number: int) -> Path:
+    """The commands of one kernel in Inductor's order; returns the build folder."""
+    build = tmp_path / f"build{number}"
+    build.mkdir()
+    body = WRAPPER.format(body="", inputs=1, outputs=1, constants=0)
+    (build / "a.wrapper.cpp").write_text(body)
+    (build / "a.kernel.cpp").write_text(
+        "#include <torch/csrc/inductor/cpp_prefix.h>\n" + KERNEL.format(body="")
+    )
+    compiler = commands.compiler.path
+    commands.begin(Call(ABS), build)
+    for step in ("wrapper", "kernel"):
+        source, target = f"{build}/a.{step}.cpp", f"{build}/a.{step}.o"
+        commands.run(f"{compiler} {source} -march=native -c -o {target}", str(build))
+    commands.run(f"{compiler} {build}/w.S -c -o {build}/w.o", str(build))
+    commands.run(f"{compiler} {build}/a.wrapper.o {build}/w.o -shared -o {build}/a.so", str(build))
+    commands.end()
+    return build
+
+
+def test_wrapper_and_kernel_are_compiled_side_by_side(
+    commands: BuildCommands, tmp_path: Path
+) -> None:
+    begin = time.monotonic()
+    run_build(commands, tmp_path, 0)
+    assert time.monotonic() - begin < 1.15  # four commands of 0.3 s
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 4
+    assert calls[3].split()[0].endswith("a.wrapper.o") and "-shared" in calls[3]
+    assert all("-march=x86-64" in line and "native" not in line for line in calls)
+    assert set(commands.seconds) == {"wrapper", "kernel", "weights", "link"}
+
+
+def test_headers_are_precompiled_once_enough_kernels_were_built(
+    commands: BuildCommands, tmp_path: Path
+) -> None:
+    for index in range(compiling.KERNELS_BEFORE_HEADERS):
+        run_build(commands, tmp_path, index)
+    assert "-include" not in (tmp_path / "calls").read_text()
+    run_build(commands, tmp_path, 10)
+    lines = (tmp_path / "calls").read_text().splitlines()[-7:]
+    assert sum("c++-header" in line for line in lines) == 2
+    assert sum("-include" in line for line in lines) == 2
+    assert lines[-1].rstrip().endswith("headers/regex.o")
+    header = (tmp_path / "headers" / "wrapper.h").read_text()
+    assert header.startswith("#include <torch/csrc/inductor/aoti_include/cpu.h>\n")
+    assert "extern template class std::basic_regex<char>;" in header
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "transient"),
+    [
+        ("echo 'a.cpp:1: error: no such thing' >&2; exit 1", "no such thing", False),
+        ("echo 'No space left on device' >&2; exit 1", "exited with 1", True),
+        ("kill -KILL $$", "exited with -9", True),
+    ],
+)
+def test_a_failed_command_says_why_and_whether_to_try_again(
+    commands: BuildCommands, tmp_path: Path, body: str, reason: str, transient: bool
+) -> None:
+    compiler_script(tmp_path, body)
+    with pytest.raises(CompileFailed, match=reason) as failure:
+        run_build(commands, tmp_path, 0)
+    assert failure.value.transient == transient
+    commands.abandon()
+
+
+def test_a_command_that_hangs_is_ended(
+    commands: BuildCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler_script(tmp_path, "exec sleep 60")
+    monkeypatch.setattr(compiling, "COMMAND_TIMEOUT", 0.3)
+    with pytest.raises(CompileFailed, match="took over") as failure:
+        run_build(commands, tmp_path, 0)
+    assert failure.value.transient
+    commands.abandon()
+
+
+def test_refusals_are_found_inside_the_exceptions_around_them() -> None:
+    inner, outer = NoKernelOfItsOwn("inner"), RuntimeError("outer")
+    outer.__cause__ = ValueError("between")
+    outer.__cause__.__context__ = inner
+    assert compiling._find_cause(outer) is inner
+    assert compiling._find_cause(RuntimeError("alone")) is None

@@ -1,0 +1,158 @@
+"""The environment key: complete, canonical, quick, and free of what must not be in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import clean_environment
+from eagercache import environment, toolchain
+from eagercache.environment import FIELDS, VARIABLES, Context
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    return dataclasses.replace(environment.read_context(), environ={})
+
+
+def test_every_field_is_one_line_in_the_order_of_the_list(context: Context) -> None:
+    lines = environment.text_of(context).splitlines()
+    assert [line.split(": ", 1)[0] for line in lines] == [field.name for field in FIELDS]
+    assert all(line.split(": ", 1)[1] for line in lines)
+    assert len({field.name for field in FIELDS}) == len(FIELDS)
+
+
+@pytest.mark.parametrize("index", range(len(FIELDS)), ids=[field.name for field in FIELDS])
+def test_a_changed_field_alone_changes_the_key_and_is_named(
+    context: Context, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = environment.text_of(context)
+    changed = dataclasses.replace(FIELDS[index], read=lambda _: "something else")
+    monkeypatch.setattr(environment, "FIELDS", (*FIELDS[:index], changed, *FIELDS[index + 1 :]))
+    after = environment.text_of(context)
+    assert environment.diff(before, after) == [FIELDS[index].name]
+
+
+def changed_compiler(name: str) -> Callable[[Context], Context]:
+    def change(context: Context) -> Context:
+        assert context.compiler is not None
+        changed: Any = {name: "another"}
+        return dataclasses.replace(
+            context, compiler=dataclasses.replace(context.compiler, **changed)
+        )
+
+    return change
+
+
+def other_isa(context: Context) -> Context:
+    isa = toolchain.AVX2 if context.isa == toolchain.AVX512 else toolchain.AVX512
+    return dataclasses.replace(context, isa=isa)
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        (changed_compiler("version"), ["compiler.version"]),
+        (changed_compiler("target"), ["compiler.target"]),
+        (changed_compiler("configuration"), ["compiler.configuration"]),
+        (lambda c: dataclasses.replace(c, binutils={**c.binutils, "ld": "x"}), ["linker"]),
+        (lambda c: dataclasses.replace(c, binutils={**c.binutils, "as": "x"}), ["assembler"]),
+        (other_isa, ["compiler.flags", "cpu.features", "cpu.isa"]),
+        *(
+            (lambda c, n=name: dataclasses.replace(c, environ={n: "1"}), [f"variable.{name}"])
+            for name in VARIABLES
+        ),
+    ],
+)
+def test_what_a_field_is_read_from_reaches_the_key(
+    context: Context, change: Callable[[Context], Context], fields: list[str]
+) -> None:
+    before, after = environment.text_of(context), environment.text_of(change(context))
+    assert environment.diff(before, after) == fields
+
+
+def test_the_compilers_path_is_not_part_of_the_key(context: Context) -> None:
+    moved = changed_compiler("path")(context)
+    assert environment.text_of(moved) == environment.text_of(context)
+
+
+def test_a_host_without_compiler_has_a_key_of_its_own(context: Context) -> None:
+    without = environment.text_of(dataclasses.replace(context, compiler=None))
+    assert environment.parse(without)["compiler.version"] == "none"
+    assert environment.text_of(context) != without
+
+
+def test_no_value_can_forge_another_line(context: Context) -> None:
+    forged = dataclasses.replace(context, environ={VARIABLES[0]: "1\nformat: 9"})
+    text = environment.text_of(forged)
+    assert len(text.splitlines()) == len(FIELDS)
+    assert environment.parse(text)["format"] == str(environment.FORMAT)
+
+
+def test_a_field_that_one_text_lacks_differs() -> None:
+    assert environment.diff("a: 1\nb: 2\n", "a: 1\n") == ["b"]
+
+
+def test_workers_keep_listed_variables_and_drop_others_of_their_prefixes() -> None:
+    environ = {
+        VARIABLES[0]: "1",
+        "TORCHINDUCTOR_CACHE_DIR": "/x",
+        "TRITON_HOME": "/x",
+        "HOME": "/h",
+    }
+    assert environment.worker_variables(environ) == {VARIABLES[0]: "1", "HOME": "/h"}
+
+
+# One line a process: the text's time and hash, and the modules that must not have been imported.
+PROGRAM = """
+import sys, time
+import torch
+begin = time.process_time()
+from eagercache import _load
+features = _load.core.host_cpu_features()
+from eagercache import environment, toolchain
+toolchain.find_compiler()
+begin = time.process_time()
+text = environment.environment_text(cpu_features=features)
+print(round(1000 * (time.process_time() - begin)))
+print([name for name in sys.modules if name.startswith(("torch._inductor", "triton"))])
+print(text, end="")
+"""
+
+
+def run_program(**variables: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=clean_environment(**variables),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    milliseconds, modules, text = done.stdout.split("\n", 2)
+    return int(milliseconds), modules, text
+
+
+def test_it_is_quick_imports_no_inductor_and_is_the_same_in_every_process() -> None:
+    results = [run_program(PYTHONHASHSEED=seed, TZ=zone) for seed, zone in (("1", "A"), ("2", "B"))]
+    assert results[0][2] == results[1][2]
+    assert len(results[0][2].splitlines()) == len(FIELDS)
+    for milliseconds, modules, _ in results:
+        assert modules == "[]"
+        assert milliseconds < 60
+
+
+def test_the_text_names_no_path_user_or_host(context: Context) -> None:
+    text = environment.text_of(context)
+    assert str(Path.home()) not in text
+    assert "/usr/" not in text and sys.prefix not in text
+    # A short name could be part of a word or a hash.
+    for name in (getpass.getuser(), socket.gethostname()):
+        values = environment.parse(text).values()
+        assert not any(name == word for value in values for word in value.split())

@@ -1,0 +1,100 @@
+"""The import: platform, and the torch that the module was built against."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PACKAGE_ROOT, clean_environment, run_program
+from eagercache import _load
+
+
+@pytest.mark.parametrize(
+    ("build", "run", "names"),
+    [("2.11.0+cu130", "2.15.0+cu130", ("2.11.0+cu130", "2.15.0+cu130")), ("2.15.0", "3.0.1", ())],
+)
+def test_another_torch_is_refused_naming_both_sides_and_the_remedy(
+    build: str, run: str, names: tuple[str, ...]
+) -> None:
+    text = _load.mismatch(build, True, run, True)
+    assert text is not None
+    assert build in text and run in text and "Rebuild" in text
+    assert all(name in text for name in names)
+
+
+def test_a_patch_release_or_another_local_tag_is_accepted() -> None:
+    assert _load.mismatch("2.11.0+cu130", True, "2.11.1+cpu", True) is None
+
+
+def test_another_abi_is_refused() -> None:
+    text = _load.mismatch("2.11.0", True, "2.11.0", False)
+    assert text is not None and "ABI" in text
+
+
+def test_other_platforms_are_named() -> None:
+    assert _load.platform_problem("Linux", "x86_64") is None
+    for system, machine in (("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")):
+        text = _load.platform_problem(system, machine)
+        assert text is not None and machine in text
+
+
+def test_on_another_platform_the_import_says_so_once_and_does_nothing() -> None:
+    result = run_program(
+        """
+        import platform, warnings
+        platform.machine = lambda: "aarch64"
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import eagercache
+        import torch
+        handle = eagercache.enable()
+        eagercache.register("aten::abs")
+        eagercache.disable()
+        report(said=len(caught), active=handle.active, available=eagercache.available(),
+               hits=eagercache.stats().hits, waited=eagercache.wait(1),
+               kernels=eagercache.kernels(),
+               loaded="eagercache._C" in __import__("sys").modules)
+        """,
+        None,
+    )
+    assert result["said"] == 1
+    assert not result["active"] and not result["available"] and not result["loaded"]
+    assert result["hits"] == 0 and result["waited"] and result["kernels"] == []
+
+
+def test_the_check_comes_before_the_module_is_loaded(tmp_path: Path) -> None:
+    package = tmp_path / "eagercache"
+    package.mkdir()
+    for file in Path(PACKAGE_ROOT, "eagercache").iterdir():
+        if file.suffix == ".py":
+            (package / file.name).write_bytes(file.read_bytes())
+    info = package / "_build_info.py"
+    info.write_text(info.read_text().replace('TORCH_VERSION = "2.', 'TORCH_VERSION = "1.'))
+    (package / "_C.py").write_text("raise SystemExit('the module was loaded')")
+    done = subprocess.run(
+        [sys.executable, "-c", "import eagercache"],
+        env=clean_environment(PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "was built against torch 1." in done.stderr
+    assert "the module was loaded" not in done.stderr
+
+
+def test_import_does_not_pull_in_the_compiler_or_touch_cuda() -> None:
+    result = run_program(
+        """
+        import sys, torch
+        before = set(sys.modules)
+        import eagercache
+        new = set(sys.modules) - before
+        report(heavy=sorted(m for m in new if m.startswith(("torch._inductor", "torch._dynamo"))),
+               cuda=torch.cuda.is_initialized())
+        """,
+        None,
+    )
+    assert result["heavy"] == []
+    assert result["cuda"] is False

@@ -1,0 +1,263 @@
+"""What passes for native's equal, and what for faster. The probe is played by Python functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from eagercache import prove
+from eagercache.calls import Call
+from eagercache.prove import CannotProve, ProofFailed
+from test_calls import NONE, boolean, describe, integers, tensor
+
+Kernel = Callable[..., Any]
+
+
+class PlayedCall(Call):
+    """A call whose next forced invocation is answered by a Python function, as a kernel would."""
+
+    kernel: Kernel
+    forced = False
+
+    def invoke(self, values: Any) -> list[Any]:
+        if self.forced:
+            self.forced = False
+            result = self.kernel(*values)
+            return list(result) if isinstance(result, (tuple, list)) else [result]
+        return super().invoke(values)
+
+
+class PlayedProbe:
+    def __init__(self, call: PlayedCall) -> None:
+        self._call = call
+        self.captured = self.forced = True
+        self.aside = self.error = ""
+
+    def force(self) -> None:
+        self._call.forced = True
+
+    def capture(self) -> None:
+        self.captured = True
+
+    def load(self, path: str) -> None:
+        raise AssertionError(path)
+
+    def digest(self, choose: str) -> str:
+        return choose
+
+    def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+        raise AssertionError((pairs, calls))
+
+
+def proof_of(description: dict[str, Any], kernel: Kernel) -> prove.Proof:
+    call = PlayedCall(description)
+    call.kernel = kernel
+    return prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+
+
+SIN = describe("sin", tensor((40, 50)))
+
+
+def test_equal_bits_are_bitwise() -> None:
+    proof = proof_of(SIN, torch.sin)
+    assert proof.numerics == "bitwise" and len(proof.fills) == 8
+    assert (proof.largest_error, proof.seed) == (0.0, prove.SEED)
+
+
+def test_the_neighbouring_number_is_accurate() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x.double()).float()
+
+    proof = proof_of(SIN, kernel)
+    assert proof.numerics == "accurate"
+    assert 0.0 < proof.largest_error <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (lambda x: torch.sin(x) * 1.00001, "error of .* ulp, .* allowed"),
+        (lambda x: torch.sin(x) * (1 + 3 * 2**-23), "error of .* ulp, .* allowed"),
+        (lambda x: torch.sin(x).index_fill(1, torch.tensor(7), 0.5), "error of|NaN|sign"),
+        (lambda x: torch.sin(x).nan_to_num(0.0), "NaN or infinity"),
+        (lambda x: torch.sin(x) + 0.0, "sign of zero"),
+        (lambda x: torch.sin(x).double(), "dtype torch.float64, native gives torch.float32"),
+        (lambda x: torch.sin(x)[:, :49], "sizes"),
+        (lambda x: torch.sin(x).t().contiguous().t(), "strides"),
+        (lambda x: torch.cat([x.new_zeros(1, 50), torch.sin(x)])[1:], "storage offset"),
+        (lambda x: torch.sin(x).requires_grad_(), "requires_grad"),
+        (lambda x: x.sin_(), "tensor argument 0 was written to"),
+        (lambda x: None, "output 0 is undefined"),
+        (lambda x: (torch.sin(x), x.clone()), "2 outputs, native gives 1"),
+    ],
+)
+def test_a_difference_is_found_and_named(kernel: Kernel, expected: str) -> None:
+    with pytest.raises(ProofFailed, match=expected):
+        proof_of(SIN, kernel)
+
+
+def test_an_output_that_is_the_argument_is_found() -> None:
+    description = describe("clone", tensor((4, 5)), NONE)
+    with pytest.raises(ProofFailed, match="shares memory with an argument"):
+        proof_of(description, lambda x: x)
+
+
+def test_outputs_that_share_memory_are_found() -> None:
+    description = describe("frexp.Tensor", tensor((4, 5), dtype="float32"))
+
+    def kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mantissa, exponent = torch.frexp(x)
+        both = torch.empty(2, 4, 5)
+        both[0].copy_(mantissa)
+        return both[0], both.view(torch.int32)[0].copy_(exponent)
+
+    with pytest.raises(ProofFailed, match="share memory otherwise"):
+        proof_of(description, kernel)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "int32"])
+def test_some_dtypes_are_bitwise_or_nothing(dtype: str) -> None:
+    description = describe("square", tensor((40,), dtype=dtype))
+    assert proof_of(description, lambda x: x * x).numerics == "bitwise"
+
+    def off(x: torch.Tensor) -> torch.Tensor:
+        out = x * x
+        return torch.where(out == 1, out, out + (1 if dtype == "int32" else 2**-40))
+
+    with pytest.raises(ProofFailed, match="must be equal bit for bit"):
+        proof_of(description, off)
+
+
+def test_a_longer_sum_may_be_as_wrong_as_native_and_no_more() -> None:
+    description = describe("var.correction", tensor((16, 3000)), integers(-1), NONE, boolean(False))
+    proof = proof_of(description, lambda x: x.reshape(16, 3000).clone().var(-1))
+    assert proof.numerics == "bitwise"
+
+    def crude(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).mean(-1) - x.mean(-1) ** 2
+
+    with pytest.raises(ProofFailed):
+        proof_of(description, crude)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_errors_are_counted_in_units_of_the_last_place(dtype: torch.dtype) -> None:
+    exact = torch.tensor([1.0, 3.0, 1000.0, torch.finfo(dtype).smallest_normal / 2], dtype=dtype)
+    infinity = torch.full_like(exact, math.inf)
+    up = torch.nextafter(exact.float(), infinity.float()) if dtype == torch.float32 else None
+    if up is None:
+        up = (exact.view(torch.int16) + 1).view(dtype)
+    found = prove.compare_with_reference(exact, up, exact.double(), prove.Tolerance(), "here")
+    assert found == (1.0, 0.0)
+
+
+def test_a_half_precision_element_two_units_off_is_refused() -> None:
+    exact = torch.linspace(1, 2, 1000).bfloat16()
+    off = exact.clone()
+    off[5] = (exact[5:6].view(torch.int16) + 2).view(torch.bfloat16)[0]
+    with pytest.raises(ProofFailed, match="error of 2 ulp, 1 allowed"):
+        prove.compare_with_reference(exact, off, exact.double(), prove.Tolerance(), "here")
+
+
+def test_a_reduction_may_err_by_its_length_and_by_more_of_natives_error() -> None:
+    call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
+    outputs = [torch.zeros(16)]
+    assert prove.tolerance_of(call, outputs, reduces=False) == prove.Tolerance()
+    tolerance = prove.tolerance_of(call, outputs, reduces=True)
+    assert tolerance.bound(0.5, torch.float32) == 12.0
+    assert tolerance.bound(10.0, torch.float32) == 40.0
+    assert tolerance.bound(0.5, torch.bfloat16) == 1.0
+    assert prove.Tolerance().bound(10.0, torch.float32) == 20.0
+
+
+def test_results_too_large_for_the_dtype_may_be_any_that_is_not_finite() -> None:
+    reference = torch.tensor([1e300, 1.0], dtype=torch.float64)
+    native, mine = torch.tensor([math.inf, 1.0]), torch.tensor([math.nan, 1.0])
+    lenient, strict = prove.Tolerance(overflow=True), prove.Tolerance()
+    prove.compare_with_reference(native, mine, reference, lenient, "here")
+    with pytest.raises(ProofFailed, match="NaN or infinity"):
+        prove.compare_with_reference(native, mine, reference, strict, "here")
+
+
+def test_native_that_raises_on_everything_cannot_be_compared() -> None:
+    with pytest.raises(CannotProve, match="native raises on made-up data"):
+        prove.native_answers(Call(describe("square", tensor((3,), (1,)), **{}) | {"op": "aten::mv",
+            "args": [tensor((3, 4)), tensor((5,))], "overload": ""}))  # fmt: skip
+
+
+def test_undefined_outputs_cannot_be_compared() -> None:
+    description = describe(
+        "native_layer_norm_backward",
+        tensor((4, 8)), tensor((4, 8)), integers(8), tensor((4, 1)), tensor((4, 1)), NONE, NONE,
+        {"kind": "bool_list", "values": [True, False, False]},
+    )  # fmt: skip
+    with pytest.raises(CannotProve, match="undefined tensor"):
+        prove.native_answers(Call(description))
+
+
+def test_native_that_changes_its_mind_cannot_be_compared() -> None:
+    description = describe("bernoulli", tensor((50,)), NONE)
+    with pytest.raises(CannotProve, match="differ from run to run"):
+        prove.native_answers(Call(description))
+
+
+class Clock:
+    """A probe whose times follow a rule; counts what it was asked."""
+
+    captured = forced = True
+    aside = error = ""
+
+    def __init__(self, native: float, kernel: Callable[[int], float]) -> None:
+        self.native, self.kernel, self.count, self.calls = native, kernel, 0, 0
+
+    def capture(self) -> None: ...
+    def force(self) -> None: ...
+    def load(self, path: str) -> None: ...
+
+    def digest(self, choose: str) -> str:
+        return choose
+
+    def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+        self.calls = calls
+        result = [(self.native, self.kernel(self.count + i)) for i in range(pairs)]
+        self.count += pairs
+        return result
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (lambda i: 50_000.0, (True, "")),
+        (lambda i: 99_000.0, (False, "slower")),
+        (lambda i: 130_000.0, (False, "slower")),
+        (lambda i: 97_000.0 + 20_000.0 * math.sin(i), (False, "undecided")),
+    ],
+)
+def test_only_a_clear_win_is_a_win(
+    kernel: Callable[[int], float], expected: tuple[bool, str]
+) -> None:
+    timing = prove.time_call(Clock(100_000.0, kernel))
+    assert prove.decide(timing, margin=0.03) == expected
+
+
+def test_what_the_caller_pays_for_boxing_is_counted() -> None:
+    timing = prove.time_call(Clock(400.0, lambda i: 300.0))
+    assert timing.native_ns == 400.0 - prove.BOXING_ON_NATIVE_NS
+    assert timing.kernel_ns == 300.0 + prove.BOXING_ON_HIT_NS
+    assert not prove.decide(timing, 0.03)[0]
+
+
+def test_slow_calls_are_timed_few_times_and_quick_ones_many() -> None:
+    slow, quick = Clock(5e7, lambda i: 4e7), Clock(300.0, lambda i: 200.0)
+    prove.time_call(slow)
+    prove.time_call(quick)
+    assert slow.calls == 1 and quick.calls > 1000
+
+
+def test_too_few_pairs_decide_nothing() -> None:
+    assert prove._ratio_interval([(100.0, 1.0)] * 4) == (0.0, math.inf)
+    low, high = prove._ratio_interval([(10_060.0, 4_940.0)] * 9)
+    assert low == high == 0.5

@@ -1,0 +1,416 @@
+"""The service answers every request once, whatever its workers do, and leaves nothing behind.
+
+Most of it is about processes, so the worker here is a small program that speaks the protocol and
+misbehaves as the request says. `test_worker.py` has the real one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import eagercache.worker
+import pytest
+from conftest import clean_environment
+from eagercache.service import CompileService, ServiceSettings, worker_environment
+
+# Speaks the protocol; `do` in the description says how to behave. Keeps a note of what it was
+# asked.
+WORKER = """
+import importlib.util, json, os, signal, subprocess, sys, time
+# By its path: importing the package would import torch, which takes seconds.
+spec = importlib.util.spec_from_file_location("worker", os.environ["WORKER_MODULE"])
+worker = sys.modules["worker"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+read_frame, watch_parent, write_frame = worker.read_frame, worker.watch_parent, worker.write_frame
+source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
+watch_parent(int(sys.argv[-1]))
+notes = open(os.environ["NOTES"], "a")
+def note(text):
+    notes.write(text + "\\n"); notes.flush()
+note(f"start {os.getpid()}")
+if os.environ.get("BROKEN"):
+    sys.exit(3)
+write_frame(sink, {"ready": True})
+while (request := read_frame(source)) is not None:
+    call = request["description"]
+    do = call["do"]
+    if "record" in request:
+        note("record " + request["record"]["failure"] + " " + request["record"]["reason"])
+        do = "answer"
+    else:
+        note(f"{do} {call['id']} {request['choose']}")
+    if do == "print":
+        print("noise on standard output", flush=True)
+        os.write(1, b"and below it")
+    if do == "crash" or (do == "crash_once" and not os.path.exists(os.environ["NOTES"] + ".once")):
+        open(os.environ["NOTES"] + ".once", "w").close()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if do == "exit":
+        print("the last words", file=sys.stderr, flush=True)
+        os._exit(9)
+    if do == "hang":
+        child = subprocess.Popen(["sleep", "600"])
+        note(f"child {child.pid}")
+        time.sleep(600)
+    if do == "slow":
+        time.sleep(0.4)
+    verdict = "failed" if do == "fail" else "kernel"
+    if do == "busy_twice":
+        call["times"] = 1 + open(os.environ["NOTES"]).read().count("busy_twice")
+        verdict = "busy" if call["times"] < 4 else "kernel"
+    if do == "busy":
+        verdict = "busy"
+    write_frame(sink, {"id": call["id"], "verdict": verdict, "reason": "", "found": False,
+                       "seconds": {"compile": 1.5, "compile.link": 1.0}})
+"""
+
+
+class Answers:
+    """Collects responses in the order of arrival."""
+
+    def __init__(self) -> None:
+        self.all: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, response: dict[str, Any]) -> None:
+        with self.lock:
+            self.all.append(response)
+
+    def by_id(self) -> dict[int, dict[str, Any]]:
+        return {answer["id"]: answer for answer in self.all}
+
+
+def worker_files(notes: Path) -> dict[str, str]:
+    return {"NOTES": str(notes), "WORKER_MODULE": str(eagercache.worker.__file__)}
+
+
+class Bench:
+    """Services with the misbehaving worker, and what the worker noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script = folder / "worker.py"
+        self.script.write_text(WORKER)
+        self.notes_path = folder / "notes"
+        self.services: list[CompileService] = []
+
+    def service(self, extra: dict[str, str] | None = None, **changes: Any) -> CompileService:
+        settings: dict[str, Any] = {
+            "store_root": "/nowhere",
+            "environment": "a: 1\n",
+            "workers": 1,
+            "request_timeout": 20.0,
+            "busy_first_delay": 0.02,
+            "worker_arguments": (str(self.script),),
+            "extra_environment": {**worker_files(self.notes_path), **(extra or {})},
+            **changes,
+        }
+        service = CompileService(ServiceSettings(**settings))
+        self.services.append(service)
+        return service
+
+    @property
+    def notes(self) -> list[str]:
+        return self.notes_path.read_text().splitlines() if self.notes_path.exists() else []
+
+    def pids(self, word: str) -> list[int]:
+        return [int(note.split()[1]) for note in self.notes if note.startswith(word)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    for service in bench.services:
+        service.close()
+
+
+def call(number: int, do: str = "answer") -> dict[str, Any]:
+    return {"id": number, "op": "aten::abs", "overload": "", "digest": f"{number:064x}", "do": do}
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+def wait_until(condition: Any, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def test_nothing_starts_before_the_first_request(bench: Bench) -> None:
+    threads = threading.active_count()
+    service = bench.service()
+    assert threading.active_count() == threads
+    assert service.wait(0.0)
+    service.close()
+    assert bench.notes == []
+
+
+def test_one_worker_answers_all_requests_once_each(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    for number in range(10):
+        service.submit(call(number), answers)
+    assert service.wait(30)
+    assert sorted(answer["id"] for answer in answers.all) == list(range(10))
+    assert len(bench.pids("start")) == 1
+    assert (service.compiles, service.failures) == (10, 0)
+    assert service.seconds == pytest.approx(15.0)  # parts of a step are not counted twice
+
+
+def test_output_of_libraries_does_not_reach_the_protocol(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    for number in range(3):
+        service.submit(call(number, "print"), answers)
+    assert service.wait(30)
+    assert [answer["verdict"] for answer in answers.all] == ["kernel"] * 3
+
+
+def test_a_crash_is_tried_once_more_and_then_stored_as_deterministic(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "crash"), answers)
+    service.submit(call(2), answers)
+    assert service.wait(60)
+    first = answers.by_id()[1]
+    assert (first["verdict"], first["failure"]) == ("failed", "deterministic")
+    assert "SIGSEGV" in first["reason"]
+    assert answers.by_id()[2]["verdict"] == "kernel"
+    assert sum(note.startswith("crash 1") for note in bench.notes) == 2
+    recorded = [note for note in bench.notes if note.startswith("record")]
+    assert len(recorded) == 1 and recorded[0].startswith("record deterministic")
+    assert service.failures == 1
+
+
+def test_a_worker_that_dies_once_costs_nothing_but_time(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "crash_once"), answers)
+    assert service.wait(60)
+    assert [answer["verdict"] for answer in answers.all] == ["kernel"]
+
+
+def test_the_last_words_of_a_worker_are_in_the_reason(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "exit"), answers)
+    assert service.wait(60)
+    assert answers.all[0]["reason"] == "the compile worker exited with 9: the last words"
+
+
+def test_a_hang_is_ended_with_its_children_and_is_transient(bench: Bench) -> None:
+    service, answers = bench.service(request_timeout=1.0), Answers()
+    service.submit(call(1, "hang"), answers)
+    service.submit(call(2), answers)
+    assert service.wait(60)
+    assert answers.by_id()[1]["failure"] == "transient"
+    assert "did not answer within 1 s" in answers.by_id()[1]["reason"]
+    assert answers.by_id()[2]["verdict"] == "kernel"
+    assert len(bench.pids("child")) == 1
+    assert wait_until(lambda: all(gone(pid) for pid in bench.pids("child")))
+
+
+def test_busy_calls_come_again_until_they_are_answered(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "busy_twice"), answers)
+    assert service.wait(30)
+    assert [answer["verdict"] for answer in answers.all] == ["kernel"]
+    assert sum(note.startswith("busy_twice") for note in bench.notes) == 3
+
+
+def test_a_call_that_stays_busy_is_given_up(bench: Bench) -> None:
+    service, answers = bench.service(busy_limit=0.2), Answers()
+    service.submit(call(1, "busy"), answers)
+    assert service.wait(30)
+    assert answers.all[0]["failure"] == "transient"
+
+
+def test_requests_are_served_while_another_one_is_busy(bench: Bench) -> None:
+    service, answers = bench.service(busy_first_delay=1.0), Answers()
+    service.submit(call(1, "busy_twice"), answers)
+    service.submit(call(2), answers)
+    assert wait_until(lambda: 2 in answers.by_id())
+    assert 1 not in answers.by_id()
+
+
+def test_a_worker_that_cannot_start_fails_its_request(bench: Bench) -> None:
+    service, answers = bench.service(extra={"BROKEN": "1"}), Answers()
+    service.submit(call(1), answers)
+    assert service.wait(60)
+    assert "exited with 3" in answers.all[0]["reason"]
+    missing = bench.service(python="/no/such/python")
+    missing.submit(call(2), answers)
+    assert missing.wait(10)
+    assert answers.by_id()[2]["reason"] == "the compile worker cannot be started"
+
+
+def test_workers_are_replaced_after_their_share(bench: Bench) -> None:
+    service, answers = bench.service(requests_per_worker=2), Answers()
+    for number in range(5):
+        service.submit(call(number), answers)
+    assert service.wait(60)
+    assert len(bench.pids("start")) == 3
+
+
+def test_two_workers_work_at_the_same_time(bench: Bench) -> None:
+    service, answers = bench.service(workers=2), Answers()
+    for number in range(6):
+        service.submit(call(number, "slow"), answers)
+    assert service.wait(60)
+    assert len(bench.pids("start")) == 2
+
+
+def test_wait_gives_up_after_its_timeout(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "hang"), answers)
+    begin = time.monotonic()
+    assert not service.wait(0.2)
+    assert time.monotonic() - begin < 2.0
+
+
+def test_close_ends_everything_within_two_seconds_and_answers_the_rest(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    for number in range(4):
+        service.submit(call(number, "hang"), answers)
+    assert wait_until(lambda: bench.pids("child"))
+    begin = time.monotonic()
+    service.close()
+    assert time.monotonic() - begin < 2.0
+    assert wait_until(lambda: len(answers.all) == 4)
+    assert {answer["verdict"] for answer in answers.all} == {"failed"}
+    assert wait_until(lambda: all(gone(p) for p in bench.pids("child") + bench.pids("start")))
+    service.submit(call(9), answers)
+    assert answers.by_id()[9]["reason"] == "the compile service is closed"
+    service.close()
+
+
+def test_a_callback_that_raises_does_not_stop_the_service(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, answers = bench.service(), Answers()
+
+    def broken(_: dict[str, Any]) -> None:
+        raise RuntimeError("a broken callback")
+
+    with caplog.at_level(logging.ERROR, logger="eagercache"):
+        service.submit(call(1), broken)
+        service.submit(call(2), answers)
+        assert service.wait(30)
+    assert [answer["id"] for answer in answers.all] == [2]
+    assert "delivering the verdict on aten::abs failed" in caplog.text
+
+
+def test_new_settings_hold_for_later_requests(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1), answers)
+    assert service.wait(30)
+    service.reconfigure(choose="always")
+    service.submit(call(2), answers)
+    assert service.wait(30)
+    assert bench.notes[-2:] == ["answer 1 faster", "answer 2 always"]
+
+
+def test_a_forked_childs_service_does_nothing(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1), answers)
+    assert service.wait(30)
+    pid = os.fork()
+    if pid == 0:
+        mine = Answers()
+        service.submit(call(2), mine)
+        service.close()
+        good = mine.all[0]["verdict"] == "failed" and service.wait(0.1)
+        os._exit(0 if good else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    service.submit(call(3), answers)
+    assert service.wait(30)
+    assert answers.by_id()[3]["verdict"] == "kernel"
+    assert len(bench.pids("start")) == 1
+
+
+PARENT = """
+import pathlib, sys, time
+from eagercache.service import CompileService, ServiceSettings
+service = CompileService(ServiceSettings(
+    store_root="/nowhere", environment="", workers=1, worker_arguments=(sys.argv[1],),
+    extra_environment={"NOTES": sys.argv[2], "WORKER_MODULE": sys.argv[4]}))
+service.submit({"id": 1, "op": "x", "overload": "", "do": "hang"}, print)
+notes = pathlib.Path(sys.argv[2])
+while not (notes.exists() and "child" in notes.read_text()):
+    time.sleep(0.02)
+if sys.argv[3] != "exit":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "interrupt", "exit"])
+def test_the_users_process_leaves_nothing_behind_however_it_ends(bench: Bench, how: str) -> None:
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            PARENT,
+            str(bench.script),
+            str(bench.notes_path),
+            how,
+            str(eagercache.worker.__file__),
+        ],
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert wait_until(lambda: bench.pids("child"), 60)
+        ended = time.monotonic()
+        if how != "exit":
+            parent.send_signal(signal.SIGKILL if how == "kill" else signal.SIGINT)
+        parent.wait(30)
+        assert time.monotonic() - ended < 5.0
+        assert wait_until(lambda: all(gone(p) for p in bench.pids("child")), 5.0)
+        assert wait_until(lambda: all(gone(p) for p in bench.pids("start")), 5.0)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_worker_ignores_the_terminals_interrupt(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "slow"), answers)
+    assert wait_until(lambda: any(note.startswith("slow") for note in bench.notes), 30)
+    (worker,) = bench.pids("start")
+    assert os.getsid(worker) == worker != os.getsid(0)
+    os.kill(worker, signal.SIGINT)
+    assert service.wait(30)
+    assert answers.all[0]["verdict"] == "kernel" and len(bench.pids("start")) == 1
+
+
+def test_the_workers_environment_is_neutral() -> None:
+    settings = ServiceSettings(store_root="", environment="")
+    environ = {
+        "HOME": "/h",
+        "LD_PRELOAD": "x.so",
+        "OMP_NUM_THREADS": "1",
+        "EAGERCACHE_CHOOSE": "always",
+        "TORCHINDUCTOR_CACHE_DIR": "/x",
+        "PYTHONPATH": "/mine",
+    }
+    kept = worker_environment(settings, environ)
+    assert kept["HOME"] == "/h" and kept["EAGERCACHE_INSIDE_WORKER"] == "1"
+    assert kept["CUDA_VISIBLE_DEVICES"] == ""
+    assert kept["PYTHONPATH"].endswith(f"{os.pathsep}/mine")
+    for name in ("LD_PRELOAD", "OMP_NUM_THREADS", "EAGERCACHE_CHOOSE", "TORCHINDUCTOR_CACHE_DIR"):
+        assert name not in kept

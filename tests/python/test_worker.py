@@ -1,0 +1,267 @@
+"""The real worker: requests in, verdicts out, entries in the store."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import clean_environment
+from eagercache import environment, worker
+from eagercache._load import core
+from eagercache.service import CompileService, ServiceSettings
+from test_calls import NONE, boolean, describe, integer, integers, tensor
+
+VAR = describe("var.correction", tensor((64, 96)), integers(-1), NONE, boolean(False))
+LISTS = describe(
+    "cat",
+    {"kind": "tensor_list", "elements": [tensor((8, 6), (1, 8)), tensor((8, 10), dtype="float64")]},
+    integer(1),
+)
+INDEX = describe(
+    "embedding",
+    tensor((64, 32)),
+    tensor((5,), dtype="int64"),
+    integer(-1),
+    boolean(False),
+    boolean(False),
+)
+
+
+@pytest.mark.parametrize("frame", [{}, {"a": [1, "ü", None]}, {"long": "x" * 100_000}])
+def test_a_frame_comes_back_as_it_was(frame: dict[str, Any]) -> None:
+    stream = io.BytesIO()
+    worker.write_frame(stream, frame)
+    worker.write_frame(stream, {"second": 2})
+    stream.seek(0)
+    assert worker.read_frame(stream) == frame
+    assert worker.read_frame(stream) == {"second": 2}
+    assert worker.read_frame(stream) is None
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 10])
+def test_a_cut_frame_is_the_end(cut: int) -> None:
+    stream = io.BytesIO()
+    worker.write_frame(stream, {"key": "value"})
+    assert worker.read_frame(io.BytesIO(stream.getvalue()[:cut])) is None
+
+
+@pytest.mark.parametrize("body", [b"\xff\xff\xff\xff", b"\x02\x00\x00\x00[]", b"\x01\x00\x00\x00{"])
+def test_a_malformed_frame_raises(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        worker.read_frame(io.BytesIO(body))
+
+
+# Digests are made by the hook; a process of its own has hooks without disturbing this one.
+DIGESTS = """
+import json, sys
+from eagercache._load import core
+from eagercache.calls import Call
+for description in json.loads(sys.argv[1]):
+    name = description["op"], description["overload"], "CPU"
+    core.register(*name)
+    probe, call = core.Probe(*name), Call(description)
+    with call.state.applied():
+        probe.capture()
+        call.invoke(call.sample("unit", 1).values)
+    assert probe.captured and not probe.aside, (name, probe.aside)
+    print(probe.digest(sys.argv[2]))
+    del probe
+"""
+
+
+def with_digests(descriptions: list[dict[str, Any]], choose: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-c", DIGESTS, json.dumps(descriptions), choose],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    digests = done.stdout.split()
+    return [{**d, "digest": digest} for d, digest in zip(descriptions, digests, strict=True)]
+
+
+class Requests:
+    """A service on a private store, and its answers."""
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        settings: dict[str, Any] = {
+            "store_root": str(root),
+            "environment": environment.environment_text(),
+            "choose": "always",
+            "workers": 1,
+            **changes,
+        }
+        self.settings = ServiceSettings(**settings)
+        self.service = CompileService(self.settings)
+
+    def ask(self, descriptions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = []
+        for description in descriptions:
+            self.service.submit(description, answers.append)
+        assert self.service.wait(280)
+        return answers
+
+    def store(self) -> Any:
+        assert core is not None
+        return core.Store(self.settings.store_root, self.settings.environment)
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Requests]:
+    root = tmp_path_factory.mktemp("worker") / "store"
+    root.mkdir(mode=0o700)
+    requests = Requests(root)
+    yield requests
+    requests.service.close()
+
+
+@pytest.fixture(scope="module")
+def compiled(requests: Requests) -> list[dict[str, Any]]:
+    """VAR, LISTS and INDEX, answered by one worker."""
+    return requests.ask(with_digests([VAR, LISTS, INDEX], "always"))
+
+
+def test_a_kernel_is_proved_timed_and_published(
+    requests: Requests, compiled: list[dict[str, Any]]
+) -> None:
+    answer = compiled[0]
+    assert (answer["verdict"], answer["found"]) == ("kernel", False), answer
+    entry = requests.store().find(answer["digest"])
+    assert entry["kind"] == "kernel"
+    assert [thing["kind"] for thing in entry["objects"]] == ["so"]
+    assert "avx2" in entry["cpu_features"] or entry["cpu_features"] == ["sse", "sse2"]
+    facts = entry["facts"]
+    assert facts["op"] == "aten::var.correction" and facts["form"] == "container"
+    assert facts["numerics"] in ("bitwise", "accurate")
+    assert float(facts["native_ns"]) > 0 and float(facts["kernel_ns"]) > 0
+    assert json.loads(facts["call"])["args"] == VAR["args"]
+    for step in ("compile", "prove", "time"):
+        assert float(facts[f"seconds_{step}"]) > 0
+
+
+def test_lists_and_mixed_dtypes_are_compiled_too(compiled: list[dict[str, Any]]) -> None:
+    assert compiled[1]["verdict"] == "kernel", compiled[1]
+    assert compiled[1]["numerics"] == "bitwise"
+
+
+def test_code_that_checks_its_indices_is_left_to_native(
+    requests: Requests, compiled: list[dict[str, Any]]
+) -> None:
+    assert (compiled[2]["verdict"], compiled[2]["reason"]) == (
+        "native",
+        "generated code checks values",
+    )
+    assert requests.store().find(compiled[2]["digest"])["kind"] == "native"
+
+
+def test_a_published_entry_is_found_and_not_made_again(
+    requests: Requests, compiled: list[dict[str, Any]]
+) -> None:
+    before = requests.service.compiles
+    (again,) = requests.ask([{**VAR, "digest": compiled[0]["digest"]}])
+    assert (again["verdict"], again["found"]) == ("kernel", True)
+    assert requests.service.compiles == before
+
+
+def test_a_locked_key_is_answered_by_whoever_holds_it(
+    requests: Requests, compiled: list[dict[str, Any]]
+) -> None:
+    store = requests.store()
+    (description,) = with_digests([describe("neg", tensor((8,)))], "always")
+    lock = store.try_lock(description["digest"])
+    answers: list[dict[str, Any]] = []
+    requests.service.submit(description, answers.append)
+    assert not requests.service.wait(2.0)
+    manifest = {"key": description["digest"], "kind": "native", "facts": {"reason": "by another"}}
+    store.publish(manifest)
+    lock.release()
+    assert requests.service.wait(60)
+    assert (answers[0]["verdict"], answers[0]["reason"]) == ("native", "by another")
+
+
+def test_a_call_with_another_key_here_fails(requests: Requests) -> None:
+    (answer,) = requests.ask([{**VAR, "digest": "ab" * 32}])
+    assert answer["verdict"] == "failed"
+    assert answer["reason"].startswith("call could not be rebuilt")
+    assert requests.store().find("ab" * 32)["failure"] == "deterministic"
+
+
+def test_a_description_that_makes_no_call_fails(requests: Requests) -> None:
+    (answer,) = requests.ask([{**VAR, "digest": "cd" * 32, "op": "aten::no_such_operator"}])
+    assert (answer["verdict"], answer["failure"]) == ("failed", "deterministic")
+    assert "there is no operator" in answer["reason"]
+
+
+def test_nothing_temporary_is_left_but_the_workers_own_folder(
+    requests: Requests, compiled: list[dict[str, Any]]
+) -> None:
+    root = Path(requests.settings.store_root)
+    left = {path.name for path in root.rglob("*") if path.suffix in (".cpp", ".o", ".log")}
+    assert left == set()
+
+
+def test_another_environment_is_refused_with_the_differing_field(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir(mode=0o700)
+    text = environment.environment_text().replace(
+        "platform.page_size: 4096", "platform.page_size: 1"
+    )
+    other = Requests(root, environment=text)
+    try:
+        (answer,) = other.ask([{**VAR, "digest": "ef" * 32}])
+    finally:
+        other.service.close()
+    assert answer["reason"] == "the worker's environment differs in platform.page_size"
+    assert answer["failure"] == "transient"
+
+
+BROKEN_COMPILERS = {
+    "fails": (
+        "echo 'fatal error: a broken compiler' >&2; exit 1",
+        "a broken compiler",
+        "deterministic",
+    ),
+    "killed": ("kill -KILL $$", "exited with -9", "transient"),
+    "hangs": ("sleep 600", "did not answer within", "transient"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_COMPILERS)
+def test_a_broken_compiler_is_a_stored_failure(tmp_path: Path, how: str) -> None:
+    command, reason, failure = BROKEN_COMPILERS[how]
+    root = tmp_path / "store"
+    root.mkdir(mode=0o700)
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        textwrap.dedent(f"""\
+        #!/bin/sh
+        if [ "$1" = "-v" ] || [ "$1" = "--version" ]; then
+          echo "Target: x86_64-linux-gnu" >&2
+          echo "gcc version 12.9.0 (Broken)" >&2
+          echo "g++ (Broken) 12.9.0"
+          exit 0
+        fi
+        {command}
+        """)
+    )
+    compiler.chmod(0o755)
+    text = environment.environment_text(cxx=str(compiler))
+    timeout = 30.0 if how == "hangs" else 300.0
+    broken = Requests(root, environment=text, cxx=str(compiler), request_timeout=timeout)
+    try:
+        (description,) = with_digests([VAR], "always")
+        (answer,) = broken.ask([description])
+    finally:
+        broken.service.close()
+    assert (answer["verdict"], answer["failure"]) == ("failed", failure), answer
+    assert reason in answer["reason"]
+    entry = broken.store().find(description["digest"])
+    assert (entry["kind"], entry["failure"]) == ("failed", failure)
