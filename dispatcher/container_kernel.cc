@@ -2,7 +2,9 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -33,7 +35,44 @@ Status read_count(const SharedLibrary& library, const char* symbol, void* contai
   return Status::ok();
 }
 
+// Gives `tensor` native's strides when they differ in dimensions of size 1 only.
+void adopt_strides(at::Tensor& tensor, const std::vector<std::int64_t>& wanted) {
+  const at::IntArrayRef sizes = tensor.sizes();
+  const at::IntArrayRef strides = tensor.strides();
+  if (strides == at::IntArrayRef(wanted) || strides.size() != wanted.size()) {
+    return;
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (strides[i] != wanted[i] && sizes[i] != 1) {
+      return;
+    }
+  }
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes.vec(), wanted);
+}
+
 }  // namespace
+
+Status ContainerKernel::set_output_strides(std::string_view text) {
+  if (text.empty()) {
+    return Status::ok();
+  }
+  const nlohmann::json all = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  std::vector<std::vector<std::int64_t>> strides;
+  bool sound = all.is_array() && all.size() == num_outputs_;
+  for (std::size_t i = 0; sound && i < all.size(); ++i) {
+    sound = all[i].is_array() && std::all_of(all[i].begin(), all[i].end(), [](const auto& value) {
+              return value.is_number_integer();
+            });
+    if (sound) {
+      strides.push_back(all[i].get<std::vector<std::int64_t>>());
+    }
+  }
+  if (!sound) {
+    return {StatusCode::kCorrupt, "the manifest's output strides are malformed"};
+  }
+  output_strides_ = std::move(strides);
+  return Status::ok();
+}
 
 Result<std::unique_ptr<ContainerKernel>> ContainerKernel::create(const SharedLibrary& library,
                                                                  c10::Device device) {
@@ -115,6 +154,9 @@ LoadedKernel::Outcome ContainerKernel::run_now(std::span<const at::Tensor* const
       if (auto* tensor = static_cast<at::Tensor*>(output_handles[i])) {
         outputs[i] = std::move(*tensor);
         delete tensor;
+        if (i < output_strides_.size()) {
+          adopt_strides(outputs[i], output_strides_[i]);
+        }
       }
     }
     return error == 0 ? Outcome::kAnswered : Outcome::kFailed;

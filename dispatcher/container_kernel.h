@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "dispatcher/loaded_kernel.h"
 #include "kernel_cache/shared_library.h"
@@ -20,6 +23,15 @@ class ContainerKernel final : public LoadedKernel {
   // when it has constants, or when its container cannot be made. Creates no CUDA context for CPU.
   static Result<std::unique_ptr<ContainerKernel>> create(const SharedLibrary& library,
                                                          c10::Device device);
+
+  // The strides that native gives its outputs, as JSON ("[[4,1],[]]"); empty text for "as the
+  // kernel gives them". Where an output of the kernel differs from them in dimensions of size 1
+  // only, which address nothing, it gets native's. Call before the first run. kCorrupt for a
+  // malformed text.
+  Status set_output_strides(std::string_view text);
+  void set_output_strides(std::vector<std::vector<std::int64_t>> strides) {
+    output_strides_ = std::move(strides);
+  }
 
   Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
               c10::Device device) noexcept override;
@@ -41,6 +53,7 @@ class ContainerKernel final : public LoadedKernel {
   RunFunction run_ = nullptr;
   std::size_t num_inputs_ = 0;
   std::size_t num_outputs_ = 0;
+  std::vector<std::vector<std::int64_t>> output_strides_;  // empty, or one per output
   // The first run folds constants and may set up lazily; it is made alone. Others that arrive
   // meanwhile do not wait: native answers them.
   std::atomic<bool> ran_once_{false};

@@ -6,8 +6,6 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "dispatcher/container_kernel.h"
-
 namespace eagercache {
 namespace {
 
@@ -66,6 +64,9 @@ Status Probe::load(const std::string& path) {
   // Never destroyed, like every loaded kernel: OpenMP threads may still be inside its library.
   kernel_.release();  // NOLINT(bugprone-unused-return-value)
   kernel_ = std::move(kernel).value();
+  if (output_strides_.size() == kernel_->num_outputs()) {
+    kernel_->set_output_strides(output_strides_);
+  }
   return Status::ok();
 }
 
@@ -81,8 +82,15 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     if (reason == AsideReason::kNone) {
       words_.assign(view.key.words().begin(), view.key.words().end());
     }
-    captured_ = true;
     hook_.call_native(keys, stack);
+    output_strides_.clear();
+    for (auto result = stack->end() - static_cast<std::ptrdiff_t>(hook_.num_returns());
+         result != stack->end(); ++result) {
+      const at::Tensor& output = result->toTensor();
+      output_strides_.push_back(output.defined() ? output.strides().vec()
+                                                 : std::vector<std::int64_t>{});
+    }
+    captured_ = true;
     return;
   }
   if (reason != AsideReason::kNone || !std::ranges::equal(view.key.words(), words_)) {

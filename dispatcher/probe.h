@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "dispatcher/loaded_kernel.h"
+#include "dispatcher/container_kernel.h"
 #include "dispatcher/operator_hook.h"
 #include "kernel_cache/status.h"
 
@@ -39,6 +39,7 @@ class Probe {
   std::string digest(std::string_view policy_tag) const;
 
   // Loads an AOTInductor container from a file that the caller trusts (it has just compiled it).
+  // Its outputs get the strides of the captured call's native ones, if there is one.
   Status load(const std::string& path);
 
   // Times the captured call, in pairs of (native, hit) means of `calls` calls each, in nanoseconds.
@@ -62,9 +63,10 @@ class Probe {
   bool forced_ = false;
   AsideReason aside_ = AsideReason::kNone;
   std::string error_;
-  torch::jit::Stack stack_;  // the captured call's arguments
-  std::vector<Word> words_;  // and its key
-  std::unique_ptr<LoadedKernel> kernel_;
+  torch::jit::Stack stack_;                                // the captured call's arguments
+  std::vector<Word> words_;                                // and its key
+  std::vector<std::vector<std::int64_t>> output_strides_;  // what native gave
+  std::unique_ptr<ContainerKernel> kernel_;
 };
 
 }  // namespace eagercache

@@ -175,6 +175,10 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   if (!kernel) {
     return kernel.status();
   }
+  if (Status status = kernel.value()->set_output_strides(fact(manifest, "output_strides"));
+      !status) {
+    return status;
+  }
   DecodedCall call;
   if (!decode_call(words, &call) || kernel.value()->num_inputs() != count_tensors(call.arguments) ||
       kernel.value()->num_outputs() != hook.num_returns()) {
@@ -316,7 +320,8 @@ void Runtime::process(Pending pending) {
         for (auto& ticket : pending.tickets) {
           same->second.tickets.push_back(std::move(ticket));
         }
-        // The digest holds what the policy asks of the compile service; its answer serves this call.
+        // The digest holds what the policy asks of the compile service; its answer serves this
+        // call.
         same->second.generation = pending.generation;
         return;
       }
@@ -350,9 +355,17 @@ void Runtime::submit(Pending pending, const std::string& digest) {
     return;
   }
   CompileRequest request{digest, request_json(*pending.hook, pending.words, digest, pending.calls)};
+  bool stopping = false;
   {
     std::lock_guard lock(queue_mutex_);
-    in_flight_.emplace(digest, std::move(pending));
+    stopping = stopping_;
+    if (!stopping) {
+      in_flight_.emplace(digest, std::move(pending));
+    }
+  }
+  if (stopping) {
+    finish(pending);  // nobody would complete it
+    return;
   }
   if (log_enabled(LogLevel::kInfo)) {
     log_line(LogLevel::kInfo, "event=submit digest=" + digest);

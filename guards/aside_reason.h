@@ -23,10 +23,8 @@ enum class AsideReason : std::uint8_t {
   kDispatchState,      // functorch, a Python mode or functionalization is active below us
   kFloatingPointMode,  // flush-denormal or another rounding mode is set on this thread
   kParallelRegion,     // called from inside an OpenMP region
-  kReentry,            // called from inside one of our kernels or a native kernel we displaced
-  kCapture,            // a CUDA graph is being captured and the kernel is cold
 };
-inline constexpr std::size_t kAsideReasonCount = 17;
+inline constexpr std::size_t kAsideReasonCount = 15;
 
 constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
   switch (reason) {
@@ -60,10 +58,6 @@ constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
       return "floating_point_mode";
     case AsideReason::kParallelRegion:
       return "parallel_region";
-    case AsideReason::kReentry:
-      return "reentry";
-    case AsideReason::kCapture:
-      return "capture";
   }
   return "unknown";
 }

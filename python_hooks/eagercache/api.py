@@ -183,6 +183,7 @@ def _start_service(settings: config.Settings, store: Any, chosen: Configuration)
                 numerics=chosen.numerics,
                 workers=settings.workers,
                 cxx=settings.cxx,
+                max_bytes=settings.max_bytes,
             )
         )
     else:

@@ -60,6 +60,7 @@ class ServiceSettings:
     choose: str = "faster"
     numerics: str = "accurate"
     margin: float = 0.03
+    max_bytes: int = 10 << 30
     workers: int = 0
     cxx: str | None = None
     request_timeout: float = 300.0
@@ -348,6 +349,7 @@ def _message(request: _Request) -> dict[str, Any]:
         "choose": settings.choose,
         "numerics": settings.numerics,
         "margin": settings.margin,
+        "max_bytes": settings.max_bytes,
         "cxx": settings.cxx,
     }
 

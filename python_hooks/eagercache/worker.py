@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MAX_FRAME_BYTES = 64 << 20
 NICENESS = 10
 TRANSIENT_RETRY_SECONDS = 600
+DEFAULT_MAX_BYTES = 10 << 30
+EVICTION_SECONDS = 600.0  # at most this often, by one worker
 _PARENT_CHECK_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 
@@ -86,6 +88,7 @@ class Outcome:
     proof: Proof | None = None
     timing: Timing | None = None
     published: bool = False  # somebody else's entry was found
+    output_strides: str = ""  # native's, as JSON
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -112,6 +115,7 @@ class Worker:
         self._scratch: Path | None = None
         self._commands: BuildCommands | None = None
         self._clock = _Clock()
+        self._last_eviction = -EVICTION_SECONDS
 
     def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The response to one request. Never raises for what the request asks."""
@@ -178,7 +182,8 @@ class Worker:
                 raise _Failure(
                     f"the worker's environment differs in {', '.join(differing)}", transient=True
                 )
-            self._stores[key] = self._core.Store(key[0], key[1])
+            limit = int(request.get("max_bytes", DEFAULT_MAX_BYTES))
+            self._stores[key] = self._core.Store(key[0], key[1], max_bytes=limit)
         return self._stores[key]
 
     def _make(self, request: Mapping[str, Any], store: Any) -> Outcome:
@@ -220,7 +225,8 @@ class Worker:
             self._clock.seconds.update(
                 {f"compile.{step}": seconds for step, seconds in compiled.seconds.items()}
             )
-            outcome = Outcome("kernel", compiled=compiled)
+            strides = [list(output.stride()) for output in natives[0].outputs]
+            outcome = Outcome("kernel", compiled=compiled, output_strides=json.dumps(strides))
             with self._clock.step("prove"):
                 probe.load(str(compiled.path))
                 outcome.proof = prove.prove(call, probe, natives, reduces=compiled.text.reduces)
@@ -289,6 +295,15 @@ class Worker:
             if outcome.transient:
                 manifest["retry_after"] = int(time.time()) + TRANSIENT_RETRY_SECONDS
         store.publish(manifest, sources)
+        self._evict_at_times(store)
+
+    def _evict_at_times(self, store: Any) -> None:
+        """Keeps the store within its limits; a scan now and then, by whoever writes."""
+        if time.monotonic() - self._last_eviction < EVICTION_SECONDS:
+            return
+        self._last_eviction = time.monotonic()
+        with contextlib.suppress(self._core.StoreError):  # busy: another process does it
+            store.evict()
 
 
 class _Clock:
@@ -341,6 +356,7 @@ def _facts(
         facts["pairs"] = str(outcome.timing.pairs)
     if outcome.compiled is not None:
         facts["kernels"] = " ".join(outcome.compiled.text.kernels)[:2_000]
+        facts["output_strides"] = outcome.output_strides
         facts["extern_calls"] = " ".join(outcome.compiled.text.extern_calls)[:2_000]
     return facts
 
