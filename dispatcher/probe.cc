@@ -72,11 +72,16 @@ Status Probe::load(const std::string& path) {
 
 void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const Mode mode = std::exchange(mode_, Mode::kIdle);
+  const std::size_t num_arguments = hook_.plan().readers.size();
+  for (const std::size_t argument : undefined_) {
+    if (argument < num_arguments) {
+      (*stack)[stack->size() - num_arguments + argument] = at::Tensor();
+    }
+  }
   CallView view;
   const AsideReason reason = hook_.read_call(*stack, view);
   if (mode == Mode::kCapture) {
-    const std::size_t count = hook_.plan().readers.size();
-    stack_.assign(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
+    stack_.assign(stack->end() - static_cast<std::ptrdiff_t>(num_arguments), stack->end());
     aside_ = reason;
     words_.clear();
     if (reason == AsideReason::kNone) {

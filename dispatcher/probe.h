@@ -31,6 +31,10 @@ class Probe {
   // kernel. Requires a captured call and a kernel.
   void arm_force();
 
+  // Arguments that the calls taken from now on hold as undefined tensors where Python, which has
+  // none, passes None. Indices into the schema's arguments; others are ignored.
+  void set_undefined(std::vector<std::size_t> arguments) { undefined_ = std::move(arguments); }
+
   bool captured() const noexcept { return captured_; }
   bool forced() const noexcept { return forced_; }
   AsideReason aside() const noexcept { return aside_; }
@@ -65,6 +69,7 @@ class Probe {
   std::string error_;
   torch::jit::Stack stack_;                                // the captured call's arguments
   std::vector<Word> words_;                                // and its key
+  std::vector<std::size_t> undefined_;
   std::vector<std::vector<std::int64_t>> output_strides_;  // what native gave
   std::unique_ptr<ContainerKernel> kernel_;
 };

@@ -38,10 +38,9 @@ std::string display_name(const std::string& name, const std::string& overload) {
   return overload.empty() ? name : name + "." + overload;
 }
 
-// ATen's own kernels are compiled functions, which the registry shows as "[ boxed unboxed ]". One
-// that is only boxed stands there for a Python function ("CUDA: registered at /x/y.py:380 :: (none)
-// [ boxed ]") or for another plug-in's hook.
-bool is_foreign_kernel(const c10::OperatorHandle& op, const std::string& dispatch_key) {
+// The registry says where a kernel was registered: "CUDA: registered at /x/y.py:380 :: (none) [
+// boxed ]" is a Python function in native's place; compiled kernels name a C++ source.
+bool is_python_kernel(const c10::OperatorHandle& op, const std::string& dispatch_key) {
   const std::string state = "\n" + op.dumpState();
   const std::string prefix = "\n" + dispatch_key + ": registered at ";
   const std::size_t line = state.find(prefix);
@@ -49,7 +48,12 @@ bool is_foreign_kernel(const c10::OperatorHandle& op, const std::string& dispatc
     return false;
   }
   const std::string text = state.substr(line + 1, state.find('\n', line + 1) - line - 1);
-  return text.ends_with("[ boxed ]") || text.ends_with("[boxed]");
+  for (const char* suffix : {".cpp:", ".cc:", ".cxx:", ".cu:", ".h:", ".hpp:"}) {
+    if (text.find(suffix) != std::string::npos) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -94,10 +98,9 @@ Result<OperatorHook*> Runtime::register_operator(const std::string& name,
     return slot.get();
   }
   Eligibility eligibility = check_eligibility(*op, key);
-  if (eligibility.eligible && name.starts_with("aten::") && is_foreign_kernel(*op, dispatch_key)) {
+  if (eligibility.eligible && name.starts_with("aten::") && is_python_kernel(*op, dispatch_key)) {
     eligibility.eligible = false;
-    eligibility.reason =
-        "a Python function or another library's hook stands in its native kernel's place";
+    eligibility.reason = "a Python function stands in its native kernel's place";
   }
   if (eligibility.eligible && hooks_.size() > kMaxHooks) {
     eligibility.eligible = false;

@@ -243,6 +243,7 @@ void bind_probe(py::module_& module) {
            py::arg("op"), py::arg("overload"), py::arg("dispatch_key"))
       .def("capture", &Probe::arm_capture)
       .def("force", &Probe::arm_force)
+      .def("set_undefined", &Probe::set_undefined, py::arg("arguments"))
       .def_property_readonly("captured", &Probe::captured)
       .def_property_readonly("forced", &Probe::forced)
       .def_property_readonly("error", &Probe::error)
