@@ -22,6 +22,8 @@ from eagercache.session import Configuration, session
 # compiled to compile a kernel.
 WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
 
+NO_CUDA_KERNELS = "CUDA kernels are not compiled in this version"
+
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
@@ -207,6 +209,9 @@ def _submit(call_json: str) -> None:
     assert core is not None
     active = session.service
     description = json.loads(call_json)
+    if description["dispatch_key"] != "CPU":
+        core.complete(description["digest"], "native", NO_CUDA_KERNELS)
+        return
     if active is None:
         core.complete(description["digest"], "native", "the compile service is closed")
         return
@@ -283,6 +288,8 @@ def _switch_on(
         session.configuration = None  # another store may know other kernels: ask it
     _apply(chosen)
     hooked = _register_pairs(pairs)
+    if any(key == "CUDA" for _, key in hooked):
+        session.warn("cuda", f"{NO_CUDA_KERNELS}; calls on CUDA tensors stay native.")
     for name, key in hooked:
         core.set_active(name[0], name[1], key, True)
     if not core.set_answering(True):
@@ -315,7 +322,7 @@ def enable(
         ops: which operators: None for the default list, "all" for every eligible overload, or names
             ("aten::var.correction", "var", torch.ops.aten.var).
         skip: operators to leave alone.
-        devices: "cpu", "cuda".
+        devices: "cpu"; "cuda" is hooked too, but nothing is compiled for it in this version.
         on_miss: "background" (native answers while a kernel is compiled elsewhere), "wait" (the
             first call of a key waits for its kernel) or "native" (kernels that the store has are
             used, nothing is compiled).
