@@ -42,8 +42,7 @@ constexpr auto kDefaultOperators = std::to_array<std::string_view>({
     "aten::native_layer_norm_backward",
     "aten::native_group_norm",
     "aten::native_group_norm_backward",
-    "aten::_fused_rms_norm",
-    "aten::_fused_rms_norm_backward",
+
     "aten::native_batch_norm_backward",
     "aten::_native_batch_norm_legit.no_stats",
     "aten::_native_batch_norm_legit_no_training",

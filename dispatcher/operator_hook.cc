@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,9 @@ constexpr c10::DispatchKeySet kForeignState = c10::DispatchKeySet({
     c10::DispatchKey::FuncTorchGradWrapper,
     c10::DispatchKey::Functionalize,
 });
+
+// Tries to enter a key under contention; each gives the processor away once.
+constexpr int kNoteAttempts = 1000;
 
 AsideReason thread_state_reason() noexcept {
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
@@ -135,8 +139,15 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
 void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
   Runtime& runtime = Runtime::instance();
+  const OnMiss on_miss = runtime.policy().on_miss;
   MissNote note = table_.note_miss(view.key.words(), hash);
-  if (note.inserted && runtime.policy().on_miss != OnMiss::kBackground) {
+  // The table does not wait for its lock and may leave a new key out; who asked to wait tries
+  // again.
+  for (int i = 0; note.calls == 0 && on_miss != OnMiss::kBackground && i < kNoteAttempts; ++i) {
+    std::this_thread::yield();
+    note = table_.note_miss(view.key.words(), hash);
+  }
+  if (note.inserted && on_miss != OnMiss::kBackground) {
     // The caller pays the first load of an entry that the local store has; never a compile.
     const Found found = runtime.load_now(*this, view.key.words(), hash);
     note.state = found.state;

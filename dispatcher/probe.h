@@ -67,8 +67,8 @@ class Probe {
   bool forced_ = false;
   AsideReason aside_ = AsideReason::kNone;
   std::string error_;
-  torch::jit::Stack stack_;                                // the captured call's arguments
-  std::vector<Word> words_;                                // and its key
+  torch::jit::Stack stack_;  // the captured call's arguments
+  std::vector<Word> words_;  // and its key
   std::vector<std::size_t> undefined_;
   std::vector<std::vector<std::int64_t>> output_strides_;  // what native gave
   std::unique_ptr<ContainerKernel> kernel_;
