@@ -182,7 +182,7 @@ class CompileService:
         self._changed.notify()
 
     def _start_thread_locked(self) -> None:
-        limit = self._settings.workers or max(1, (os.cpu_count() or 2) // 2)
+        limit = self._settings.workers or max(1, len(os.sched_getaffinity(0)) // 2)
         if self._idle > 0 or len(self._threads) >= limit:
             return
         thread = threading.Thread(

@@ -230,7 +230,7 @@ class Worker:
             with self._clock.step("prove"):
                 probe.load(str(compiled.path))
                 outcome.proof = prove.prove(call, probe, natives, reduces=compiled.text.reduces)
-            with self._clock.step("time"):
+            with prove.machine_to_itself(), self._clock.step("time"):
                 outcome.timing = prove.time_call(probe)
         faster, reason = prove.decide(outcome.timing, float(request["margin"]))
         outcome.reason = reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -272,3 +273,31 @@ def test_too_few_pairs_decide_nothing() -> None:
     assert prove._ratio_interval([(100.0, 1.0)] * 4) == (0.0, math.inf)
     low, high = prove._ratio_interval([(10_060.0, 4_940.0)] * 9)
     assert low == high == 0.5
+
+
+def test_pairs_that_other_processes_disturbed_do_not_count() -> None:
+    def kernel(i: int) -> float:
+        return 50_000.0 if i % 3 else 9_000_000.0
+
+    timing = prove.time_call(Clock(100_000.0, kernel))
+    assert prove.decide(timing, margin=0.03) == (True, "")
+    assert timing.kernel_ns < 60_000
+
+
+def test_a_machine_that_is_never_quiet_still_ends_and_decides_nothing_rashly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prove, "NOISY_TIME_BUDGET", 0.2)
+    timing = prove.time_call(Clock(100_000.0, lambda i: 50_000.0 * 2 ** (i % 40)))
+    assert timing.pairs >= 1
+
+
+def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "TURN_TIMEOUT", 0.3)
+    with prove.machine_to_itself():
+        begin = time.monotonic()
+        with prove.machine_to_itself():
+            assert time.monotonic() - begin >= 0.3
+    begin = time.monotonic()
+    with prove.machine_to_itself():
+        assert time.monotonic() - begin < 0.2
