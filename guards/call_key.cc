@@ -59,9 +59,6 @@ bool read_state(KeyReader& reader, GlobalState* state) {
   state->deterministic = read_field<KeyField::kStateDeterministic>(word) != 0;
   state->deterministic_warn_only = read_field<KeyField::kStateWarnOnly>(word) != 0;
   state->fill_uninitialized_memory = read_field<KeyField::kStateFillUninitialized>(word) != 0;
-  state->matmul_precision =
-      static_cast<std::uint8_t>(read_field<KeyField::kStateMatmulPrecision>(word));
-  state->allow_tf32 = read_field<KeyField::kStateAllowTf32>(word) != 0;
   state->num_threads = static_cast<std::uint16_t>(read_field<KeyField::kStateNumThreads>(word));
   return true;
 }

@@ -64,9 +64,7 @@ struct GlobalState {
   bool deterministic = false;      // torch.use_deterministic_algorithms
   bool deterministic_warn_only = false;
   bool fill_uninitialized_memory = false;
-  std::uint8_t matmul_precision = 0;  // float32 matmul precision: highest 0, high 1, medium 2
-  bool allow_tf32 = false;            // cuDNN's flag
-  std::uint16_t num_threads = 1;      // at::get_num_threads(): reductions split by it
+  std::uint16_t num_threads = 1;  // at::get_num_threads(): reductions split by it
   friend bool operator==(const GlobalState&, const GlobalState&) = default;
 };
 
@@ -162,7 +160,7 @@ std::vector<Word> persistent_words(std::span<const Word> words);
 // JSON of the call for the compile service, manifests and people:
 //   {"state": {"default_dtype": "float32", "deterministic": false,
 //    "deterministic_warn_only": false,
-//    "fill_uninitialized_memory": false, "matmul_precision": 0, "allow_tf32": false,
+//    "fill_uninitialized_memory": false,
 //    "num_threads": 1}, "args": [...]}
 // with one object per argument, in schema order:
 //   {"kind": "none"}  {"kind": "undefined_tensor"}

@@ -75,8 +75,6 @@ inline void KeyBuffer::put_state(const GlobalState& state) noexcept {
            field_bits<KeyField::kStateDeterministic>(state.deterministic) |
            field_bits<KeyField::kStateWarnOnly>(state.deterministic_warn_only) |
            field_bits<KeyField::kStateFillUninitialized>(state.fill_uninitialized_memory) |
-           field_bits<KeyField::kStateMatmulPrecision>(state.matmul_precision) |
-           field_bits<KeyField::kStateAllowTf32>(state.allow_tf32) |
            field_bits<KeyField::kStateNumThreads>(state.num_threads))
               .word();
 }

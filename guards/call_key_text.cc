@@ -115,8 +115,6 @@ Json state_json(const GlobalState& state) {
           {"deterministic", state.deterministic},
           {"deterministic_warn_only", state.deterministic_warn_only},
           {"fill_uninitialized_memory", state.fill_uninitialized_memory},
-          {"matmul_precision", state.matmul_precision},
-          {"allow_tf32", state.allow_tf32},
           {"num_threads", state.num_threads}};
 }
 

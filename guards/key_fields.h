@@ -44,8 +44,6 @@ enum class KeyScope : std::uint8_t { kPersistent, kInMemory };
   X(StateDeterministic,      State,           8,  1, Persistent, "numerics: deterministic algorithms")                \
   X(StateWarnOnly,           State,           9,  1, Persistent, "numerics: deterministic algorithms, warn-only")     \
   X(StateFillUninitialized,  State,          10,  1, Persistent, "numerics: fill uninitialised memory")               \
-  X(StateAllowTf32,          State,          11,  1, Persistent, "numerics: TF32")                                    \
-  X(StateMatmulPrecision,    State,          16,  8, Persistent, "numerics: float32 matmul precision")                \
   X(StateNumThreads,         State,          32, 16, Persistent, "numerics: reductions split by thread count")        \
   X(PlainKind,               PlainHeader,     0,  8, Persistent, "scalars: None, undefined tensor and value differ")  \
   X(CountedKind,             CountedHeader,   0,  8, Persistent, "scalars: list kinds differ")                        \

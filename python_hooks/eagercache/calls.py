@@ -93,8 +93,6 @@ class GlobalState:
     deterministic: bool
     deterministic_warn_only: bool
     fill_uninitialized_memory: bool
-    matmul_precision: int
-    allow_tf32: bool
     num_threads: int
 
     @contextlib.contextmanager
@@ -113,8 +111,6 @@ class GlobalState:
             self.deterministic, warn_only=self.deterministic_warn_only
         )
         torch.utils.deterministic.fill_uninitialized_memory = self.fill_uninitialized_memory
-        torch.set_float32_matmul_precision(_MATMUL_PRECISIONS[self.matmul_precision])
-        torch.backends.cudnn.allow_tf32 = self.allow_tf32
         if torch.get_num_threads() != self.num_threads:
             torch.set_num_threads(self.num_threads)
 
@@ -126,13 +122,8 @@ class GlobalState:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             fill_uninitialized_memory=torch.utils.deterministic.fill_uninitialized_memory,
-            matmul_precision=_MATMUL_PRECISIONS.index(torch.get_float32_matmul_precision()),
-            allow_tf32=torch.backends.cudnn.allow_tf32,
             num_threads=torch.get_num_threads(),
         )
-
-
-_MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 
 class Call:
@@ -260,8 +251,6 @@ def _decode_state(state: Mapping[str, Any]) -> GlobalState:
         deterministic=bool(state["deterministic"]),
         deterministic_warn_only=bool(state["deterministic_warn_only"]),
         fill_uninitialized_memory=bool(state["fill_uninitialized_memory"]),
-        matmul_precision=int(state["matmul_precision"]),
-        allow_tf32=bool(state["allow_tf32"]),
         num_threads=int(state["num_threads"]),
     )
 

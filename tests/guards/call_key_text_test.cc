@@ -46,13 +46,11 @@ TEST(DescribeCall, GivesTheState) {
                           .deterministic = true,
                           .deterministic_warn_only = true,
                           .fill_uninitialized_memory = true,
-                          .matmul_precision = 1,
-                          .allow_tf32 = true,
                           .num_threads = 65535};
   EXPECT_EQ(Json::parse(describe_call(key_of(DecodedCall{.state = state, .arguments = {}}))),
             Json::parse(R"({"state": {"default_dtype": "float64", "deterministic": true,
                               "deterministic_warn_only": true, "fill_uninitialized_memory": true,
-                              "matmul_precision": 1, "allow_tf32": true, "num_threads": 65535},
+                              "num_threads": 65535},
                             "args": []})"));
 }
 

@@ -157,8 +157,6 @@ DecodedCall RandomCalls::call(const std::vector<Parameter>& schema) {
   call.state.deterministic = chance(6);
   call.state.deterministic_warn_only = chance(6);
   call.state.fill_uninitialized_memory = chance(6);
-  call.state.matmul_precision = static_cast<std::uint8_t>(chance(6) ? below(3) : 0);
-  call.state.allow_tf32 = chance(6);
   call.state.num_threads = static_cast<std::uint16_t>(chance(4) ? below(65536) : 1);
   for (const Parameter parameter : schema) call.arguments.push_back(argument(parameter));
   return call;
@@ -255,8 +253,7 @@ std::string call_text(const DecodedCall& call) {
   const GlobalState& state = call.state;
   for (const int value :
        {int{state.default_dtype}, int{state.deterministic}, int{state.deterministic_warn_only},
-        int{state.fill_uninitialized_memory}, int{state.matmul_precision}, int{state.allow_tf32},
-        int{state.num_threads}}) {
+        int{state.fill_uninitialized_memory}, int{state.num_threads}}) {
     add(static_cast<std::uint64_t>(value), &text);
   }
   for (const DecodedArgument& argument : call.arguments) {

@@ -83,12 +83,6 @@ bool mutate(KeyField field, DecodedCall* call) {
     case KeyField::kStateFillUninitialized:
       state.fill_uninitialized_memory = true;
       return true;
-    case KeyField::kStateAllowTf32:
-      state.allow_tf32 = true;
-      return true;
-    case KeyField::kStateMatmulPrecision:
-      state.matmul_precision ^= 1;
-      return true;
     case KeyField::kStateNumThreads:
       state.num_threads ^= 1;
       return true;

@@ -15,8 +15,6 @@ STATE: dict[str, Any] = {
     "deterministic": False,
     "deterministic_warn_only": False,
     "fill_uninitialized_memory": True,
-    "matmul_precision": 0,
-    "allow_tf32": True,
     "num_threads": 2,
 }
 
