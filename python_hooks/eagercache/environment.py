@@ -73,6 +73,7 @@ _LOWERING_SOURCES = (
     "compile.py",
     "environment.py",
     "prove.py",
+    "timing.py",
     "toolchain.py",
     "worker.py",
 )

@@ -31,7 +31,8 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .calls import Call
     from .compile import BuildCommands, CompiledKernel
-    from .prove import Native, Proof, Timing
+    from .prove import Native, Proof
+    from .timing import Timing
 
 MAX_FRAME_BYTES = 64 << 20
 NICENESS = 10
@@ -209,7 +210,7 @@ class Worker:
     def _compile_and_prove(
         self, request: Mapping[str, Any], store: Any, directory: Path
     ) -> Outcome:
-        from . import prove
+        from . import prove, timing
         from .calls import Call
         from .compile import compile_call
 
@@ -230,9 +231,9 @@ class Worker:
             with self._clock.step("prove"):
                 probe.load(str(compiled.path))
                 outcome.proof = prove.prove(call, probe, natives, reduces=compiled.text.reduces)
-            with prove.machine_to_itself(), self._clock.step("time"):
-                outcome.timing = prove.time_call(probe)
-        faster, reason = prove.decide(outcome.timing, float(request["margin"]))
+            with timing.machine_to_itself(), self._clock.step("time"):
+                outcome.timing = timing.time_call(probe)
+        faster, reason = timing.decide(outcome.timing, float(request["margin"]))
         outcome.reason = reason
         if not faster and choose != "always":
             outcome.verdict = "native"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -214,90 +213,3 @@ def test_native_that_changes_its_mind_cannot_be_compared() -> None:
     description = describe("bernoulli", tensor((50,)), NONE)
     with pytest.raises(CannotProve, match="differ from run to run"):
         prove.native_answers(Call(description))
-
-
-class Clock:
-    """A probe whose times follow a rule; counts what it was asked."""
-
-    captured = forced = True
-    aside = error = ""
-
-    def __init__(self, native: float, kernel: Callable[[int], float]) -> None:
-        self.native, self.kernel, self.count, self.calls = native, kernel, 0, 0
-
-    def capture(self) -> None: ...
-    def force(self) -> None: ...
-    def load(self, path: str) -> None: ...
-
-    def digest(self, choose: str) -> str:
-        return choose
-
-    def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
-        self.calls = calls
-        result = [(self.native, self.kernel(self.count + i)) for i in range(pairs)]
-        self.count += pairs
-        return result
-
-
-@pytest.mark.parametrize(
-    ("kernel", "expected"),
-    [
-        (lambda i: 50_000.0, (True, "")),
-        (lambda i: 99_000.0, (False, "slower")),
-        (lambda i: 130_000.0, (False, "slower")),
-        (lambda i: 97_000.0 + 20_000.0 * math.sin(i), (False, "undecided")),
-    ],
-)
-def test_only_a_clear_win_is_a_win(
-    kernel: Callable[[int], float], expected: tuple[bool, str]
-) -> None:
-    timing = prove.time_call(Clock(100_000.0, kernel))
-    assert prove.decide(timing, margin=0.03) == expected
-
-
-def test_what_the_caller_pays_for_boxing_is_counted() -> None:
-    timing = prove.time_call(Clock(400.0, lambda i: 300.0))
-    assert timing.native_ns == 400.0 - prove.BOXING_ON_NATIVE_NS
-    assert timing.kernel_ns == 300.0 + prove.BOXING_ON_HIT_NS
-    assert not prove.decide(timing, 0.03)[0]
-
-
-def test_slow_calls_are_timed_few_times_and_quick_ones_many() -> None:
-    slow, quick = Clock(5e7, lambda i: 4e7), Clock(300.0, lambda i: 200.0)
-    prove.time_call(slow)
-    prove.time_call(quick)
-    assert slow.calls == 1 and quick.calls > 1000
-
-
-def test_too_few_pairs_decide_nothing() -> None:
-    assert prove._ratio_interval([(100.0, 1.0)] * 4) == (0.0, math.inf)
-    low, high = prove._ratio_interval([(10_060.0, 4_940.0)] * 9)
-    assert low == high == 0.5
-
-
-def test_pairs_that_other_processes_disturbed_do_not_count() -> None:
-    def kernel(i: int) -> float:
-        return 50_000.0 if i % 3 else 9_000_000.0
-
-    timing = prove.time_call(Clock(100_000.0, kernel))
-    assert prove.decide(timing, margin=0.03) == (True, "")
-    assert timing.kernel_ns < 60_000
-
-
-def test_a_machine_that_is_never_quiet_still_ends_and_decides_nothing_rashly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(prove, "NOISY_TIME_BUDGET", 0.2)
-    timing = prove.time_call(Clock(100_000.0, lambda i: 50_000.0 * 2 ** (i % 40)))
-    assert timing.pairs >= 1
-
-
-def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "TURN_TIMEOUT", 0.3)
-    with prove.machine_to_itself():
-        begin = time.monotonic()
-        with prove.machine_to_itself():
-            assert time.monotonic() - begin >= 0.3
-    begin = time.monotonic()
-    with prove.machine_to_itself():
-        assert time.monotonic() - begin < 0.2

@@ -1,0 +1,97 @@
+"""What counts as faster. The probe's times follow rules."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+from eagercache import timing
+
+
+class Clock:
+    """A probe whose times follow a rule; counts what it was asked."""
+
+    captured = forced = True
+    aside = error = ""
+
+    def __init__(self, native: float, kernel: Callable[[int], float]) -> None:
+        self.native, self.kernel, self.count, self.calls = native, kernel, 0, 0
+
+    def capture(self) -> None: ...
+    def force(self) -> None: ...
+    def load(self, path: str) -> None: ...
+
+    def digest(self, choose: str) -> str:
+        return choose
+
+    def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+        self.calls = calls
+        result = [(self.native, self.kernel(self.count + i)) for i in range(pairs)]
+        self.count += pairs
+        return result
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (lambda i: 50_000.0, (True, "")),
+        (lambda i: 99_000.0, (False, "slower")),
+        (lambda i: 130_000.0, (False, "slower")),
+        (lambda i: 97_000.0 + 20_000.0 * math.sin(i), (False, "undecided")),
+    ],
+)
+def test_only_a_clear_win_is_a_win(
+    kernel: Callable[[int], float], expected: tuple[bool, str]
+) -> None:
+    found = timing.time_call(Clock(100_000.0, kernel))
+    assert timing.decide(found, margin=0.03) == expected
+
+
+def test_what_the_caller_pays_for_boxing_is_counted() -> None:
+    found = timing.time_call(Clock(400.0, lambda i: 300.0))
+    assert found.native_ns == 400.0 - timing.BOXING_ON_NATIVE_NS
+    assert found.kernel_ns == 300.0 + timing.BOXING_ON_HIT_NS
+    assert not timing.decide(found, 0.03)[0]
+
+
+def test_slow_calls_are_timed_few_times_and_quick_ones_many() -> None:
+    slow, quick = Clock(5e7, lambda i: 4e7), Clock(300.0, lambda i: 200.0)
+    timing.time_call(slow)
+    timing.time_call(quick)
+    assert slow.calls == 1 and quick.calls > 1000
+
+
+def test_too_few_pairs_decide_nothing() -> None:
+    assert timing._ratio_interval([(100.0, 1.0)] * 4) == (0.0, math.inf)
+    low, high = timing._ratio_interval([(10_060.0, 4_940.0)] * 9)
+    assert low == high == 0.5
+
+
+def test_pairs_that_other_processes_disturbed_do_not_count() -> None:
+    def kernel(i: int) -> float:
+        return 50_000.0 if i % 3 else 9_000_000.0
+
+    found = timing.time_call(Clock(100_000.0, kernel))
+    assert timing.decide(found, margin=0.03) == (True, "")
+    assert found.kernel_ns < 60_000
+
+
+def test_a_machine_that_is_never_quiet_still_ends_and_decides_nothing_rashly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "NOISY_TIME_BUDGET", 0.2)
+    found = timing.time_call(Clock(100_000.0, lambda i: 50_000.0 * 2 ** (i % 40)))
+    assert found.pairs >= 1
+
+
+def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "TURN_TIMEOUT", 0.3)
+    with timing.machine_to_itself():
+        begin = time.monotonic()
+        with timing.machine_to_itself():
+            assert time.monotonic() - begin >= 0.3
+    begin = time.monotonic()
+    with timing.machine_to_itself():
+        assert time.monotonic() - begin < 0.2
