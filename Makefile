@@ -30,7 +30,7 @@ demo: build
 test: build
 	@scripts/test
 
-bench: build
+bench: setup
 	@scripts/bench
 
 check: setup
