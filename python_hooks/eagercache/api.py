@@ -12,8 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from eagercache import config, operators, store_directory
 from eagercache._load import core
 from eagercache.session import Configuration, session
@@ -139,28 +137,31 @@ def _register_pairs(pairs: Iterable[tuple[operators.OperatorName, str]]) -> list
 
 
 def _open_store(
-    settings: config.Settings, cache_dir: str | os.PathLike[str] | None, read_only: bool
+    settings: config.Settings,
+    cache_dir: str | os.PathLike[str] | None,
+    environment_text: str,
+    read_only: bool,
 ) -> Any:
     """The store, or None after one warning that names the directory and the remedy."""
     assert core is not None
-    from eagercache import environment
-
     explicit = Path(cache_dir) if cache_dir is not None else settings.directory
     if explicit is not None:
         paths = [explicit.absolute()]
     else:
         paths = store_directory.candidates(os.environ, os.getuid())
-    text = environment.environment_text(cxx=settings.cxx)
     problems = []
     for path in paths:
-        if session.store is not None and session.store_path == path:
+        identity = (path, environment_text)
+        if session.store is not None and session.store_identity == identity:
             return session.store
         try:
-            store = core.Store(str(path), text, read_only=read_only, max_bytes=settings.max_bytes)
+            store = core.Store(
+                str(path), environment_text, read_only=read_only, max_bytes=settings.max_bytes
+            )
         except core.StoreError as error:
             problems.append(f"{path}: {error}")
             continue
-        session.store_path = path
+        session.store_identity = identity
         return store
     session.warn(
         "store:" + ";".join(problems),
@@ -171,7 +172,9 @@ def _open_store(
     return None
 
 
-def _start_service(settings: config.Settings, store: Any, chosen: Configuration) -> None:
+def _start_service(
+    settings: config.Settings, store: Any, environment_text: str, chosen: Configuration
+) -> None:
     """Plugs the compile service into the core; workers start with the first compile."""
     assert core is not None
     from eagercache import service
@@ -180,7 +183,7 @@ def _start_service(settings: config.Settings, store: Any, chosen: Configuration)
         session.service = service.CompileService(
             service.ServiceSettings(
                 store_root=store.root,
-                environment=_environment_text(settings),
+                environment=environment_text,
                 choose=chosen.choose,
                 numerics=chosen.numerics,
                 workers=settings.workers,
@@ -191,17 +194,11 @@ def _start_service(settings: config.Settings, store: Any, chosen: Configuration)
     else:
         session.service.reconfigure(
             store_root=store.root,
-            environment=_environment_text(settings),
+            environment=environment_text,
             choose=chosen.choose,
             numerics=chosen.numerics,
         )
     core.set_handler(_submit)
-
-
-def _environment_text(settings: config.Settings) -> str:
-    from eagercache import environment
-
-    return environment.environment_text(cxx=settings.cxx)
 
 
 def _submit(call_json: str) -> None:
@@ -241,7 +238,7 @@ def _snapshot() -> Callable[[], None]:
     active = list(core.active_operators())
     chosen = session.configuration
     store = session.store
-    store_path = session.store_path
+    store_identity = session.store_identity
 
     def restore() -> None:
         assert core is not None
@@ -251,7 +248,7 @@ def _snapshot() -> Callable[[], None]:
                     core.set_active(name, overload, key, False)
             for name, overload, key in active:
                 core.set_active(name, overload, key, True)
-            session.store, session.store_path = store, store_path
+            session.store, session.store_identity = store, store_identity
             core.set_store(store)
             if chosen is not None:
                 _apply(chosen)
@@ -272,9 +269,12 @@ def _switch_on(
 ) -> bool:
     """Opens the store, starts the service, sets the policy and lets the hooks answer."""
     assert core is not None
+    from eagercache import environment
+
     core.set_log_level(config.LOG_LEVELS[settings.log])
     child = _is_child_process()
-    store = _open_store(settings, cache_dir, read_only=child)
+    environment_text = environment.environment_text(cxx=settings.cxx)
+    store = _open_store(settings, cache_dir, environment_text, read_only=child)
     if store is None:
         return False
     if child and chosen.on_miss != "native":
@@ -283,7 +283,7 @@ def _switch_on(
     session.store = store
     core.set_store(store)
     if chosen.on_miss != "native":
-        _start_service(settings, store, chosen)
+        _start_service(settings, store, environment_text, chosen)
     if changed_store:
         session.configuration = None  # another store may know other kernels: ask it
     _apply(chosen)
@@ -431,5 +431,3 @@ atexit.register(_close)
 if hasattr(os, "register_at_fork"):
     # The child's copy of the lock may be held by a thread that does not exist there.
     os.register_at_fork(after_in_child=lambda: setattr(session, "lock", threading.RLock()))
-
-_ = torch  # torch's libraries must be mapped before anything here runs

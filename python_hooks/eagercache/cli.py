@@ -52,16 +52,14 @@ def _store_path(directory: Path | None) -> Path:
     return next((path for path in defaults if path.exists()), defaults[0])
 
 
-def _open(directory: Path | None, *, read_only: bool) -> Any:
+def _open(directory: Path | None, *, read_only: bool, max_bytes: int | None = None) -> Any:
     module = _require_core()
     path = _store_path(directory)
     if not path.is_dir():
         raise Unusable(f"there is no store at {path}; name one with --dir or EAGERCACHE_DIR")
-    settings = config.read_settings()
+    limit = config.read_settings().max_bytes if max_bytes is None else max_bytes
     try:
-        return module.Store(
-            str(path), _environment_text(), read_only=read_only, max_bytes=settings.max_bytes
-        )
+        return module.Store(str(path), _environment_text(), read_only=read_only, max_bytes=limit)
     except module.StoreError as error:
         raise Unusable(f"the store at {path} cannot be used: {error}") from error
 
@@ -251,13 +249,11 @@ def prune(
 ) -> None:
     """Removes what is not needed: stale temporary files, unused objects, entries past a limit."""
     module = _require_core()
-    path = _store_path(directory)
     try:
-        limit = config.parse_size(max_bytes) if max_bytes else config.read_settings().max_bytes
+        limit = config.parse_size(max_bytes) if max_bytes else None
     except config.BadValue as error:
         raise Unusable(f"--max-bytes {max_bytes}: {error}") from error
-    _open(directory, read_only=True)  # says what is wrong with the directory, if anything
-    store = module.Store(str(path), _environment_text(), max_bytes=limit)
+    store = _open(directory, read_only=False, max_bytes=limit)
     removed = _remove_entries(store, max_age, native)
     try:
         counts = store.evict(force=True)

@@ -28,7 +28,7 @@ class Session:
         self.lock = threading.RLock()
         self.service: CompileService | None = None
         self.store: Any = None
-        self.store_path: Path | None = None
+        self.store_identity: tuple[Path, str] | None = None  # directory, environment text
         self.configuration: Configuration | None = None
         self.warned: set[str] = set()
 
