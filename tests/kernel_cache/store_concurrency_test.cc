@@ -63,10 +63,17 @@ class ConcurrencyTest : public StoreTest {
     }
   }
 
-  void run_threads(std::vector<std::function<void()>> bodies, std::chrono::milliseconds time) {
+  // Runs for `time`, and longer while `enough` does not hold: a disk that stalls for seconds must
+  // not decide what was tested.
+  void run_threads(std::vector<std::function<void()>> bodies, std::chrono::milliseconds time,
+                   const std::function<bool()>& enough) {
+    const Clock::time_point start = Clock::now();
     std::vector<std::thread> threads;
     for (auto& body : bodies) threads.emplace_back(std::move(body));
     std::this_thread::sleep_for(time);
+    while (!enough() && Clock::now() - start < std::chrono::seconds(60)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
     done_ = true;
     for (std::thread& thread : threads) thread.join();
   }
@@ -105,7 +112,8 @@ TEST_F(ConcurrencyTest, FourEvictorsDisturbNoneOfEightLoaders) {
       }
     });
   }
-  run_threads(std::move(bodies), std::chrono::milliseconds(2500));
+  run_threads(std::move(bodies), std::chrono::milliseconds(2500),
+              [&] { return hits_ > 0 && evicted > 0; });
   EXPECT_EQ(wrong_, 0U);
   EXPECT_GT(hits_, 0U);
   EXPECT_GT(evicted, 0U);
@@ -136,13 +144,15 @@ TEST_F(ConcurrencyTest, DeletingTheStoreUnderLoadCausesMissesOnly) {
       ++deletions;
     }
   });
-  run_threads(std::move(bodies), std::chrono::milliseconds(2000));
+  run_threads(std::move(bodies), std::chrono::milliseconds(2000),
+              [&] { return hits_ > 0 && misses_ > 0 && deletions > 1; });
   EXPECT_EQ(wrong_, 0U);
   EXPECT_GT(hits_, 0U);
   EXPECT_GT(misses_, 0U);
   EXPECT_GT(deletions, 1);
   // A deletion half way leaves objects lost and manifests found, never bytes changed.
-  ASSERT_TRUE(publish(*store, 1));
+  const Status published = publish(*store, 1);
+  ASSERT_TRUE(published) << published.message();
   EXPECT_TRUE(check(*store, 1));
 }
 
