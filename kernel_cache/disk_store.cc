@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::int64_t kTouchSeconds = 3600;
 constexpr std::int64_t kMaxRetryDelay = 24 * 3600;
+constexpr int kOpenAttempts = 20;
 
 std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span<const char>(text.data(), text.size()));
@@ -59,13 +60,18 @@ Status DiskStore::Impl::open() {
   if (Status status = local.open(); !status) return status;
   if (!read_only) {
     Status made = writer.ensure_layout(/*thorough=*/true);
-    if (made.code() == StatusCode::kRefused || made.code() == StatusCode::kIncompatible)
-      return made;
-    if (!made.is_ok()) {
-      // Full or not ours to write: what is there can still be read, when something is there.
-      if (local.handle() == nullptr) return made;
-      if (made.code() != StatusCode::kFull) read_only = true;
+    // Somebody deletes the store while we make it. He has an end; were he to go on for ever, every
+    // publish would try again.
+    for (int i = 0; i < kOpenAttempts && made.code() == StatusCode::kNotFound; ++i) {
+      made = writer.ensure_layout(/*thorough=*/true);
     }
+    if (made.code() == StatusCode::kRefused || made.code() == StatusCode::kIncompatible) {
+      return made;
+    }
+    // Full, not ours to write, or out of order: what is there can still be read, when something is
+    // there. Only permissions and read-only mounts stay as they are for a process's life.
+    if (!made.is_ok() && local.handle() == nullptr) return made;
+    read_only = made.code() == StatusCode::kDenied;
   }
   for (const std::filesystem::path& root : options.tiers) {
     auto tier =

@@ -13,6 +13,10 @@ StatusCode code_of_errno(int error_number) noexcept {
     case ENOSPC:
     case EDQUOT:
       return StatusCode::kFull;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return StatusCode::kDenied;
     default:
       return StatusCode::kIoError;
   }
@@ -32,6 +36,8 @@ std::string_view status_code_name(StatusCode code) noexcept {
       return "incompatible";
     case StatusCode::kIoError:
       return "io_error";
+    case StatusCode::kDenied:
+      return "denied";
     case StatusCode::kBusy:
       return "busy";
     case StatusCode::kRefused:

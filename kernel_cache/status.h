@@ -15,7 +15,8 @@ enum class StatusCode {
   kNotFound,         // no such entry: the ordinary miss
   kCorrupt,          // bytes differ from what was published; the caller quarantines
   kIncompatible,     // intact, but for another machine, torch, format or build
-  kIoError,          // the operating system said no; the message has errno's text and the path
+  kIoError,          // a call to the operating system failed; the message says which and why
+  kDenied,           // it is not permitted to us: EACCES, EPERM, or EROFS
   kBusy,             // another thread or process holds the lock; try later, never wait
   kRefused,          // owner, mode or file type breaks the trust rules; nothing was opened below it
   kUnsupported,      // a feature that this build or store does not have
@@ -33,8 +34,8 @@ class [[nodiscard]] Status {
   Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
 
   static Status ok() noexcept { return {}; }
-  // Builds kIoError (kNotFound for ENOENT, kFull for ENOSPC and EDQUOT) from an errno value. The
-  // caller passes errno itself, read before any other call could change it.
+  // Builds kIoError (kNotFound for ENOENT, kFull for ENOSPC and EDQUOT, kDenied as above) from an
+  // errno value. The caller passes errno itself, read before any other call could change it.
   static Status from_errno(int error_number, std::string_view action, std::string_view path);
 
   bool is_ok() const noexcept { return code_ == StatusCode::kOk; }

@@ -89,7 +89,7 @@ class Scanner {
   void add_entry(const std::string& name, const ParsedName& parsed) {
     const Result<CheckedFile> file = tree_.read_file(name, kMaxManifestBytes);
     // Gone since the listing, or a passing error: not ours to judge now.
-    if (file.code() == StatusCode::kNotFound || file.code() == StatusCode::kIoError) return;
+    if (!file && file.code() != StatusCode::kCorrupt) return;
     Result<Manifest> manifest =
         file ? decode_manifest(file->bytes) : Result<Manifest>(file.status());
     if (manifest.code() == StatusCode::kIncompatible) return;

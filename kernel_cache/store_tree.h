@@ -86,8 +86,8 @@ class StoreTree {
   std::shared_ptr<const TreeHandle> handle() const;
   void set_handle(std::shared_ptr<const TreeHandle> handle);
 
-  // kNotFound, kCorrupt, kIncompatible, kIoError, and kRefused (a directory that others may write)
-  // say why there is none.
+  // kNotFound, kCorrupt, kIncompatible, kIoError, kDenied, and kRefused (a directory that others
+  // may write) say why there is none.
   Result<FoundEntry> find_kernel_or_decision(const Digest& key) const;
   Result<FoundEntry> find_failure(const Digest& key) const;
   // Whole, and equal to its digest.

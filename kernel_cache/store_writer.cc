@@ -215,12 +215,18 @@ Status StoreWriter::quarantine(const std::string& name) {
   const int directory = tree->directory();
   const std::string leaf = name.substr(name.rfind('/') + 1);
   const std::string target = quarantine_file(new_temporary_name(false).random, leaf);
-  int result = files.rename(directory, name.c_str(), directory, target.c_str(), /*replace=*/true);
-  if (result < 0 && result != -ENOENT) {
-    // Rather lose the evidence than keep the damage in place.
-    if (remove_tree(name)) result = 0;
+  const int result =
+      files.rename(directory, name.c_str(), directory, target.c_str(), /*replace=*/true);
+  if (result < 0) {
+    struct stat info {};
+    const bool gone = files.status(directory, name.c_str(), &info) == -ENOENT;
+    if (gone) return {StatusCode::kNotFound, tree_.full_path(name) + " is not there"};
+    // No place to put it: rather lose the evidence than keep the damage.
+    if (!remove_tree(name)) {
+      return Status::from_errno(-result, "quarantine", tree_.full_path(name));
+    }
+    return Status::ok();
   }
-  if (result < 0) return Status::from_errno(-result, "quarantine", tree_.full_path(name));
   // The rename kept the old time; age in quarantine counts from now.
   files.set_time(directory, target.c_str(), files.now());
   trim_quarantine();

@@ -21,9 +21,11 @@ TEST(StatusTest, ErrnoBecomesACodeAndTheTextNamesActionAndPath) {
   EXPECT_EQ(Status::from_errno(ENOENT, "open", "/a").code(), StatusCode::kNotFound);
   EXPECT_EQ(Status::from_errno(ENOSPC, "write", "/a").code(), StatusCode::kFull);
   EXPECT_EQ(Status::from_errno(EDQUOT, "write", "/a").code(), StatusCode::kFull);
-  EXPECT_EQ(Status::from_errno(EACCES, "open", "/a").code(), StatusCode::kIoError);
+  EXPECT_EQ(Status::from_errno(EACCES, "open", "/a").code(), StatusCode::kDenied);
+  EXPECT_EQ(Status::from_errno(EROFS, "open", "/a").code(), StatusCode::kDenied);
+  EXPECT_EQ(Status::from_errno(ESTALE, "open", "/a").code(), StatusCode::kIoError);
   EXPECT_EQ(Status::from_errno(EACCES, "open", "/a/b").to_string(),
-            "io_error: open /a/b: Permission denied");
+            "denied: open /a/b: Permission denied");
 }
 
 TEST(StatusTest, EveryCodeHasANameOfItsOwn) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <utility>
 
 namespace eagercache {
 
@@ -13,6 +14,7 @@ void FaultFileLayer::start_plan() {
   calls_ = 0;
   calls_of_ = 0;
   fault_happened_ = false;
+  act_at_ = 0;
 }
 
 void FaultFileLayer::fail_call(std::uint64_t n, int error) {
@@ -33,6 +35,12 @@ void FaultFileLayer::stop_before_call(std::uint64_t n) {
   stop_at_ = n;
 }
 
+void FaultFileLayer::before_call(std::uint64_t n, std::function<void()> action) {
+  start_plan();
+  action_ = std::move(action);
+  act_at_ = n;
+}
+
 void FaultFileLayer::clear_faults() { start_plan(); }
 
 std::vector<std::string> FaultFileLayer::opened_names() const {
@@ -43,6 +51,12 @@ std::vector<std::string> FaultFileLayer::opened_names() const {
 int FaultFileLayer::next(FileCall call, bool changes) {
   if (changes) ++changes_;
   const std::uint64_t number = ++calls_;
+  if (act_at_ != 0 && number == act_at_) {
+    act_at_ = 0;
+    fault_happened_ = true;
+    const std::function<void()> action = std::move(action_);  // it may plan the next one
+    action();
+  }
   if (stop_at_ != 0 && number >= stop_at_) {
     fault_happened_ = true;
     return -EIO;

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -41,6 +42,9 @@ class FaultFileLayer : public FileLayer {
   void fail_call_of(FileCall call, std::uint64_t n, int error);
   // That call and all later ones fail, as for a process that is no more. Descriptors are closed.
   void stop_before_call(std::uint64_t n);
+  // Runs `action` right before the n-th call from now: what another process may do at that moment.
+  // Calls of the action count, too. For single-threaded tests.
+  void before_call(std::uint64_t n, std::function<void()> action);
   void clear_faults();
   // Makes sync() do nothing and succeed.
   void set_sync_enabled(bool enabled) { sync_enabled_ = enabled; }
@@ -49,6 +53,7 @@ class FaultFileLayer : public FileLayer {
 
   // Calls since the last plan (or construction).
   std::uint64_t calls() const { return calls_; }
+  // Whether what was planned came to pass.
   bool fault_happened() const { return fault_happened_; }
   // Calls since construction that change something below a directory, or could.
   std::uint64_t changes() const { return changes_; }
@@ -91,6 +96,8 @@ class FaultFileLayer : public FileLayer {
   std::atomic<std::uint64_t> calls_of_{0};
   std::atomic<int> error_{0};
   std::atomic<bool> recording_{false};
+  std::atomic<std::uint64_t> act_at_{0};
+  std::function<void()> action_;
   mutable std::mutex mutex_;
   std::vector<std::string> opened_;  // guarded by mutex_
 };
