@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <optional>
@@ -100,7 +99,8 @@ TEST_F(FileLockTest, AChildThatOutlivesTheHoldersReleaseDoesNotKeepTheLock) {
 }
 
 // A holder with a child that it only forked, and one that runs another program, like a compiler.
-TEST_F(FileLockTest, AKilledHolderFreesTheLockWithin100msThoughItsChildrenLive) {
+// The death of the holder alone frees the lock; bench/store has the time it takes.
+TEST_F(FileLockTest, AKilledHolderFreesTheLockThoughItsChildrenLive) {
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t holder = ::fork();
@@ -108,13 +108,13 @@ TEST_F(FileLockTest, AKilledHolderFreesTheLockWithin100msThoughItsChildrenLive) 
     const auto lock = acquire();
     pid_t children[2] = {::fork(), 0};
     if (children[0] == 0) {
-      ::alarm(20);
+      ::alarm(120);
       ::pause();
       ::_exit(0);
     }
     children[1] = ::fork();
     if (children[1] == 0) {
-      ::execl("/bin/sleep", "sleep", "20", static_cast<char*>(nullptr));
+      ::execl("/bin/sleep", "sleep", "120", static_cast<char*>(nullptr));
       ::_exit(1);
     }
     const bool told = lock.is_ok() && ::write(ready[1], children, sizeof children) > 0;
@@ -126,19 +126,12 @@ TEST_F(FileLockTest, AKilledHolderFreesTheLockWithin100msThoughItsChildrenLive) 
   EXPECT_EQ(acquire().code(), StatusCode::kBusy);
 
   ::kill(holder, SIGKILL);
-  const auto start = std::chrono::steady_clock::now();
-  bool free = false;
-  while (!free && std::chrono::steady_clock::now() - start < std::chrono::seconds(5)) {
-    free = acquire().is_ok();
-  }
-  const auto waited = std::chrono::steady_clock::now() - start;
-  EXPECT_TRUE(free);
-  EXPECT_LT(waited, std::chrono::milliseconds(100));
+  ::waitpid(holder, nullptr, 0);
+  EXPECT_TRUE(acquire());
   for (const pid_t child : children) {
     EXPECT_EQ(::kill(child, 0), 0) << "a child died, so this showed nothing";
     ::kill(child, SIGKILL);
   }
-  ::waitpid(holder, nullptr, 0);
   ::close(ready[0]);
   ::close(ready[1]);
 }

@@ -113,7 +113,7 @@ TEST_F(ConcurrencyTest, FourEvictorsDisturbNoneOfEightLoaders) {
     });
   }
   run_threads(std::move(bodies), std::chrono::milliseconds(2500),
-              [&] { return hits_ > 0 && evicted > 0; });
+              [&] { return hits_ > 100 && evicted > 100; });
   EXPECT_EQ(wrong_, 0U);
   EXPECT_GT(hits_, 0U);
   EXPECT_GT(evicted, 0U);
@@ -253,11 +253,9 @@ TEST_F(ConcurrencyTest, TheLockOfAKilledCompilerIsFreeAtOnce) {
   const auto store = open();
   EXPECT_EQ(store->try_lock(key_of(1)).code(), StatusCode::kBusy);
   ::kill(holder, SIGKILL);
-  const auto start = Clock::now();
-  while (!store->try_lock(key_of(1)) && Clock::now() - start < std::chrono::seconds(5)) {
-  }
-  EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(100));
+  // Dead, and nothing else was done: bench/store has the time it takes.
   ::waitpid(holder, nullptr, 0);
+  EXPECT_TRUE(store->try_lock(key_of(1)));
   ::close(ready[0]);
   ::close(ready[1]);
 }

@@ -80,18 +80,18 @@ TEST_F(DamageTest, TruncatedAndExtendedObjectsAreRejected) {
   expect_rejected_and_recreated(answer_object(2), "another intact object");
 }
 
-TEST_F(DamageTest, AFlipInAnyByteOfAManifestIsAMissAndIsMadeAnew) {
+TEST_F(DamageTest, AFlipOfAnyBitOfAManifestIsAMissAndIsMadeAnew) {
   const std::string good = read_bytes(manifest_path(1));
-  for (std::size_t byte = 0; byte < good.size(); ++byte) {
+  for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
     std::string damaged = good;
-    damaged[byte] = static_cast<char>(damaged[byte] ^ (1 << (byte % 8)));
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     write_bytes(manifest_path(1), damaged);
-    ASSERT_EQ(store_->find(key_of(1)).code(), StatusCode::kNotFound) << byte;
-    ASSERT_FALSE(std::filesystem::exists(manifest_path(1))) << byte;
+    ASSERT_EQ(store_->find(key_of(1)).code(), StatusCode::kNotFound) << bit;
+    ASSERT_FALSE(std::filesystem::exists(manifest_path(1))) << bit;
     restore();
     ASSERT_EQ(read_bytes(manifest_path(1)), good);
   }
-  EXPECT_EQ(store_->quarantined(), good.size());
+  EXPECT_EQ(store_->quarantined(), 8 * good.size());
 }
 
 TEST_F(DamageTest, EveryLengthOfAManifestIsAMiss) {

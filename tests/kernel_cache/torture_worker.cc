@@ -1,11 +1,14 @@
 #include "tests/kernel_cache/torture_worker.h"
 
-#include <unistd.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
+#include <fstream>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -58,13 +61,13 @@ class Worker {
     options.root = plan_.root;
     options.environment = "torture";
     options.files = &files_;
+    if (plan_.max_bytes > 0) options.max_bytes = plan_.max_bytes;
     // A supervisor that is gone leaves no worker behind.
-    ::alarm(300);
-    std::vector<std::uint64_t> keys(plan_.keys);
-    std::iota(keys.begin(), keys.end(), 0);
-    std::shuffle(keys.begin(), keys.end(), random_);
-    while (!keys.empty()) {
-      board_.alive[static_cast<std::size_t>(index_)] = steady_milliseconds();
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    std::vector<std::uint64_t> keys;
+    bool another_pass = true;
+    while (another_pass || !keys.empty()) {
+      board_.alive[static_cast<std::size_t>(index_)] = board_.clock.load();
       files_.roll();
       if (store_ == nullptr) {
         auto opened = DiskStore::open(options);
@@ -74,17 +77,35 @@ class Worker {
         }
         store_ = std::move(opened).value();
       }
+      if (keys.empty()) keys = shuffled_keys();
       // From the back; what is busy or failed comes again later.
       const std::uint64_t key = keys.back();
       keys.pop_back();
-      if (!settle(key)) keys.insert(keys.begin(), key);
+      if (index_ < plan_.evictors) {
+        evict();
+      } else if (!settle(key)) {
+        keys.insert(keys.begin(), key);
+      }
       if (store_->read_only()) store_.reset();  // a failing call made it so
+      if (keys.empty()) ++board_.passes;
+      another_pass = steady_milliseconds() < plan_.until;
     }
-    ++board_.passes;
     return 0;
   }
 
  private:
+  std::vector<std::uint64_t> shuffled_keys() {
+    std::vector<std::uint64_t> keys(plan_.keys);
+    std::iota(keys.begin(), keys.end(), 0);
+    std::shuffle(keys.begin(), keys.end(), random_);
+    return keys;
+  }
+
+  void evict() {
+    const auto result = store_->evict(false);
+    if (result) board_.evicted += result->entries_removed;
+  }
+
   // True when the key's kernel was verified, and answered if it was loaded.
   bool settle(std::uint64_t key) {
     const Digest digest = sha256("torture key " + std::to_string(key));
@@ -113,7 +134,9 @@ class Worker {
     if (!work) return work.status();
     const std::filesystem::path output = work.value() / "kernel.so";
     std::this_thread::sleep_for(std::chrono::microseconds(random_() % 4000));
-    write_bytes(output, answer_object(key));
+    if (!(std::ofstream(output, std::ios::binary) << answer_object(key)).flush()) {
+      return Status(StatusCode::kIoError, "the work directory was deleted");
+    }
     ++board_.compiles_completed;
     Manifest manifest;
     manifest.key = digest;
@@ -158,6 +181,23 @@ class Worker {
 std::int64_t steady_milliseconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+pid_t start_torture_clock(TortureBoard& board, const std::filesystem::path& folder) {
+  constexpr auto kTick = std::chrono::milliseconds(10);
+  constexpr std::int64_t kMostPerTick = 50;
+  const std::filesystem::path probe = folder / "clock";
+  const pid_t clock = ::fork();
+  if (clock != 0) return clock;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  for (std::int64_t last = steady_milliseconds();;) {
+    std::this_thread::sleep_for(kTick);
+    ::mkdir(probe.c_str(), 0700);
+    ::rmdir(probe.c_str());
+    const std::int64_t now = steady_milliseconds();
+    board.clock += std::min(now - last, kMostPerTick);
+    last = now;
+  }
 }
 
 int run_torture_worker(const TorturePlan& plan, TortureBoard& board, int index,

@@ -255,10 +255,14 @@ TEST_F(TrustTest, SwappingWhileItIsCheckedNeverBlocksAndNeverDeceives) {
   // Read-only, so that nothing is put aside and every round meets the attacker.
   StoreOptions reading = options();
   reading.read_only = true;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  const auto start = std::chrono::steady_clock::now();
+  const auto passed = [&](int seconds) {
+    return std::chrono::steady_clock::now() - start > std::chrono::seconds(seconds);
+  };
   std::size_t good_reads = 0;
   std::size_t refusals = 0;
-  while (std::chrono::steady_clock::now() < end) {
+  // A second, and longer while the attacker did not get his chances.
+  while (!passed(1) || (!passed(60) && (refusals < 50 || good_reads < 1))) {
     const auto store = open(reading);
     const auto found = store->find(key_of(1));
     ASSERT_TRUE(found) << found.status().to_string();
@@ -272,8 +276,8 @@ TEST_F(TrustTest, SwappingWhileItIsCheckedNeverBlocksAndNeverDeceives) {
   }
   done = true;
   attacker.join();
-  EXPECT_GT(refusals, 0U);
-  EXPECT_GT(good_reads + refusals, 100U);
+  EXPECT_GE(refusals, 50U);
+  EXPECT_GE(good_reads, 1U);
 }
 
 }  // namespace
