@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
+
+#include "dispatcher/kernel_forms.h"
 
 namespace eagercache {
 namespace {
@@ -50,23 +53,24 @@ std::string Probe::digest(std::string_view policy_tag) const {
   return hook_.entry_digest(words_, policy_tag).hex();
 }
 
-Status Probe::load(const std::string& path) {
+Status Probe::load(const std::string& path, const std::string& launch_plan) {
   Result<SharedLibrary> library = SharedLibrary::open(path);
   if (!library) {
     return library.status();
   }
-  Result<std::unique_ptr<ContainerKernel>> kernel = ContainerKernel::create(
-      library.value(),
-      c10::Device(hook_.device_type(), hook_.device_type() == c10::DeviceType::CPU ? -1 : 0));
+  const c10::Device device(hook_.device_type(),
+                           hook_.device_type() == c10::DeviceType::CPU ? -1 : 0);
+  KernelForm form{launch_plan.empty() ? "container" : "bare", launch_plan, {}};
+  if (captured_ && launch_plan.empty()) {
+    form.output_strides = nlohmann::json(output_strides_).dump();
+  }
+  Result<std::unique_ptr<LoadedKernel>> kernel = make_kernel(library.value(), device, form);
   if (!kernel) {
     return kernel.status();
   }
   // Never destroyed, like every loaded kernel: OpenMP threads may still be inside its library.
   kernel_.release();  // NOLINT(bugprone-unused-return-value)
   kernel_ = std::move(kernel).value();
-  if (output_strides_.size() == kernel_->num_outputs()) {
-    kernel_->set_output_strides(output_strides_);
-  }
   return Status::ok();
 }
 

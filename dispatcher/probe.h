@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "dispatcher/container_kernel.h"
+#include "dispatcher/loaded_kernel.h"
 #include "dispatcher/operator_hook.h"
 #include "kernel_cache/status.h"
 
@@ -42,9 +42,10 @@ class Probe {
   // The captured call's entry digest under `policy_tag`. Requires captured() and no aside reason.
   std::string digest(std::string_view policy_tag) const;
 
-  // Loads an AOTInductor container from a file that the caller trusts (it has just compiled it).
-  // Its outputs get the strides of the captured call's native ones, if there is one.
-  Status load(const std::string& path);
+  // Loads a kernel from a file that the caller trusts (it has just compiled it): a bare one when
+  // there is a launch plan, else a container, whose outputs get the strides of the captured call's
+  // native ones, if there is one.
+  Status load(const std::string& path, const std::string& launch_plan);
 
   // Times the captured call, in pairs of (native, hit) means of `calls` calls each, in nanoseconds.
   // Both are boxed calls below autograd; a hit is the whole path: state checks, key, look-up,
@@ -71,7 +72,7 @@ class Probe {
   std::vector<Word> words_;  // and its key
   std::vector<std::size_t> undefined_;
   std::vector<std::vector<std::int64_t>> output_strides_;  // what native gave
-  std::unique_ptr<ContainerKernel> kernel_;
+  std::unique_ptr<LoadedKernel> kernel_;
 };
 
 }  // namespace eagercache

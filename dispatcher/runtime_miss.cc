@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "dispatcher/container_kernel.h"
+#include "dispatcher/kernel_forms.h"
 #include "dispatcher/log.h"
 #include "dispatcher/runtime.h"
 
@@ -150,19 +150,23 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
 
 Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const Word> words,
                                            const Manifest& manifest) {
-  if (fact(manifest, "form") != "container" || manifest.objects.empty()) {
-    return Status(StatusCode::kIncompatible,
-                  "entries of form '" + fact(manifest, "form") + "' are not understood");
+  if (manifest.objects.empty()) {
+    return Status(StatusCode::kIncompatible, "the entry has no object");
   }
   const c10::Device device = device_of(hook, words);
-  const std::string cache_key = manifest.objects.front().digest.hex() + device.str();
+  const KernelForm form{fact(manifest, "form"), fact(manifest, "launch_plan"),
+                        fact(manifest, "output_strides")};
+  // One object may hold the kernels of many keys.
+  const std::string cache_key = manifest.objects.front().digest.hex() + device.str() + form.form +
+                                form.launch_plan + form.output_strides;
   {
     std::lock_guard lock(registry_mutex_);
     if (const auto found = loaded_.find(cache_key); found != loaded_.end()) {
       return found->second;
     }
   }
-  Result<std::filesystem::path> path = store()->verified_shared_object(manifest, 0);
+  const std::shared_ptr<DiskStore> files = store();
+  Result<std::filesystem::path> path = files->verified_shared_object(manifest, 0);
   if (!path) {
     return path.status();
   }
@@ -170,14 +174,14 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   if (!library) {
     return library.status();
   }
-  Result<std::unique_ptr<ContainerKernel>> kernel =
-      ContainerKernel::create(library.value(), device);
+  Result<std::unique_ptr<LoadedKernel>> kernel = make_kernel(library.value(), device, form);
   if (!kernel) {
+    if (kernel.code() == StatusCode::kCorrupt) {
+      if (Status status = files->quarantine(manifest.key, kernel.status().message()); !status) {
+        log_line(LogLevel::kWarning, status.to_string());
+      }
+    }
     return kernel.status();
-  }
-  if (Status status = kernel.value()->set_output_strides(fact(manifest, "output_strides"));
-      !status) {
-    return status;
   }
   DecodedCall call;
   if (!decode_call(words, &call) || kernel.value()->num_inputs() != count_tensors(call.arguments) ||

@@ -254,16 +254,18 @@ void bind_probe(py::module_& module) {
                                           : std::string(aside_reason_name(probe.aside()));
                              })
       .def("digest", &Probe::digest, py::arg("choose"))
-      .def("load",
-           [](Probe& probe, const std::string& path) {
-             const Status status = [&] {
-               py::gil_scoped_release no_gil;
-               return probe.load(path);
-             }();
-             if (!status) {
-               throw std::runtime_error(status.to_string());
-             }
-           })
+      .def(
+          "load",
+          [](Probe& probe, const std::string& path, const std::string& launch_plan) {
+            const Status status = [&] {
+              py::gil_scoped_release no_gil;
+              return probe.load(path, launch_plan);
+            }();
+            if (!status) {
+              throw std::runtime_error(status.to_string());
+            }
+          },
+          py::arg("path"), py::arg("launch_plan") = "")
       .def("time", &Probe::time, py::arg("pairs"), py::arg("calls"),
            py::call_guard<py::gil_scoped_release>());
 }

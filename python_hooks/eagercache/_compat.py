@@ -5,6 +5,8 @@ Known to work with 2.11 and 2.15. The functions import Inductor when called, nev
 
 from __future__ import annotations
 
+import functools
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,57 @@ def set_command_runner(runner: Callable[[str, str], None]) -> None:
     from torch._inductor import cpp_builder
 
     cpp_builder.run_compile_cmd = lambda cmd_line, cwd: runner(cmd_line, cwd)
+
+
+def set_text_handler(handler: Callable[[str, str], str | None]) -> None:
+    """Shows ``handler`` the text (wrapper, kernels) of every AOTInductor compile.
+
+    A string that it returns is what `aot_compile` returns, and nothing is compiled. With None the
+    compile goes on. What it raises leaves `aot_compile`, perhaps as the cause of another exception.
+    """
+    from torch._inductor import codecache
+
+    original = _aot_code_compile()
+
+    def compile_code(
+        graph: Any, wrapper_code: str, kernel_code: str, *rest: Any, **keywords: Any
+    ) -> Any:
+        taken = handler(wrapper_code, kernel_code)
+        return (
+            original(graph, wrapper_code, kernel_code, *rest, **keywords)
+            if taken is None
+            else taken
+        )
+
+    codecache.AotCodeCompiler.compile = staticmethod(compile_code)
+
+
+@functools.cache
+def _aot_code_compile() -> Callable[..., Any]:
+    """AotCodeCompiler's own method, before any handler is put in its place."""
+    from torch._inductor import codecache
+
+    return codecache.AotCodeCompiler.compile
+
+
+def kernel_compile_command(compiler: str) -> list[str]:
+    """Inductor's command for generated kernels, less source, target and ``-c``.
+
+    For the instruction set that `set_vector_isa` set.
+    """
+    from torch._inductor import config, cpp_builder, cpu_vec_isa
+
+    with config.patch(aot_options(Path(), compiler, 1)):
+        options = cpp_builder.CppTorchDeviceOptions(
+            vec_isa=cpu_vec_isa.pick_vec_isa(),
+            device_type="cpu",
+            aot_mode=True,
+            compile_only=True,
+        )
+        builder = cpp_builder.CppBuilder(name="target", sources="source.cpp", BuildOption=options)
+        words = shlex.split(builder.get_command_line())
+    drop = {"source.cpp", "-c", "-o", builder.get_target_file_path()}
+    return [word for word in words if word not in drop]
 
 
 def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]:

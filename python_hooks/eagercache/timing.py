@@ -44,8 +44,8 @@ class Probe(Protocol):
     def force(self) -> None:
         """Arms: the next call with the captured key is answered by the loaded kernel."""
 
-    def load(self, path: str) -> None:
-        """Loads a container. Raises RuntimeError with the loader's text."""
+    def load(self, path: str, launch_plan: str = "") -> None:
+        """Loads a bare kernel, or a container without a plan. Raises RuntimeError."""
 
     def digest(self, choose: str) -> str:
         """The store's name of the captured call."""

@@ -162,19 +162,20 @@ def _short_hash(content: bytes) -> str:
 _FLAG_REWRITES: Mapping[str, str | None] = {
     "-fno-signed-zeros": "-fsigned-zeros",
     "-g": None,
-    "-Wall": None,
+    "-g1": None,
     "-pedantic": None,
+    "-Wall": None,
 }
 
 # Added to every command. The prefix map keeps paths out of the bytes, so that equal code is an
 # equal file; it needs the build folder and is completed in `rewrite_command`.
-_LINK_FLAGS = ("-s", "-Wl,--build-id=none", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack")
+LINK_FLAGS = ("-s", "-Wl,--build-id=none", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack")
 
 
 def flag_facts(isa: Isa) -> str:
     """What `rewrite_command` does to the flags, as text for the environment key."""
     rewrites = " ".join(f"{old}=>{new or ''}" for old, new in sorted(_FLAG_REWRITES.items()))
-    return f"-march={isa.march} {rewrites} {' '.join(_LINK_FLAGS)}"
+    return f"-march={isa.march} {rewrites} {' '.join(LINK_FLAGS)}"
 
 
 def rewrite_command(command: Sequence[str], isa: Isa, build_directory: str) -> list[str]:
@@ -193,5 +194,5 @@ def rewrite_command(command: Sequence[str], isa: Isa, build_directory: str) -> l
     words.append(f"-march={isa.march}")
     words.append(f"-ffile-prefix-map={build_directory}=.")
     if "-c" not in words:
-        words.extend(_LINK_FLAGS)
+        words.extend(LINK_FLAGS)
     return words

@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .calls import Call
-    from .compile import BuildCommands, CompiledKernel
+    from .compile import CompiledKernel, Tools
     from .prove import Native, Proof
     from .timing import Timing
 
@@ -89,7 +89,8 @@ class Outcome:
     proof: Proof | None = None
     timing: Timing | None = None
     published: bool = False  # somebody else's entry was found
-    output_strides: str = ""  # native's, as JSON
+    output_strides: str = ""  # native's, as JSON; for a container
+    launch_plan: str = ""  # for a bare kernel
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -114,7 +115,7 @@ class Worker:
         self._environment = environment
         self._stores: dict[tuple[str, str], Any] = {}
         self._scratch: Path | None = None
-        self._commands: BuildCommands | None = None
+        self._tools: Tools | None = None
         self._clock = _Clock()
         self._last_eviction = -EVICTION_SECONDS
 
@@ -188,7 +189,7 @@ class Worker:
         return self._stores[key]
 
     def _make(self, request: Mapping[str, Any], store: Any) -> Outcome:
-        from .compile import CompileRefused
+        from .commands import CompileRefused
 
         directory = Path(store.make_work_directory())
         try:
@@ -210,9 +211,8 @@ class Worker:
     def _compile_and_prove(
         self, request: Mapping[str, Any], store: Any, directory: Path
     ) -> Outcome:
-        from . import prove, timing
+        from . import timing
         from .calls import Call
-        from .compile import compile_call
 
         description = request["description"]
         choose = request["choose"]
@@ -220,23 +220,64 @@ class Worker:
         with call.state.applied():
             with self._clock.step("native"):
                 natives, probe = self._rebuild(call, choose)
-            commands = self._build_commands(request, store)
-            with self._clock.step("compile"):
-                compiled = compile_call(call, len(natives[0].outputs), directory, commands)
-            self._clock.seconds.update(
-                {f"compile.{step}": seconds for step, seconds in compiled.seconds.items()}
-            )
-            strides = [list(output.stride()) for output in natives[0].outputs]
-            outcome = Outcome("kernel", compiled=compiled, output_strides=json.dumps(strides))
-            with self._clock.step("prove"):
-                probe.load(str(compiled.path))
-                outcome.proof = prove.prove(call, probe, natives, reduces=compiled.text.reduces)
+            tools = self._make_tools(request, store)
+            outcome = self._prove_some_form(call, probe, natives, directory, tools)
             with timing.machine_to_itself(), self._clock.step("time"):
                 outcome.timing = timing.time_call(probe)
         faster, reason = timing.decide(outcome.timing, float(request["margin"]))
         outcome.reason = reason
         if not faster and choose != "always":
             outcome.verdict = "native"
+        return outcome
+
+    def _prove_some_form(
+        self, call: Call, probe: Any, natives: list[Native], directory: Path, tools: Tools
+    ) -> Outcome:
+        """A proved kernel: bare where that can be, else a container. Raises what both raise."""
+        from .prove import ProofFailed
+
+        compiled = self._compile(call, natives, directory / "bare", tools, allow_bare=True)
+        try:
+            return self._prove(call, probe, natives, compiled)
+        except ProofFailed:
+            raise  # the container's kernel is the same one
+        except RuntimeError as error:
+            if compiled.plan is None:
+                raise
+            traceback.print_exc(file=sys.stderr)
+            _forget_locals(error)
+        compiled = self._compile(call, natives, directory / "container", tools, allow_bare=False)
+        return self._prove(call, probe, natives, compiled)
+
+    def _compile(
+        self, call: Call, natives: list[Native], directory: Path, tools: Tools, *, allow_bare: bool
+    ) -> CompiledKernel:
+        from .compile import compile_call
+
+        directory.mkdir()
+        with self._clock.step("compile"):
+            compiled = compile_call(
+                call, len(natives[0].outputs), directory, tools, allow_bare=allow_bare
+            )
+        self._clock.seconds.update(
+            {f"compile.{step}": seconds for step, seconds in compiled.seconds.items()}
+        )
+        return compiled
+
+    def _prove(
+        self, call: Call, probe: Any, natives: list[Native], compiled: CompiledKernel
+    ) -> Outcome:
+        from . import prove
+
+        strides = [list(output.stride()) for output in natives[0].outputs]
+        outcome = Outcome("kernel", compiled=compiled)
+        if compiled.plan is None:
+            outcome.output_strides = json.dumps(strides)
+        else:
+            outcome.launch_plan = compiled.plan.with_strides(strides).to_json()
+        with self._clock.step("prove"):
+            probe.load(str(compiled.path), outcome.launch_plan)
+            outcome.proof = prove.prove(call, probe, natives, reduces=compiled.text.reduces)
         return outcome
 
     def _rebuild(self, call: Call, choose: str) -> tuple[list[Native], Any]:
@@ -256,16 +297,16 @@ class Worker:
             raise _Failure("call could not be rebuilt: its key is another one here")
         return natives, probe
 
-    def _build_commands(self, request: Mapping[str, Any], store: Any) -> BuildCommands:
-        from .compile import BuildCommands
+    def _make_tools(self, request: Mapping[str, Any], store: Any) -> Tools:
+        from .compile import Tools
         from .toolchain import find_compiler, pick_isa
 
         if self._scratch is None or not self._scratch.is_dir():
             self._scratch = Path(store.make_work_directory())
-            self._commands = None
+            self._tools = None
         # The store removes temporary folders that nobody has touched for an hour.
         os.utime(self._scratch)
-        if self._commands is None:
+        if self._tools is None:
             for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TMPDIR", "tmp")):
                 folder = self._scratch / name
                 folder.mkdir()
@@ -273,12 +314,12 @@ class Worker:
             headers = self._scratch / "headers"
             headers.mkdir()
             with self._clock.step("start"):
-                self._commands = BuildCommands(
+                self._tools = Tools(
                     find_compiler(request.get("cxx")),
                     pick_isa(self._core.host_cpu_features()),
                     headers,
                 )
-        return self._commands
+        return self._tools
 
     def _publish(self, request: Mapping[str, Any], store: Any, outcome: Outcome) -> None:
         from .toolchain import pick_isa
@@ -342,7 +383,6 @@ def _facts(
         "dispatch_key": description["dispatch_key"],
         "call": json.dumps(call, separators=(",", ":"))[:40_000],
         "choose": request["choose"],
-        "form": "container",
         "reason": outcome.reason,
         "torch": str(torch.__version__),
     }
@@ -360,7 +400,13 @@ def _facts(
         facts["pairs"] = str(outcome.timing.pairs)
     if outcome.compiled is not None:
         facts["kernels"] = " ".join(outcome.compiled.text.kernels)[:2_000]
-        facts["output_strides"] = outcome.output_strides
+        facts["form"] = outcome.compiled.form
+        if outcome.launch_plan:
+            facts["launch_plan"] = outcome.launch_plan
+        else:
+            facts["output_strides"] = outcome.output_strides
+        if outcome.compiled.why_container:
+            facts["why_container"] = outcome.compiled.why_container[:300]
         facts["extern_calls"] = " ".join(outcome.compiled.text.extern_calls)[:2_000]
     return facts
 
@@ -377,7 +423,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    from .compile import CompileFailed
+    from .commands import CompileFailed
     from .prove import CannotProve, ProofFailed
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from eagercache import commands as running
 from eagercache import compile as compiling
+from eagercache import container
 from eagercache.calls import Call
-from eagercache.compile import BuildCommands, CompileFailed, CompileRefused, NoKernelOfItsOwn
+from eagercache.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
+from eagercache.container import BuildCommands
+from eagercache.generated_text import GeneratedText, admit, read_generated_text
 from eagercache.toolchain import SCALAR, Compiler
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
 
@@ -29,10 +33,10 @@ void AOTInductorModel::run_impl(AtenTensorHandle* input_handles) {{
 KERNEL = 'extern "C"  void  cpp_fused_abs_0(const float* in, float* out) {{ {body} }}'
 
 
-def text(body: str = "", kernel: str | None = "", **counts: int) -> compiling.GeneratedText:
+def text(body: str = "", kernel: str | None = "", **counts: int) -> GeneratedText:
     numbers = {"inputs": 1, "outputs": 1, "constants": 0, **counts}
     code = KERNEL.format(body=kernel) if kernel is not None else ""
-    return compiling.read_generated_text(WRAPPER.format(body=body, **numbers), code)
+    return read_generated_text(WRAPPER.format(body=body, **numbers), code)
 
 
 ABS = describe("abs", tensor((8,)))
@@ -42,7 +46,7 @@ def test_an_ordinary_kernel_is_admitted() -> None:
     facts = text()
     assert facts.kernels == ("cpp_fused_abs_0",)
     assert (facts.num_inputs, facts.num_outputs, facts.extern_calls) == (1, 1, ())
-    compiling._admit(facts, Call(ABS))
+    admit(facts, Call(ABS))
 
 
 @pytest.mark.parametrize(
@@ -59,21 +63,21 @@ def test_an_ordinary_kernel_is_admitted() -> None:
     ],
 )
 def test_text_that_is_no_kernel_for_us_is_refused(
-    facts: compiling.GeneratedText, kind: type[CompileRefused], reason: str
+    facts: GeneratedText, kind: type[CompileRefused], reason: str
 ) -> None:
     with pytest.raises(kind, match=reason):
-        compiling._admit(facts, Call(ABS))
+        admit(facts, Call(ABS))
 
 
 def test_a_kernel_beside_a_library_call_is_admitted_and_says_so() -> None:
     facts = text("aoti_torch_cpu_mm_out(a, b, c);")
     assert facts.extern_calls == ("aoti_torch_cpu_mm_out",)
-    compiling._admit(facts, Call(ABS))
+    admit(facts, Call(ABS))
 
 
 def test_text_that_is_not_understood_is_refused() -> None:
     with pytest.raises(CompileRefused, match="not understood"):
-        compiling.read_generated_text("int main() {}", "")
+        read_generated_text("int main() {}", "")
 
 
 def run_graph(description: dict[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -137,7 +141,7 @@ def compiler_script(folder: Path, body: str) -> Compiler:
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildCommands:
     """Commands on a compiler that only notes its arguments. Inductor itself is left alone."""
     for name in ("prepare_inductor", "set_vector_isa", "set_command_runner"):
-        monkeypatch.setattr(compiling._compat, name, lambda *_: None)
+        monkeypatch.setattr(container._compat, name, lambda *_: None)
     headers = tmp_path / "headers"
     headers.mkdir()
     return BuildCommands(compiler_script(tmp_path, "sleep 0.3"), SCALAR, headers)
@@ -153,7 +157,7 @@ def run_build(commands: BuildCommands, tmp_path: Path, number: int) -> Path:
         "#include <torch/csrc/inductor/cpp_prefix.h>\n" + KERNEL.format(body="")
     )
     compiler = commands.compiler.path
-    commands.begin(Call(ABS), build)
+    commands.begin(build)
     for step in ("wrapper", "kernel"):
         source, target = f"{build}/a.{step}.cpp", f"{build}/a.{step}.o"
         commands.run(f"{compiler} {source} -march=native -c -o {target}", str(build))
@@ -179,7 +183,7 @@ def test_wrapper_and_kernel_are_compiled_side_by_side(
 def test_headers_are_precompiled_once_enough_kernels_were_built(
     commands: BuildCommands, tmp_path: Path
 ) -> None:
-    for index in range(compiling.KERNELS_BEFORE_HEADERS):
+    for index in range(container.KERNELS_BEFORE_HEADERS):
         run_build(commands, tmp_path, index)
     assert "-include" not in (tmp_path / "calls").read_text()
     run_build(commands, tmp_path, 10)
@@ -214,7 +218,7 @@ def test_a_command_that_hangs_is_ended(
     commands: BuildCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler_script(tmp_path, "exec sleep 60")
-    monkeypatch.setattr(compiling, "COMMAND_TIMEOUT", 0.3)
+    monkeypatch.setattr(running, "COMMAND_TIMEOUT", 0.3)
     with pytest.raises(CompileFailed, match="took over") as failure:
         run_build(commands, tmp_path, 0)
     assert failure.value.transient

@@ -1,0 +1,74 @@
+#include "dispatcher/bare_kernel.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <array>
+#include <string>
+
+namespace eagercache {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+// Scratch up to this size lies on the stack.
+constexpr std::size_t kStackScratch = 2048;
+
+}  // namespace
+
+BareKernel::BareKernel(LaunchPlan plan, Entry entry) : plan_(std::move(plan)), entry_(entry) {
+  for (const std::uint64_t bytes : plan_.scratch) {
+    scratch_offsets_.push_back(scratch_bytes_);
+    scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+}
+
+Result<std::unique_ptr<BareKernel>> BareKernel::create(const SharedLibrary& library,
+                                                       c10::Device device, LaunchPlan plan) {
+  if (!device.is_cpu()) {
+    return Status(StatusCode::kIncompatible, "bare kernels run on CPU only");
+  }
+  const auto entry = reinterpret_cast<Entry>(library.symbol(plan.entry.c_str()));
+  if (entry == nullptr) {
+    return Status(StatusCode::kIncompatible, "the kernel's library has no " + plan.entry);
+  }
+  return std::unique_ptr<BareKernel>(new BareKernel(std::move(plan), entry));
+}
+
+LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
+                                      std::span<at::Tensor> outputs,
+                                      c10::Device /*device*/) noexcept {
+  if (inputs.size() != plan_.num_inputs || outputs.size() != plan_.outputs.size()) {
+    return Outcome::kFailed;
+  }
+  try {
+    std::array<void*, LaunchPlan::kMaxPointers> pointers;  // uninitialised: on the path of a hit
+    void** next = pointers.data();
+    for (const at::Tensor* input : inputs) {
+      *next++ = const_cast<void*>(input->const_data_ptr());  // entries read them as const
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const LaunchPlan::Output& wanted = plan_.outputs[i];
+      outputs[i] =
+          at::Tensor(at::detail::empty_strided_cpu(wanted.sizes, wanted.strides, wanted.dtype));
+      *next++ = outputs[i].mutable_data_ptr();
+    }
+    if (scratch_bytes_ == 0) [[likely]] {
+      return entry_(pointers.data()) == 0 ? Outcome::kAnswered : Outcome::kFailed;
+    }
+    alignas(kAlignment) std::array<std::byte, kStackScratch> local;
+    c10::DataPtr allocated;
+    std::byte* scratch = local.data();
+    if (scratch_bytes_ > kStackScratch) {
+      allocated = c10::GetCPUAllocator()->allocate(scratch_bytes_);
+      scratch = static_cast<std::byte*>(allocated.get());
+    }
+    for (const std::size_t offset : scratch_offsets_) {
+      *next++ = scratch + offset;
+    }
+    return entry_(pointers.data()) == 0 ? Outcome::kAnswered : Outcome::kFailed;
+  } catch (...) {
+    return Outcome::kFailed;
+  }
+}
+
+}  // namespace eagercache

@@ -1,0 +1,38 @@
+#include "dispatcher/kernel_forms.h"
+
+#include <utility>
+
+#include "dispatcher/bare_kernel.h"
+#include "dispatcher/container_kernel.h"
+
+namespace eagercache {
+
+Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, c10::Device device,
+                                                  const KernelForm& form) {
+  if (form.form == "bare") {
+    Result<LaunchPlan> plan = parse_launch_plan(form.launch_plan);
+    if (!plan) {
+      return plan.status();
+    }
+    Result<std::unique_ptr<BareKernel>> kernel =
+        BareKernel::create(library, device, std::move(plan).value());
+    if (!kernel) {
+      return kernel.status();
+    }
+    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  }
+  if (form.form == "container") {
+    Result<std::unique_ptr<ContainerKernel>> kernel = ContainerKernel::create(library, device);
+    if (!kernel) {
+      return kernel.status();
+    }
+    if (Status status = kernel.value()->set_output_strides(form.output_strides); !status) {
+      return status;
+    }
+    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  }
+  return Status(StatusCode::kIncompatible,
+                "entries of form '" + form.form + "' are not understood");
+}
+
+}  // namespace eagercache

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "dispatcher/loaded_kernel.h"
+#include "kernel_cache/shared_library.h"
+#include "kernel_cache/status.h"
+
+namespace eagercache {
+
+// What a manifest's facts say about the kernel in its shared object.
+struct KernelForm {
+  std::string form;            // "bare" or "container"
+  std::string launch_plan;     // bare: see launch_plan.h
+  std::string output_strides;  // container: see ContainerKernel::set_output_strides
+};
+
+// A kernel of either form out of a loaded library. kCorrupt for malformed facts, kIncompatible for
+// an unknown form or a library that does not hold what the facts say.
+Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, c10::Device device,
+                                                  const KernelForm& form);
+
+}  // namespace eagercache

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernel_cache/status.h"
+
+namespace eagercache {
+
+// How to launch a bare kernel: what the hook allocates, and the function that it then calls with
+// one array of pointers: the call's tensors in argument order, the outputs, the scratch buffers.
+struct LaunchPlan {
+  struct Output {
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+  };
+
+  static constexpr std::size_t kMaxInputs = 64;
+  static constexpr std::size_t kMaxOutputs = 16;
+  static constexpr std::size_t kMaxScratch = 32;
+  static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
+
+  std::string entry;  // the function's symbol: std::int32_t(void* const*), 0 for success
+  std::size_t num_inputs = 0;
+  std::vector<Output> outputs;
+  std::vector<std::uint64_t> scratch;  // bytes of each buffer
+};
+
+// The plan that a manifest's text stands for. kCorrupt for anything but canonical JSON (sorted
+// keys, no spaces) of exactly the known fields, with every number in range; kIncompatible for
+// another version.
+Result<LaunchPlan> parse_launch_plan(std::string_view text);
+
+}  // namespace eagercache

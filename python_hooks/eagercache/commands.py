@@ -1,0 +1,90 @@
+"""Running the C++ compiler, and how a compile may end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+# A compiler run that takes longer than this is killed.
+COMMAND_TIMEOUT = 120.0  # seconds
+
+
+class CompileRefused(Exception):
+    """The call is left to native, for a reason that will be the same next time."""
+
+
+class NoKernelOfItsOwn(CompileRefused):
+    """Inductor answers the call with the very operator that native runs."""
+
+
+class CompileFailed(Exception):
+    """The compile went wrong. ``transient`` when the machine, not the call, was the reason."""
+
+    def __init__(self, reason: str, *, transient: bool) -> None:
+        super().__init__(reason)
+        self.transient = transient
+
+
+class Command:
+    """One running command; its output is kept in a file, so that it never blocks on a full pipe."""
+
+    def __init__(self, step: str, words: Sequence[str], directory: Path) -> None:
+        self.step = step
+        self.seconds = 0.0  # of CPU time, the compiler's own children included
+        self._log = directory / f"{step}.log"
+        with self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    words, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+            except OSError as error:
+                raise CompileFailed(
+                    f"the compiler does not start: {error}", transient=True
+                ) from error
+
+    def wait(self) -> None:
+        """Waits for the end. Raises CompileFailed for anything but success."""
+        deadline = time.monotonic() + COMMAND_TIMEOUT
+        while True:
+            # wait4 tells the CPU time of this very process; Popen would only tell its exit status.
+            pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+            if pid != 0:
+                break
+            if time.monotonic() > deadline:
+                self.kill()
+                raise CompileFailed(
+                    f"the compiler's {self.step} step took over {COMMAND_TIMEOUT:.0f} s",
+                    transient=True,
+                )
+            time.sleep(0.003)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self.seconds = usage.ru_utime + usage.ru_stime
+        if self._process.returncode != 0:
+            raise self._failure(self._process.returncode)
+
+    def kill(self) -> None:
+        """Ends it, if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _failure(self, code: int) -> CompileFailed:
+        output = self._log.read_text(errors="replace")
+        lines = output.splitlines()
+        line = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+        transient = code < 0 or any(
+            sign in output
+            for sign in (
+                "No space left",
+                "Cannot allocate memory",
+                "out of memory",
+                "Killed signal",
+            )
+        )
+        return CompileFailed(
+            f"the compiler's {self.step} step exited with {code}: {line.strip()[:200]}",
+            transient=transient,
+        )

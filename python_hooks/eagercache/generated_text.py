@@ -1,0 +1,76 @@
+"""What the text that Inductor generated says about a kernel, and which texts are refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from . import _compat
+from .calls import Call
+from .commands import CompileRefused, NoKernelOfItsOwn
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """What the generated text says about a kernel."""
+
+    num_inputs: int
+    num_outputs: int
+    num_constants: int
+    kernels: tuple[str, ...]  # functions that Inductor generated
+    extern_calls: tuple[str, ...]  # operators that it calls back into
+    uses_proxy_executor: bool
+    checks_values: bool
+    reduces: bool  # some kernel accumulates over elements
+
+
+# Functions of AOTInductor's C interface that are not operators.
+_RUNTIME_CALL = re.compile(
+    r"aoti_torch_(empty_strided\w*|create_tensor_from_blob\w*|delete\w*|get_\w+|new_\w+|clone\w*"
+    r"|dtype_\w+|device_type_\w+|layout_\w+|memory_format_\w+|item_\w+|assign_tensors\w*|zero_"
+    r"|check\w*|grad_mode_\w+|warn|_?reinterpret_tensor\w*|as_strided|copy_)$"
+)
+_EXTERN_CALL = re.compile(r"\b(aoti_torch_\w+)\s*\(")
+_KERNEL = re.compile(r'extern\s+"C"\s+(?:\w+\s+)*?void\s+(\w+)\s*\(')
+_ACCUMULATOR = re.compile(r"\btmp_acc\d")
+_VALUE_CHECK = re.compile(r"\b(AOTI_TORCH_CHECK|TORCH_CHECK\w*|AOTI_RUNTIME_CHECK)\s*\(")
+
+
+def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
+    """Facts of the two generated files. Raises CompileRefused when they are not understood."""
+    try:
+        num_inputs, num_outputs, num_constants = _compat.graph_fields(wrapper)
+        body = wrapper[wrapper.index("::run_impl(") :]
+    except ValueError as error:
+        raise CompileRefused(f"generated text not understood: {error}") from error
+    calls = sorted({name for name in _EXTERN_CALL.findall(body) if not _RUNTIME_CALL.match(name)})
+    proxy = [name for name in calls if "proxy_executor" in name or "call_dispatcher" in name]
+    return GeneratedText(
+        num_inputs=num_inputs,
+        num_outputs=num_outputs,
+        num_constants=num_constants,
+        kernels=tuple(_KERNEL.findall(kernel)),
+        extern_calls=tuple(name for name in calls if name not in proxy),
+        uses_proxy_executor=bool(proxy),
+        checks_values=_VALUE_CHECK.search(kernel) is not None
+        or _VALUE_CHECK.search(body) is not None,
+        reduces=_ACCUMULATOR.search(kernel) is not None,
+    )
+
+
+def admit(text: GeneratedText, call: Call) -> None:
+    """Raises CompileRefused (NoKernelOfItsOwn among them) for a text that is no kernel for us."""
+    if not text.kernels:
+        if text.extern_calls or text.uses_proxy_executor:
+            raise NoKernelOfItsOwn("no kernel of its own")
+        raise CompileRefused("nothing was generated: the result is made without a kernel")
+    if text.uses_proxy_executor:
+        raise CompileRefused("the generated code needs the proxy executor")
+    if text.num_constants:
+        raise CompileRefused("the generated code holds constants")
+    if text.checks_values:
+        raise CompileRefused("generated code checks values")
+    if text.num_inputs != len(call.tensors):
+        raise CompileRefused(
+            f"the kernel takes {text.num_inputs} tensors, the call has {len(call.tensors)}"
+        )

@@ -1,0 +1,138 @@
+// A launch plan executed, and a bare kernel out of the store.
+
+#include "dispatcher/bare_kernel.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+
+#include "dispatcher/kernel_forms.h"
+#include "tests/dispatcher/hook_fixture.h"
+
+namespace eagercache {
+namespace {
+
+constexpr const char* kTwicePlan =
+    R"({"entry":"eagercache_kernel_2a","inputs":1,)"
+    R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[20],"version":1})";
+
+std::unique_ptr<LoadedKernel> load(const std::string& plan) {
+  Result<SharedLibrary> library = SharedLibrary::open(EAGERCACHE_TEST_BARE_OBJECT);
+  if (!library) {
+    throw std::runtime_error(library.status().to_string());
+  }
+  auto kernel = make_kernel(library.value(), c10::Device("cpu"), {"bare", plan, {}});
+  if (!kernel) {
+    throw std::runtime_error(kernel.status().to_string());
+  }
+  return std::move(kernel).value();
+}
+
+TEST(BareKernel, AnswersWithATensorOfThePlansMetadata) {
+  const auto kernel = load(kTwicePlan);
+  const at::Tensor x = at::arange(5, at::kFloat);
+  const at::Tensor* const input = &x;
+  std::array<at::Tensor, 1> outputs;
+  ASSERT_EQ(kernel->run({&input, 1}, outputs, x.device()), LoadedKernel::Outcome::kAnswered);
+  EXPECT_TRUE(at::equal(outputs[0], x + x));
+  EXPECT_EQ(outputs[0].strides(), at::IntArrayRef({1}));
+  EXPECT_EQ(outputs[0].storage().nbytes(), 20U);
+  EXPECT_FALSE(outputs[0].is_inference());
+}
+
+TEST(BareKernel, MakesInferenceTensorsInInferenceMode) {
+  const auto kernel = load(kTwicePlan);
+  const c10::InferenceMode mode;
+  const at::Tensor x = at::ones({5});
+  const at::Tensor* const input = &x;
+  std::array<at::Tensor, 1> outputs;
+  ASSERT_EQ(kernel->run({&input, 1}, outputs, x.device()), LoadedKernel::Outcome::kAnswered);
+  EXPECT_TRUE(outputs[0].is_inference());
+}
+
+TEST(BareKernel, GetsScratchThatIsAlignedAndApart) {
+  const auto kernel =
+      load(R"({"entry":"eagercache_kernel_2b","inputs":0,)"
+           R"("outputs":[{"dtype":"int64","sizes":[3,2],"strides":[1,3]},)"
+           R"({"dtype":"int64","sizes":[6],"strides":[1]}],"scratch":[100000,8],"version":1})");
+  std::array<at::Tensor, 2> outputs;
+  ASSERT_EQ(kernel->run({}, outputs, c10::Device("cpu")), LoadedKernel::Outcome::kAnswered);
+  EXPECT_EQ(outputs[0].strides(), at::IntArrayRef({1, 3}));
+  EXPECT_EQ(outputs[0].abs().max().item<std::int64_t>(), 0);
+  EXPECT_GE(outputs[1].min().item<std::int64_t>(), 100'000);
+}
+
+TEST(BareKernel, ThatReportsAnErrorHasFailed) {
+  const auto kernel =
+      load(R"({"entry":"eagercache_kernel_fa","inputs":0,)"
+           R"("outputs":[{"dtype":"float32","sizes":[],"strides":[]}],"scratch":[],"version":1})");
+  std::array<at::Tensor, 1> outputs;
+  EXPECT_EQ(kernel->run({}, outputs, c10::Device("cpu")), LoadedKernel::Outcome::kFailed);
+}
+
+TEST(BareKernel, WhoseEntryIsMissingIsIncompatible) {
+  Result<SharedLibrary> library = SharedLibrary::open(EAGERCACHE_TEST_BARE_OBJECT);
+  ASSERT_TRUE(library);
+  std::string plan = kTwicePlan;
+  plan.replace(plan.find("_2a"), 3, "_99");
+  const auto kernel = make_kernel(library.value(), c10::Device("cpu"), {"bare", plan, {}});
+  EXPECT_EQ(kernel.code(), StatusCode::kIncompatible);
+  EXPECT_EQ(make_kernel(library.value(), c10::Device("cuda:0"), {"bare", kTwicePlan, {}}).code(),
+            StatusCode::kIncompatible);
+  EXPECT_EQ(make_kernel(library.value(), c10::Device("cpu"), {"other", kTwicePlan, {}}).code(),
+            StatusCode::kIncompatible);
+}
+
+class StoredBareKernelTest : public HookTest {
+ protected:
+  Manifest entry(const std::string& plan) const {
+    Manifest manifest;
+    manifest.key = digest(twice_, {x_});
+    manifest.kind = EntryKind::kKernel;
+    manifest.facts = {{"form", "bare"}, {"launch_plan", plan}, {"numerics", "bitwise"}};
+    return manifest;
+  }
+
+  at::Tensor call_twice() const { return call("eagercache_test::twice", x_); }
+
+  const at::Tensor x_ = at::arange(5, at::kFloat) + 1;
+  OperatorHook& twice_ = hook("eagercache_test::twice");
+};
+
+TEST_F(StoredBareKernelTest, AnswersInNativesPlace) {
+  const auto store = use_store();
+  ASSERT_TRUE(store->publish(entry(kTwicePlan),
+                             {{ObjectKind::kSharedObject, EAGERCACHE_TEST_BARE_OBJECT}}));
+  const int before = native_runs("twice");
+  EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
+  EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
+  EXPECT_EQ(native_runs("twice"), before);
+}
+
+TEST_F(StoredBareKernelTest, WithABadPlanIsQuarantinedAndNativeAnswers) {
+  const auto store = use_store();
+  ASSERT_TRUE(store->publish(entry(R"({"entry":"system"})"),
+                             {{ObjectKind::kSharedObject, EAGERCACHE_TEST_BARE_OBJECT}}));
+  const int before = native_runs("twice");
+  EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
+  EXPECT_EQ(native_runs("twice"), before + 1);
+  EXPECT_EQ(store->find(digest(twice_, {x_})).code(), StatusCode::kNotFound);
+}
+
+TEST_F(StoredBareKernelTest, WithAnotherNumberOfTensorsIsNotUsed) {
+  const auto store = use_store();
+  std::string plan = kTwicePlan;
+  plan.replace(plan.find("\"inputs\":1"), 10, "\"inputs\":2");
+  ASSERT_TRUE(
+      store->publish(entry(plan), {{ObjectKind::kSharedObject, EAGERCACHE_TEST_BARE_OBJECT}}));
+  const int before = native_runs("twice");
+  EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
+  EXPECT_EQ(native_runs("twice"), before + 1);
+}
+
+}  // namespace
+}  // namespace eagercache
