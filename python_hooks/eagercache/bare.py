@@ -43,7 +43,7 @@ class BareBuilder:
         bodies = {plan.entry: plan.source for plan in plans}
         source.write_text(_PROLOGUE + "\n".join(bodies[entry] for entry in sorted(bodies)))
         words = [*self._compile_flags(directory), *self._header(directory)]
-        words += ["-c", str(source), "-o", str(target)]
+        words += [str(source), "-o", str(target)]
         self._run("kernel", words, directory)
         self._units += 1
         return self._link(target, directory)
@@ -51,7 +51,7 @@ class BareBuilder:
     def _compile_flags(self, directory: Path) -> list[str]:
         if self._flags is None:
             self._flags = _compat.kernel_compile_command(self._compiler.path)
-        words = rewrite_command(self._flags, self._isa, str(directory))
+        words = rewrite_command([*self._flags, "-c"], self._isa, str(directory))
         return [*words, "-fvisibility=hidden"]
 
     def _header(self, directory: Path) -> list[str]:
@@ -62,11 +62,13 @@ class BareBuilder:
             if not self._private.is_dir():
                 return []
             header.write_text(_PROLOGUE)
-            words = [
-                *self._compile_flags(self._private),
-                *("-x", "c++-header", str(header), "-o", f"{header}.gch"),
-            ]
-            self._run("headers", words, directory)
+            words = self._compile_flags(directory)
+            words += ["-x", "c++-header", str(header), "-o", f"{header}.gch"]
+            try:
+                self._run("headers", words, directory)
+            except CompileFailed:
+                self._private = None  # no header is no reason to have no kernel
+                return []
         return ["-include", str(header)]
 
     def _link(self, target: Path, directory: Path) -> Path:
