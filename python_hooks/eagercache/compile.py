@@ -2,8 +2,8 @@
 
 The graph of one node is built by hand and Inductor lowers it. `Tools.lower` takes Inductor's text
 before anything is compiled: a graph that is no kernel of its own is refused there, at no cost, and
-a text that a launch plan can be made of is compiled as a bare kernel. Otherwise AOTInductor goes on
-and makes a container.
+a text that a launch plan can be made of is left to `Tools.bare`, which builds the kernels of many
+calls at once. Otherwise AOTInductor goes on and makes a container.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,6 @@ from .container import BuildCommands
 from .generated_text import GeneratedText, admit, read_generated_text
 from .launch_plan import LaunchPlan, NotUnderstood, read_launch_plan
 from .toolchain import Compiler, Isa
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """A finished kernel on disk, in the directory given to `compile_call`."""
-
-    path: Path
-    text: GeneratedText
-    plan: LaunchPlan | None = None  # None for a container
-    why_container: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)  # of CPU time by step; "wall" for all
-
-    @property
-    def form(self) -> str:
-        """What the manifest calls this kind of kernel."""
-        return "container" if self.plan is None else "bare"
 
 
 @dataclass(frozen=True)
@@ -202,23 +186,6 @@ class _TextTaker:
             self.why_container = str(error)
             return None
         return "bare"
-
-
-def compile_call(
-    call: Call, num_returns: int, directory: Path, tools: Tools, *, allow_bare: bool = True
-) -> CompiledKernel:
-    """The kernel for ``call``, built in ``directory``, as `Tools.lower` takes and raises it."""
-    begin = time.monotonic()
-    lowered = tools.lower(call, num_returns, directory, allow_bare=allow_bare)
-    seconds = dict(lowered.seconds)
-    if lowered.plan is not None:
-        path = tools.bare.build([lowered.plan], directory)
-        seconds.update(tools.bare.seconds)
-    else:
-        assert lowered.container is not None
-        path = lowered.container
-    seconds["wall"] = round(time.monotonic() - begin, 4)
-    return CompiledKernel(path, lowered.text, lowered.plan, lowered.why_container, seconds)
 
 
 def _find_cause(error: BaseException) -> CompileRefused | CompileFailed | None:

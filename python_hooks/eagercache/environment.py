@@ -76,6 +76,7 @@ _LOWERING_SOURCES = (
     "container.py",
     "environment.py",
     "generated_text.py",
+    "job.py",
     "launch_plan.py",
     "prove.py",
     "timing.py",

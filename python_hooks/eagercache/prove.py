@@ -42,6 +42,12 @@ class Native:
     sample: Sample
     outputs: list[Any]
 
+    @property
+    def bytes(self) -> int:
+        """What the sample and the answer take."""
+        tensors = [*self.sample.bases, *self.outputs]
+        return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+
 
 @dataclass(frozen=True)
 class Proof:

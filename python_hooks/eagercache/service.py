@@ -10,9 +10,9 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import heapq
 import itertools
 import logging
+import math
 import os
 import select
 import signal
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class ServiceSettings:
     request_timeout: float = 300.0
     start_timeout: float = 120.0
     requests_per_worker: int = 500
+    largest_batch: int = 16  # requests whose kernels are built together
+    first_batch: int = 4  # the same for a worker's first, which somebody may be looking at
     busy_first_delay: float = 0.5
     busy_longest_delay: float = 8.0
     busy_limit: float = 600.0
@@ -82,7 +84,15 @@ class _Request:
     settings: ServiceSettings
     submitted: float
     busy_delay: float
+    order: int
+    start: float  # not before this time
     crashes: int = 0
+    alone: bool = False  # not in a batch: one that it was in has failed
+
+    @property
+    def gain(self) -> float:
+        """What is expected to be won: calls seen x native time."""
+        return expected_gain(self.description)
 
 
 class _WorkerLost(Exception):
@@ -104,7 +114,7 @@ class CompileService:
         self._settings = settings
         # Guards everything below.
         self._changed = threading.Condition()
-        self._queue: list[tuple[float, int, _Request]] = []  # by the time it may start
+        self._queue: list[_Request] = []
         self._order = itertools.count()
         self._unanswered = 0
         self._threads: list[threading.Thread] = []
@@ -138,8 +148,15 @@ class CompileService:
                 inert = self._closed
                 if not inert:
                     settings = self._settings
+                    now = time.monotonic()
                     request = _Request(
-                        description, on_done, settings, time.monotonic(), settings.busy_first_delay
+                        description,
+                        on_done,
+                        settings,
+                        submitted=now,
+                        busy_delay=settings.busy_first_delay,
+                        order=next(self._order),
+                        start=now,
                     )
                     self._unanswered += 1
                     self._push(request, delay=0.0)
@@ -178,7 +195,8 @@ class CompileService:
             atexit.unregister(self.close)
 
     def _push(self, request: _Request, delay: float) -> None:
-        heapq.heappush(self._queue, (time.monotonic() + delay, next(self._order), request))
+        request.start = time.monotonic() + delay
+        self._queue.append(request)
         self._changed.notify()
 
     def _start_thread_locked(self) -> None:
@@ -192,31 +210,53 @@ class CompileService:
         thread.start()
 
     def _serve(self) -> None:
-        """One thread: one worker, one request at a time."""
+        """One thread: one worker, one batch of requests at a time."""
         process: _WorkerProcess | None = None
         try:
-            while (request := self._next()) is not None:
-                process = self._ready_process(process, request)
-                process = self._handle(process, request)
+            while batch := self._next(process):
+                process = self._ready_process(process, batch[0])
+                if len(batch) == 1:
+                    process = self._handle(process, batch[0])
+                else:
+                    process = self._handle_batch(process, batch)
         finally:
             if process is not None:
                 self._discard(process)
 
-    def _next(self) -> _Request | None:
+    def _next(self, process: _WorkerProcess | None) -> list[_Request]:
+        """The next requests to be answered together; none once the service is closed."""
         with self._changed:
             self._idle += 1
             try:
                 while not self._closed:
-                    left = self._queue[0][0] - time.monotonic() if self._queue else None
-                    if left is not None and left <= 0:
-                        return heapq.heappop(self._queue)[2]
-                    self._changed.wait(left)
+                    now = time.monotonic()
+                    ready = [request for request in self._queue if request.start <= now]
+                    if ready:
+                        return self._take_batch_locked(ready, process)
+                    soonest = min((request.start for request in self._queue), default=None)
+                    self._changed.wait(None if soonest is None else soonest - now)
                 while self._queue:
-                    request = heapq.heappop(self._queue)[2]
-                    self._answer_locked(request, "the compile service is closed")
-                return None
+                    self._answer_locked(self._queue.pop(), "the compile service is closed")
+                return []
             finally:
                 self._idle -= 1
+
+    def _take_batch_locked(
+        self, ready: list[_Request], process: _WorkerProcess | None
+    ) -> list[_Request]:
+        ready.sort(key=lambda request: (-request.gain, request.order))
+        settings = ready[0].settings
+        limit = settings.largest_batch if process and process.served else settings.first_batch
+        # Other idle threads get their share.
+        limit = max(1, min(limit, -(-len(ready) // self._idle)))
+        if ready[0].alone:
+            batch = ready[:1]
+        else:
+            together = [r for r in ready if not r.alone and r.settings == settings]
+            batch = together[:limit]
+        for request in batch:
+            self._queue.remove(request)
+        return batch
 
     def _answer_locked(self, request: _Request, reason: str) -> None:
         self._changed.release()
@@ -262,11 +302,44 @@ class CompileService:
         except _WorkerLost as lost:
             self._discard(process)
             return self._lost(request, lost)
+        self._take_response(request, response)
+        return process
+
+    def _handle_batch(
+        self, process: _WorkerProcess | None, batch: list[_Request]
+    ) -> _WorkerProcess | None:
+        """Has every request of the batch answered or queued again."""
+        if process is None:
+            for request in batch:
+                self._handle(None, request)
+            return None
+        left = dict(enumerate(batch))
+        try:
+            messages = [_message(request) for request in batch]
+            for response in process.ask_all(messages, batch[0].settings):
+                if response.get("index") in left:
+                    self._take_response(left.pop(response["index"]), response)
+        except _WorkerLost as lost:
+            self._discard(process)
+            process = None
+            log.info("%s; trying its %d calls one by one", lost, len(left))
+        with self._changed:
+            closed = self._closed
+            if not closed:
+                for request in left.values():
+                    request.alone = True
+                    self._push(request, delay=0.0)
+        if closed:
+            reason = "the compile service is closed"
+            for request in left.values():
+                self._finish(request, _failure(request.description, reason, transient=True))
+        return process
+
+    def _take_response(self, request: _Request, response: Response) -> None:
         if response.get("verdict") == "busy":
             self._busy(request, response)
         else:
             self._finish(request, response)
-        return process
 
     def _lost(self, request: _Request, lost: _WorkerLost) -> _WorkerProcess | None:
         with self._changed:
@@ -366,6 +439,31 @@ def _failure(description: Mapping[str, Any], reason: str, *, transient: bool) ->
     }
 
 
+def expected_gain(description: Mapping[str, Any]) -> float:
+    """Calls seen x native time, in nanoseconds.
+
+    The time is the one that came with the request, else estimated by what the tensors hold.
+    """
+    native_ns = description.get("native_ns")
+    if native_ns is None:
+        size = sum(map(math.prod, _tensor_sizes(description.get("args", ()))))
+        native_ns = _CALL_NS + size * _ELEMENT_NS
+    return float(description.get("calls", 1)) * float(native_ns)
+
+
+# A guess that only orders the queue: a call, and an element of any dtype on one core.
+_CALL_NS = 1_000.0
+_ELEMENT_NS = 0.5
+
+
+def _tensor_sizes(arguments: Iterable[Mapping[str, Any]]) -> Iterator[Sequence[int]]:
+    for argument in arguments:
+        if argument.get("kind") == "tensor":
+            yield argument["sizes"]
+        elif argument.get("kind") == "tensor_list":
+            yield from _tensor_sizes(argument["elements"])
+
+
 def _name(description: Mapping[str, Any]) -> str:
     return f"{description.get('op')}.{description.get('overload')}".removesuffix(".")
 
@@ -422,6 +520,18 @@ class _WorkerProcess:
 
     def ask(self, request: Mapping[str, Any], settings: ServiceSettings) -> Response:
         """The worker's response. Raises _WorkerLost when it dies or takes too long."""
+        (response,) = self._exchange(request, 1, settings)
+        return response
+
+    def ask_all(
+        self, requests: Sequence[Mapping[str, Any]], settings: ServiceSettings
+    ) -> Iterator[Response]:
+        """The responses to a batch as they come, each with the "index" of its request."""
+        return self._exchange({"batch": requests}, len(requests), settings)
+
+    def _exchange(
+        self, frame: Mapping[str, Any], count: int, settings: ServiceSettings
+    ) -> Iterator[Response]:
         from .worker import write_frame
 
         stdin = self._process.stdin
@@ -430,12 +540,13 @@ class _WorkerProcess:
             if not self._ready:
                 self._read(settings.start_timeout, "start")
                 self._ready = True
-            write_frame(stdin, request)
-            response = self._read(settings.request_timeout, "answer")
+            write_frame(stdin, frame)
+            for _ in range(count):
+                response = self._read(settings.request_timeout, "answer")
+                self.served += 1
+                yield response
         except (OSError, ValueError) as error:
             raise _WorkerLost(self._obituary()) from error
-        self.served += 1
-        return response
 
     def _read(self, timeout: float, what: str) -> Response:
         """One frame. The worker writes frames whole, so that only their beginning is waited for."""

@@ -41,7 +41,12 @@ note(f"start {os.getpid()}")
 if os.environ.get("BROKEN"):
     sys.exit(3)
 write_frame(sink, {"ready": True})
-while (request := read_frame(source)) is not None:
+def requests():
+    while (frame := read_frame(source)) is not None:
+        if "batch" in frame:
+            note(f"batch {len(frame['batch'])}")
+        yield from enumerate(frame.get("batch", [frame]))
+for index, request in requests():
     call = request["description"]
     do = call["do"]
     if "record" in request:
@@ -70,8 +75,8 @@ while (request := read_frame(source)) is not None:
         verdict = "busy" if call["times"] < 4 else "kernel"
     if do == "busy":
         verdict = "busy"
-    write_frame(sink, {"id": call["id"], "verdict": verdict, "reason": "", "found": False,
-                       "seconds": {"compile": 1.5, "compile.link": 1.0}})
+    write_frame(sink, {"id": call["id"], "index": index, "verdict": verdict, "reason": "",
+                       "found": False, "seconds": {"compile": 1.5, "compile.link": 1.0}})
 """
 
 
@@ -110,6 +115,8 @@ class Bench:
             "workers": 1,
             "request_timeout": 20.0,
             "busy_first_delay": 0.02,
+            "largest_batch": 1,
+            "first_batch": 1,
             "worker_arguments": (str(self.script),),
             "extra_environment": {**worker_files(self.notes_path), **(extra or {})},
             **changes,
@@ -173,6 +180,46 @@ def test_one_worker_answers_all_requests_once_each(bench: Bench) -> None:
     assert len(bench.pids("start")) == 1
     assert (service.compiles, service.failures) == (10, 0)
     assert service.seconds == pytest.approx(15.0)  # parts of a step are not counted twice
+
+
+def test_waiting_requests_are_asked_for_together(bench: Bench) -> None:
+    service, answers = bench.service(first_batch=2, largest_batch=4), Answers()
+    service.submit(call(0, "slow"), answers)
+    assert wait_until(lambda: "slow 0 faster" in bench.notes, 60)
+    for number in range(1, 8):
+        service.submit(call(number), answers)
+    assert service.wait(60)
+    assert sorted(answer["id"] for answer in answers.all) == list(range(8))
+    assert [note for note in bench.notes if note.startswith("batch")] == ["batch 4", "batch 3"]
+    assert service.compiles == 8
+
+
+def test_a_batch_whose_worker_dies_is_tried_one_by_one(bench: Bench) -> None:
+    service, answers = bench.service(largest_batch=8), Answers()
+    service.submit(call(0, "slow"), answers)
+    assert wait_until(lambda: "slow 0 faster" in bench.notes, 60)
+    for number, do in enumerate(["answer", "crash", "answer", "busy_twice"], start=1):
+        service.submit(call(number, do), answers)
+    assert service.wait(60)
+    verdicts = {number: answer["verdict"] for number, answer in answers.by_id().items()}
+    assert verdicts == {0: "kernel", 1: "kernel", 2: "failed", 3: "kernel", 4: "kernel"}
+    assert len(answers.all) == 5
+    assert sum(note.startswith("batch") for note in bench.notes) == 1
+    assert sum(note.startswith("crash 2") for note in bench.notes) == 3  # with others, alone, again
+
+
+def test_what_saves_most_is_compiled_first(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(0, "slow"), answers)
+    assert wait_until(lambda: "slow 0 faster" in bench.notes, 60)
+    small = {"kind": "tensor", "sizes": [8]}
+    large = {"kind": "tensor", "sizes": [512, 512]}
+    service.submit({**call(1), "calls": 2, "args": [small]}, answers)
+    service.submit({**call(2), "calls": 5, "args": [small]}, answers)
+    service.submit({**call(3), "calls": 2, "args": [small, {"kind": "none"}, large]}, answers)
+    service.submit({**call(4), "calls": 2, "native_ns": 1e9}, answers)
+    assert service.wait(60)
+    assert [answer["id"] for answer in answers.all] == [0, 4, 3, 2, 1]
 
 
 def test_output_of_libraries_does_not_reach_the_protocol(bench: Bench) -> None:

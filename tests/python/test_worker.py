@@ -107,7 +107,8 @@ class Requests:
         for description in descriptions:
             self.service.submit(description, answers.append)
         assert self.service.wait(280)
-        return answers
+        order = [description["digest"] for description in descriptions]
+        return sorted(answers, key=lambda answer: order.index(answer["digest"]))
 
     def store(self) -> Any:
         assert core is not None
