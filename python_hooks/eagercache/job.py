@@ -362,7 +362,7 @@ def forget_locals(error: BaseException) -> None:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the machine, not the call, may be the reason."""
-    if isinstance(error, (MemoryError, OSError)):
+    if isinstance(error, OSError) or prove.is_out_of_memory(error):
         return True
     return bool(getattr(error, "transient", False))
 

@@ -79,6 +79,8 @@ def native_answers(call: Call) -> list[Native]:
         except CallError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             last_error = str(error).splitlines()[0] if str(error) else type(error).__name__
             continue
         accepted.append(Native(fill, seed, sample, outputs))
@@ -89,6 +91,11 @@ def native_answers(call: Call) -> list[Native]:
     if any(not same_bits(a, b) for a, b in zip(accepted[0].outputs, again, strict=True)):
         raise CannotProve("native's own answers differ from run to run")
     return accepted
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, in Python or in torch's CPU allocator."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _check_returns(outputs: Sequence[Any]) -> None:

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .slots import Slot, Slots
+
 log = logging.getLogger("eagercache")
 
 Response = dict[str, Any]
@@ -52,7 +54,9 @@ _DROPPED_VARIABLES = (
 class ServiceSettings:
     """What the service needs to know. Seconds throughout.
 
-    ``workers`` of 0 means half the cores. ``python`` and ``worker_arguments`` exist for tests.
+    ``workers`` of 0 means half the cores, ``memory_bytes`` of 0 half of the machine's memory for
+    each of a worker's processes. ``slots_folder`` None is the machine's own. ``python`` and
+    ``worker_arguments`` exist for tests.
     """
 
     store_root: str
@@ -62,12 +66,17 @@ class ServiceSettings:
     margin: float = 0.03
     max_bytes: int = 10 << 30
     workers: int = 0
+    memory_bytes: int = 0
+    slots_folder: Path | None = None
     cxx: str | None = None
     request_timeout: float = 300.0
     start_timeout: float = 120.0
     requests_per_worker: int = 500
     largest_batch: int = 16  # requests whose kernels are built together
     first_batch: int = 4  # the same for a worker's first, which somebody may be looking at
+    idle_timeout: float = 60.0  # a worker that has nothing to do for so long is ended
+    slot_delay: float = 0.25  # between attempts to get a slot
+    slot_timeout: float = 120.0  # then without one: its holder may be stopped
     busy_first_delay: float = 0.5
     busy_longest_delay: float = 8.0
     busy_limit: float = 600.0
@@ -122,6 +131,9 @@ class CompileService:
         self._idle = 0
         self._closed = False
         self._owner = os.getpid()
+        self._slots = Slots(
+            max(settings.workers, (os.cpu_count() or 2) // 2, 1), settings.slots_folder
+        )
         self.compiles = 0
         self.failures = 0
         self.seconds = 0.0
@@ -210,53 +222,90 @@ class CompileService:
         thread.start()
 
     def _serve(self) -> None:
-        """One thread: one worker, one batch of requests at a time."""
+        """One thread: one worker, one batch of requests at a time, and never without a slot."""
         process: _WorkerProcess | None = None
         try:
-            while batch := self._next(process):
-                process = self._ready_process(process, batch[0])
-                if len(batch) == 1:
-                    process = self._handle(process, batch[0])
-                else:
-                    process = self._handle_batch(process, batch)
+            while self._wait_for_work(process):
+                slot = self._wait_for_slot()
+                try:
+                    process = self._serve_batch(process, self._take_batch(process))
+                finally:
+                    slot.release()
         finally:
             if process is not None:
                 self._discard(process)
 
-    def _next(self, process: _WorkerProcess | None) -> list[_Request]:
-        """The next requests to be answered together; none once the service is closed."""
+    def _wait_for_slot(self) -> Slot:
+        deadline = time.monotonic() + self._settings.slot_timeout
+        while True:
+            slot = self._slots.try_take()
+            if slot is not None:
+                return slot
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, self._settings.slot_delay)
+                if self._closed or time.monotonic() > deadline:
+                    return Slot(None)
+
+    def _serve_batch(
+        self, process: _WorkerProcess | None, batch: list[_Request]
+    ) -> _WorkerProcess | None:
+        """The worker to go on with."""
+        if not batch:
+            if process is not None:
+                self._discard(process)
+            return None
+        process = self._ready_process(process, batch[0])
+        if len(batch) == 1:
+            return self._handle(process, batch[0])
+        return self._handle_batch(process, batch)
+
+    def _wait_for_work(self, process: _WorkerProcess | None) -> bool:
+        """Waits for a request that may start; False once the service is closed.
+
+        Also returns when ``process`` has been idle for too long.
+        """
+        since = time.monotonic()
         with self._changed:
             self._idle += 1
             try:
                 while not self._closed:
                     now = time.monotonic()
-                    ready = [request for request in self._queue if request.start <= now]
-                    if ready:
-                        return self._take_batch_locked(ready, process)
                     soonest = min((request.start for request in self._queue), default=None)
-                    self._changed.wait(None if soonest is None else soonest - now)
+                    if soonest is not None and soonest <= now:
+                        return True
+                    limits = [] if soonest is None else [soonest - now]
+                    if process is not None:
+                        left = since + self._settings.idle_timeout - now
+                        if left <= 0:
+                            return True
+                        limits.append(left)
+                    self._changed.wait(min(limits, default=None))
                 while self._queue:
                     self._answer_locked(self._queue.pop(), "the compile service is closed")
-                return []
+                return False
             finally:
                 self._idle -= 1
 
-    def _take_batch_locked(
-        self, ready: list[_Request], process: _WorkerProcess | None
-    ) -> list[_Request]:
-        ready.sort(key=lambda request: (-request.gain, request.order))
-        settings = ready[0].settings
-        limit = settings.largest_batch if process and process.served else settings.first_batch
-        # Other idle threads get their share.
-        limit = max(1, min(limit, -(-len(ready) // self._idle)))
-        if ready[0].alone:
-            batch = ready[:1]
-        else:
-            together = [r for r in ready if not r.alone and r.settings == settings]
-            batch = together[:limit]
-        for request in batch:
-            self._queue.remove(request)
-        return batch
+    def _take_batch(self, process: _WorkerProcess | None) -> list[_Request]:
+        """The most useful requests that may start, to be answered together; perhaps none."""
+        with self._changed:
+            now = time.monotonic()
+            ready = [request for request in self._queue if request.start <= now]
+            if not ready:
+                return []
+            ready.sort(key=lambda request: (-request.gain, request.order))
+            settings = ready[0].settings
+            limit = settings.largest_batch if process and process.served else settings.first_batch
+            # Other idle threads get their share.
+            limit = max(1, min(limit, -(-len(ready) // (self._idle + 1))))
+            if ready[0].alone:
+                batch = ready[:1]
+            else:
+                together = [r for r in ready if not r.alone and r.settings == settings]
+                batch = together[:limit]
+            for request in batch:
+                self._queue.remove(request)
+            return batch
 
     def _answer_locked(self, request: _Request, reason: str) -> None:
         self._changed.release()
@@ -413,6 +462,11 @@ class CompileService:
                 self._changed.notify_all()
 
 
+def _default_memory() -> int:
+    """Half of the machine's memory, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
 def _message(request: _Request) -> dict[str, Any]:
     settings = request.settings
     return {
@@ -499,7 +553,12 @@ class _WorkerProcess:
         # A session of its own: Ctrl-C in the terminal does not reach it, and one signal ends it
         # together with its compilers. exec'ed, never a fork of this (threaded) process.
         self._process = subprocess.Popen(
-            [settings.python, *settings.worker_arguments, str(os.getpid())],
+            [
+                settings.python,
+                *settings.worker_arguments,
+                str(settings.memory_bytes or _default_memory()),
+                str(os.getpid()),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The compile worker: ``python -m eagercache.worker PARENT_PID``.
+"""The compile worker: ``python -m eagercache.worker [BYTES] PARENT_PID``.
 
 A persistent process of its own session that reads requests from its standard input and answers on a
 private duplicate of its standard output. Both carry frames: four bytes of length, little-endian,
@@ -17,6 +17,7 @@ import ctypes
 import functools
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -221,6 +222,16 @@ def watch_parent(parent: int) -> None:
     threading.Thread(target=poll, name="eagercache-parent", daemon=True).start()
 
 
+def limit_memory(limit: int) -> None:
+    """Allocations of this process, and of each of its children, fail past ``limit`` bytes.
+
+    RLIMIT_DATA counts what is written to; address space is no measure of torch, which maps
+    gigabytes that it never touches.
+    """
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
 def main(arguments: list[str]) -> int:
     """Serves until the end of the input."""
     requests = os.fdopen(os.dup(0), "rb")
@@ -230,7 +241,9 @@ def main(arguments: list[str]) -> int:
         os.dup2(nothing.fileno(), 0)
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
-    watch_parent(int(arguments[0]))
+    watch_parent(int(arguments[-1]))
+    if len(arguments) > 1:
+        limit_memory(int(arguments[0]))
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     worker = Worker()

@@ -97,6 +97,7 @@ class Requests:
             "environment": environment.environment_text(),
             "choose": "always",
             "workers": 1,
+            "slots_folder": root.parent / "slots",
             **changes,
         }
         self.settings = ServiceSettings(**settings)
