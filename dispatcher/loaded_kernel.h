@@ -2,9 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace eagercache {
 
@@ -20,6 +23,27 @@ class LoadedKernel {
 
   virtual ~LoadedKernel() = default;
 
+  // As run(). `watcher` learns of the beginning and the end of every run up to the first one that
+  // answers; it must not throw.
+  Outcome answer(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+                 c10::Device device) noexcept {
+    if (!watched_.load(std::memory_order_relaxed)) [[likely]] {
+      return run(inputs, outputs, device);
+    }
+    watcher_(true);
+    const Outcome outcome = run(inputs, outputs, device);
+    watcher_(false);
+    if (outcome == Outcome::kAnswered) {
+      watched_.store(false, std::memory_order_relaxed);
+    }
+    return outcome;
+  }
+  // Before the kernel is given to other threads.
+  void watch_first_run(std::function<void(bool begins)> watcher) {
+    watcher_ = std::move(watcher);
+    watched_.store(true, std::memory_order_relaxed);
+  }
+
   // Runs on the calling thread (on CUDA: on the current stream of `device`). `inputs` are the
   // call's tensors in argument order; `outputs` has room for exactly num_outputs() undefined
   // tensors, filled on kAnswered. Never throws, takes no lock except on a kernel's first run, needs
@@ -29,6 +53,10 @@ class LoadedKernel {
 
   virtual std::size_t num_inputs() const noexcept = 0;
   virtual std::size_t num_outputs() const noexcept = 0;
+
+ private:
+  std::atomic<bool> watched_{false};
+  std::function<void(bool begins)> watcher_;
 };
 
 }  // namespace eagercache

@@ -190,7 +190,7 @@ LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const Call
     {
       InsideGuard inside;
       const LoadedKernel::Outcome outcome =
-          kernel.run(view.tensors.view(), {outputs.data(), outputs.size()}, view.device);
+          kernel.answer(view.tensors.view(), {outputs.data(), outputs.size()}, view.device);
       if (outcome != LoadedKernel::Outcome::kAnswered) [[unlikely]] {
         return outcome;
       }

@@ -53,6 +53,21 @@ std::string fact(const Manifest& manifest, const char* name) {
   return found == manifest.facts.end() ? std::string() : found->second;
 }
 
+// Says in the store, as long as it lives, that this process is at what may kill it.
+class Attempt {
+ public:
+  Attempt(DiskStore& store, const Digest& key) : store_(store), key_(key) {
+    store_.note_attempt(key_, true);
+  }
+  ~Attempt() { store_.note_attempt(key_, false); }
+  Attempt(const Attempt&) = delete;
+  Attempt& operator=(const Attempt&) = delete;
+
+ private:
+  DiskStore& store_;
+  const Digest key_;
+};
+
 std::string request_json(const OperatorHook& hook, std::span<const Word> words,
                          const std::string& digest, std::uint64_t calls) {
   nlohmann::json call = nlohmann::json::parse(describe_call(words, hook.plan().names));
@@ -138,6 +153,11 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
                                        kernel.status().message() + ")");
       return {EntryState::kPending, nullptr};
     }
+    if (kernel.code() == StatusCode::kFull) {
+      warn_once("full", kernel.status().message() + "; further keys stay native");
+      install_native(hook, words, hash, "native", kernel.status().message(), manifest.facts);
+      return {EntryState::kNative, nullptr};
+    }
     log_line(LogLevel::kWarning, hook.full_name() + ": a stored kernel cannot be used (" +
                                      kernel.status().to_string() + "); native answers");
     install_native(hook, words, hash, "failed", kernel.status().to_string(), manifest.facts);
@@ -166,10 +186,14 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
     }
   }
   const std::shared_ptr<DiskStore> files = store();
+  if (Status status = files->check_attempts(manifest.key); !status) {
+    return status;
+  }
   Result<std::filesystem::path> path = files->verified_shared_object(manifest, 0);
   if (!path) {
     return path.status();
   }
+  const Attempt loading(*files, manifest.key);
   Result<SharedLibrary> library = SharedLibrary::open(path.value());
   if (!library) {
     return library.status();
@@ -183,6 +207,8 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
     }
     return kernel.status();
   }
+  kernel.value()->watch_first_run(
+      [files, key = manifest.key](bool begins) { files->note_attempt(key, begins); });
   DecodedCall call;
   if (!decode_call(words, &call) || kernel.value()->num_inputs() != count_tensors(call.arguments) ||
       kernel.value()->num_outputs() != hook.num_returns()) {

@@ -49,9 +49,10 @@ DiskStore::Impl::Impl(StoreOptions store_options)
     : options(std::move(store_options)),
       files(options.files == nullptr ? FileLayer::posix() : *options.files),
       generation(fork_generation()),
-      local(files, std::filesystem::absolute(options.root).lexically_normal(),
-            environment_id_of(options.environment), TrustPolicy{options.allow_untrusted}),
+      local(files, std::filesystem::absolute(options.root).lexically_normal(), options.environment,
+            TrustPolicy{options.allow_untrusted}),
       writer(local, options.environment),
+      attempts(local),
       read_only(options.read_only) {}
 
 Status DiskStore::Impl::open() {
@@ -76,7 +77,7 @@ Status DiskStore::Impl::open() {
   for (const std::filesystem::path& root : options.tiers) {
     auto tier =
         std::make_unique<StoreTree>(files, std::filesystem::absolute(root).lexically_normal(),
-                                    local.environment(), TrustPolicy{options.allow_untrusted});
+                                    options.environment, TrustPolicy{options.allow_untrusted});
     if (Status status = tier->open(); !status) {
       tier_problems.push_back(std::move(status));
     } else {
@@ -306,6 +307,14 @@ Result<std::filesystem::path> DiskStore::make_work_directory() {
 
 Status DiskStore::quarantine(const Digest& key, std::string_view reason) {
   return guarded([&] { return impl_->quarantine(key, reason); });
+}
+
+Status DiskStore::check_attempts(const Digest& key) {
+  return guarded([&] { return impl_->check_attempts(key); });
+}
+
+void DiskStore::note_attempt(const Digest& key, bool begins) noexcept {
+  impl_->attempts.note(key, begins);
 }
 
 Status DiskStore::remove(const Digest& key) {

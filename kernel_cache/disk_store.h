@@ -106,6 +106,13 @@ class DiskStore {
   // `reason` beside it. In a read-only store, and in a tier, this process forgets the entry
   // instead.
   Status quarantine(const Digest& key, std::string_view reason);
+  // Whether the key's kernel may be loaded. kIncompatible when two processes died while they loaded
+  // it or ran it for the first time: its entry is put aside, and a failure stands for the key until
+  // somebody removes it. Where the store cannot be written, nothing is known.
+  Status check_attempts(const Digest& key);
+  // Brackets what may kill the process: loading a kernel, and its first run. Costs one write(2) to
+  // an open file, after check_attempts was called once. Pairs may nest and overlap.
+  void note_attempt(const Digest& key, bool begins) noexcept;
   // Removes one entry's manifest. kNotFound when there is none.
   Status remove(const Digest& key);
 

@@ -25,6 +25,8 @@ class FileLock {
   void release() noexcept;
   // False after release, after a move, and in a forked child.
   bool held() const noexcept;
+  // The locked file, open for reading and writing; valid while held().
+  int descriptor() const noexcept { return fd_; }
 
  private:
   FileLock(FileLayer& files, int fd) noexcept;

@@ -96,6 +96,12 @@ std::uint32_t this_machine() {
   return value;
 }
 
+std::string temporary_leaf(const TemporaryName& name) {
+  return (name.is_directory ? "d-" : "f-") + hex(name.machine, 8) + "-" +
+         std::to_string(name.process) + "-" + std::to_string(name.thread) + "-" +
+         hex(name.random, 16);
+}
+
 std::optional<TemporaryName> parse_temporary(std::string_view leaf) {
   const auto parts = split(leaf, '-');
   if (parts.size() != 5 || (parts[0] != "f" && parts[0] != "d")) return std::nullopt;
@@ -147,6 +153,14 @@ std::optional<ParsedName> parse_parts(const std::vector<std::string_view>& parts
     return well_formed ? std::optional(parsed) : std::nullopt;
   }
   if (parts[0] == kObjectsDirectory && parts.size() == 3) return parse_object(leaf);
+  if (parts[1] == kAttemptsDirectory && parts.size() == 3) {
+    const auto owner = parse_temporary(leaf);
+    if (!owner) return std::nullopt;
+    parsed.kind = NameKind::kAttempts;
+    parsed.environment = parts[0];
+    parsed.temporary = *owner;
+    return parsed;
+  }
 
   const auto key = Digest::from_hex(leaf);
   if (!key || parts.size() < 3) return std::nullopt;
@@ -176,6 +190,8 @@ std::string rebuild(const ParsedName& parsed, std::string_view name) {
       return object_file(parsed.object_kind, parsed.digest);
     case NameKind::kTemporary:
       return temporary_file(parsed.temporary);
+    case NameKind::kAttempts:
+      return attempt_file(parsed.environment, parsed.temporary);
     case NameKind::kLock:
     case NameKind::kQuarantined:
       break;
@@ -224,9 +240,11 @@ bool owner_is_dead(const TemporaryName& name) noexcept {
 }
 
 std::string temporary_file(const TemporaryName& name) {
-  return std::string(kTemporaryDirectory) + "/" + (name.is_directory ? "d-" : "f-") +
-         hex(name.machine, 8) + "-" + std::to_string(name.process) + "-" +
-         std::to_string(name.thread) + "-" + hex(name.random, 16);
+  return std::string(kTemporaryDirectory) + "/" + temporary_leaf(name);
+}
+
+std::string attempt_file(std::string_view environment, const TemporaryName& owner) {
+  return environment_folder(environment, kAttemptsDirectory) + "/" + temporary_leaf(owner);
 }
 
 std::string quarantine_file(std::uint64_t random, std::string_view leaf) {
@@ -237,9 +255,9 @@ std::optional<ParsedName> parse_name(std::string_view name) {
   auto parsed = parse_parts(split(name, '/'));
   // One check for every way to misspell a name: it must be what we would have written.
   if (!parsed || rebuild(*parsed, name) != name) return std::nullopt;
-  const bool has_environment = parsed->kind == NameKind::kEnvironment ||
-                               parsed->kind == NameKind::kManifest ||
-                               parsed->kind == NameKind::kFailure;
+  const bool has_environment =
+      parsed->kind == NameKind::kEnvironment || parsed->kind == NameKind::kManifest ||
+      parsed->kind == NameKind::kFailure || parsed->kind == NameKind::kAttempts;
   if (has_environment && !is_environment_id(parsed->environment)) return std::nullopt;
   return parsed;
 }

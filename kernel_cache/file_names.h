@@ -21,6 +21,7 @@ inline constexpr char kTemporaryDirectory[] = "t";
 inline constexpr char kQuarantineDirectory[] = "q";
 inline constexpr char kManifestsDirectory[] = "m";  // below an environment's directory
 inline constexpr char kFailuresDirectory[] = "n";   // likewise
+inline constexpr char kAttemptsDirectory[] = "a";   // likewise
 inline constexpr char kEvictionLock[] = "l/evict";
 
 // The directory of an environment: the first 16 hexadecimal digits of its text's SHA-256.
@@ -50,6 +51,8 @@ TemporaryName new_temporary_name(bool is_directory);
 // True when the maker ran on this machine and is no more. False when that cannot be known.
 bool owner_is_dead(const TemporaryName& name) noexcept;
 std::string temporary_file(const TemporaryName& name);
+// The record of the process that `owner` names.
+std::string attempt_file(std::string_view environment, const TemporaryName& owner);
 // `leaf` is the last component of what is put aside; `random` keeps two of the same name apart.
 std::string quarantine_file(std::uint64_t random, std::string_view leaf);
 
@@ -57,6 +60,7 @@ enum class NameKind {
   kEnvironment,
   kManifest,
   kFailure,
+  kAttempts,
   kObject,
   kLock,
   kTemporary,
@@ -65,10 +69,10 @@ enum class NameKind {
 
 struct ParsedName {
   NameKind kind = NameKind::kEnvironment;
-  std::string environment;  // kEnvironment, kManifest, kFailure
+  std::string environment;  // kEnvironment, kManifest, kFailure, kAttempts
   Digest digest;            // kManifest and kFailure: the key; kObject: the content's
   ObjectKind object_kind = ObjectKind::kSharedObject;  // kObject
-  TemporaryName temporary;                             // kTemporary
+  TemporaryName temporary;                             // kTemporary, kAttempts
 };
 
 // The inverse of the functions above; nothing for any name that they cannot have built.

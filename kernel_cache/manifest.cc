@@ -18,7 +18,8 @@ namespace {
 
 // Version history of the manifest's text:
 //   1  first version
-constexpr int kManifestVersion = 1;
+//   2  with the environment
+constexpr int kManifestVersion = 2;
 constexpr std::string_view kMagic = "eagercache-manifest ";
 constexpr std::string_view kDigestField = "digest ";
 constexpr std::size_t kDigestLine = kDigestField.size() + 64 + 1;
@@ -148,6 +149,7 @@ bool read_line(std::string_view line, Manifest& manifest) {
     return true;
   };
   if (field == "key") return assign(manifest.key, Digest::from_hex(line));
+  if (field == "environment") return assign(manifest.environment, Digest::from_hex(line));
   if (field == "kind") return assign(manifest.kind, value_of(kEntryKinds, line));
   if (field == "created") return assign(manifest.created, parse_number<std::int64_t>(line));
   if (field == "failure") return assign(manifest.failure, value_of(kFailureClasses, line));
@@ -199,6 +201,7 @@ Result<std::string> encode_manifest(const Manifest& manifest) {
   };
   line({std::to_string(kManifestVersion)});
   line({"key ", manifest.key.hex()});
+  line({"environment ", manifest.environment.hex()});
   line({"kind ", entry_kind_name(manifest.kind)});
   line({"created ", std::to_string(manifest.created)});
   if (manifest.kind == EntryKind::kFailed) {

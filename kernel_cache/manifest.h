@@ -36,6 +36,9 @@ struct ObjectRef {
 // One entry: what the store answers for a key. FORMAT.md has the bytes.
 struct Manifest {
   Digest key;
+  // SHA-256 of the environment's text. Filled in by publish; an entry of another environment is not
+  // used, wherever it lies.
+  Digest environment;
   EntryKind kind = EntryKind::kNative;
   std::vector<ObjectRef> objects;
   // CPU features that the kernel's code needs, by the names of cpu_features.h. Checked against the

@@ -93,7 +93,8 @@ class Scanner {
     Result<Manifest> manifest =
         file ? decode_manifest(file->bytes) : Result<Manifest>(file.status());
     if (manifest.code() == StatusCode::kIncompatible) return;
-    if (!manifest || manifest->key != parsed.digest) {
+    if (!manifest || manifest->key != parsed.digest ||
+        !manifest->environment.hex().starts_with(parsed.environment)) {
       scan_.damaged.push_back(name);
       return;
     }
@@ -247,7 +248,9 @@ Result<EvictionResult> DiskStore::Impl::evict_with(EvictionNeed need) {
     limits.bytes = low_water(limits.bytes);
     limits.entries = low_water(limits.entries);
   }
-  return Sweeper(local, writer, std::move(scan).value()).run(limits);
+  EvictionResult result = Sweeper(local, writer, std::move(scan).value()).run(limits);
+  result.temporaries_removed += attempts.sweep();
+  return result;
 }
 
 Result<std::vector<EntryInfo>> DiskStore::Impl::entries(bool all) const {

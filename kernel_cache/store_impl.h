@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernel_cache/attempt_log.h"
 #include "kernel_cache/disk_store.h"
 #include "kernel_cache/store_tree.h"
 #include "kernel_cache/store_writer.h"
@@ -40,6 +41,7 @@ class DiskStore::Impl {
   Result<std::filesystem::path> make_work_directory();
   Status quarantine(const Digest& key, std::string_view reason);
   Status remove(const Digest& key);
+  Status check_attempts(const Digest& key);
 
   // Removing (store_eviction.cc).
   Result<EvictionResult> evict(bool force);
@@ -52,6 +54,7 @@ class DiskStore::Impl {
   const std::uint64_t generation;
   StoreTree local;
   StoreWriter writer;
+  AttemptLog attempts;
   std::vector<std::unique_ptr<StoreTree>> tiers;
   std::vector<Status> tier_problems;
   std::atomic<bool> read_only;

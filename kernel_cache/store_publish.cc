@@ -15,6 +15,7 @@ namespace eagercache {
 namespace {
 
 constexpr std::int64_t kEmergencySeconds = 600;
+constexpr std::size_t kDeathsAllowed = 1;
 
 }  // namespace
 
@@ -25,6 +26,7 @@ Result<Manifest> DiskStore::Impl::publish(Manifest manifest,
     return Status(StatusCode::kInvalidArgument, "kernels have objects, other entries have none");
   }
   if (manifest.created == 0) manifest.created = files.now();
+  manifest.environment = local.environment_digest();
   if (Status status = writer.ensure_layout(/*thorough=*/false); !status) return status;
   Result<Manifest> published = publish_once(manifest, sources);
   if (published.code() == StatusCode::kNotFound) {
@@ -241,6 +243,23 @@ Status DiskStore::Impl::quarantine(const Digest& key, std::string_view reason) {
     (void)writer.replace(note.value(), quarantine_file(random, key.hex() + ".reason")).is_ok();
   }
   return moved;
+}
+
+Status DiskStore::Impl::check_attempts(const Digest& key) {
+  if (!check_writable() || !writer.ensure_layout(/*thorough=*/false)) return Status::ok();
+  attempts.open();
+  const std::size_t deaths = attempts.deaths(key);
+  if (deaths <= kDeathsAllowed) return Status::ok();
+  const std::string reason =
+      std::to_string(deaths) + " processes died while they loaded or first ran this kernel";
+  (void)quarantine(key, reason).is_ok();
+  Manifest failure;
+  failure.key = key;
+  failure.kind = EntryKind::kFailed;
+  failure.facts["reason"] = reason;
+  // The records go once the verdict stands without them.
+  if (publish(failure, {})) attempts.forget(key);
+  return {StatusCode::kIncompatible, key.hex() + ": " + reason};
 }
 
 Status DiskStore::Impl::remove(const Digest& key) {

@@ -67,11 +67,12 @@ bool TreeHandle::alive() const {
          info.st_ino == inode_ && info.st_nlink > 0;
 }
 
-StoreTree::StoreTree(FileLayer& files, std::filesystem::path root, std::string environment_id,
-                     TrustPolicy policy)
+StoreTree::StoreTree(FileLayer& files, std::filesystem::path root,
+                     std::string_view environment_text, TrustPolicy policy)
     : files_(files),
       root_(std::move(root)),
-      environment_(std::move(environment_id)),
+      environment_(environment_id_of(environment_text)),
+      environment_digest_(sha256(environment_text)),
       policy_(policy) {}
 
 std::string StoreTree::full_path(const std::string& name) const {
@@ -173,6 +174,9 @@ Result<FoundEntry> StoreTree::read_entry(const std::string& name, const Digest& 
   if (manifest->key != key) {
     return Status(StatusCode::kCorrupt, full_path(name) + " holds another key's manifest");
   }
+  if (manifest->environment != environment_digest_) {
+    return Status(StatusCode::kCorrupt, full_path(name) + " was made in another environment");
+  }
   return FoundEntry{std::move(manifest).value(), name,
                     static_cast<std::int64_t>(file->info.st_mtim.tv_sec), file->bytes.size()};
 }
@@ -264,13 +268,14 @@ bool StoreTree::is_blocked(const Digest& key) const noexcept {
 
 Status check_layout(FileLayer& files, int version_directory, const std::string& environment,
                     const std::string& path, const TrustPolicy& policy) {
-  const std::array<std::string, 8> names{"",
+  const std::array<std::string, 9> names{"",
                                          kObjectsDirectory,
                                          kLocksDirectory,
                                          kTemporaryDirectory,
                                          kQuarantineDirectory,
                                          environment,
                                          environment_folder(environment, kManifestsDirectory),
+                                         environment_folder(environment, kAttemptsDirectory),
                                          environment_folder(environment, kFailuresDirectory)};
   for (const std::string& name : names) {
     struct stat info {};

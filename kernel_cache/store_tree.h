@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernel_cache/digest.h"
@@ -73,7 +74,7 @@ class TreeHandle {
 // One store directory, for reading: the private store, or a tier. Writes nothing. Thread-safe.
 class StoreTree {
  public:
-  StoreTree(FileLayer& files, std::filesystem::path root, std::string environment_id,
+  StoreTree(FileLayer& files, std::filesystem::path root, std::string_view environment_text,
             TrustPolicy policy);
 
   // Opens and checks root, version directory and what is below; a store that is not there yet is
@@ -106,6 +107,7 @@ class StoreTree {
   FileLayer& files() const noexcept { return files_; }
   const std::filesystem::path& root() const noexcept { return root_; }
   const std::string& environment() const noexcept { return environment_; }
+  const Digest& environment_digest() const noexcept { return environment_digest_; }
   const TrustPolicy& policy() const noexcept { return policy_; }
   std::string full_path(const std::string& name) const;
 
@@ -117,6 +119,7 @@ class StoreTree {
   FileLayer& files_;
   const std::filesystem::path root_;
   const std::string environment_;
+  const Digest environment_digest_;
   const TrustPolicy policy_;
   std::shared_ptr<const TreeHandle> handle_;  // guarded by process_mutex()
   std::atomic<std::int64_t> next_look_{0};    // steady clock, nanoseconds

@@ -88,13 +88,14 @@ Status StoreWriter::make_layout() {
       !status) {
     return status;
   }
-  const std::array<std::string, 7> names{
+  const std::array<std::string, 8> names{
       kObjectsDirectory,
       kLocksDirectory,
       kTemporaryDirectory,
       kQuarantineDirectory,
       tree_.environment(),
       environment_folder(tree_.environment(), kManifestsDirectory),
+      environment_folder(tree_.environment(), kAttemptsDirectory),
       environment_folder(tree_.environment(), kFailuresDirectory)};
   for (const std::string& name : names) {
     if (Status status = make_private_directory(files, version.get(), name, path + "/" + name);

@@ -26,6 +26,8 @@ TEST(FileNamesTest, NamesAreThoseOfTheFormat) {
   EXPECT_EQ(lock_file(kDigest), "l/" + fan);
   EXPECT_EQ(temporary_file({0xab, 12, 34, 0xcd, false}), "t/f-000000ab-12-34-00000000000000cd");
   EXPECT_EQ(temporary_file({0xab, 12, 34, 0xcd, true}), "t/d-000000ab-12-34-00000000000000cd");
+  EXPECT_EQ(attempt_file(kEnvironment, {0xab, 12, 34, 0xcd, false}),
+            kEnvironment + "/a/f-000000ab-12-34-00000000000000cd");
   EXPECT_EQ(quarantine_file(0xcd, "leaf.so"), "q/00000000000000cd-leaf.so");
 }
 
@@ -60,6 +62,12 @@ TEST(FileNamesTest, ParsingIsTheInverseOfBuilding) {
     EXPECT_EQ(temporary->kind, NameKind::kTemporary);
     EXPECT_EQ(temporary->temporary, name);
   }
+  const TemporaryName owner = new_temporary_name(false);
+  const auto attempts = parse_name(attempt_file(kEnvironment, owner));
+  ASSERT_TRUE(attempts);
+  EXPECT_EQ(attempts->kind, NameKind::kAttempts);
+  EXPECT_EQ(attempts->environment, kEnvironment);
+  EXPECT_EQ(attempts->temporary, owner);
   EXPECT_EQ(parse_name(lock_file(kDigest))->kind, NameKind::kLock);
   EXPECT_EQ(parse_name(kEvictionLock)->kind, NameKind::kLock);
   EXPECT_EQ(parse_name(quarantine_file(7, "x"))->kind, NameKind::kQuarantined);
@@ -97,6 +105,8 @@ TEST(FileNamesTest, NamesThatWeNeverBuildAreNotParsed) {
                                           "t/f-000000ab--12-34-00000000000000cd",
                                           "t/f-000000AB-12-34-00000000000000cd",
                                           "t/f-000000ab-12-34-00000000000000cd-1",
+                                          kEnvironment + "/a/f-ab-12-34-cd",
+                                          "short/a/f-000000ab-12-34-00000000000000cd",
                                           "q/00000000000000cd-",
                                           "q/cd-leaf"}) {
     EXPECT_FALSE(parse_name(name)) << name;

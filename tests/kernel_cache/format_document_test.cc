@@ -13,6 +13,7 @@ namespace {
 Manifest example() {
   Manifest manifest;
   manifest.key = sha256("an example key");
+  manifest.environment = sha256("an example environment");
   manifest.kind = EntryKind::kKernel;
   manifest.created = 1'700'000'000;
   manifest.objects = {{ObjectKind::kSharedObject, sha256("an example object"), 17}};

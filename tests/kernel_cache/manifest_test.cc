@@ -105,8 +105,8 @@ TEST(ManifestTest, OnlyTheCanonicalSpellingIsAccepted) {
 
 TEST(ManifestTest, AnIntactManifestOfAnotherVersionIsIncompatibleAndNotCorrupt) {
   std::string body = body_of(encode(kernel_manifest()));
-  const std::string first = "eagercache-manifest 1\n";
-  body.replace(0, first.size(), "eagercache-manifest 2\n");
+  const std::string first = "eagercache-manifest 2\n";
+  body.replace(0, first.size(), "eagercache-manifest 3\n");
   EXPECT_EQ(decode_manifest(sealed(body)).code(), StatusCode::kIncompatible);
   EXPECT_EQ(decode_manifest(body + "digest " + sha256("x").hex() + "\n").code(),
             StatusCode::kCorrupt);

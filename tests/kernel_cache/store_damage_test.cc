@@ -112,10 +112,26 @@ TEST_F(DamageTest, AnotherKeysManifestIsDamage) {
   EXPECT_TRUE(check(*store_, 2));
 }
 
+// Two builds of the plug-in, or two versions of torch, have different texts. What is copied from
+// one folder to the other is not loaded.
+TEST_F(DamageTest, AnotherEnvironmentsManifestIsDamage) {
+  StoreOptions other = options();
+  other.environment = "torch: 2.15.0\ncompiler: fake 1\n";
+  const auto stranger = open(other);
+  const auto theirs = inside(manifest_file(environment_id_of(other.environment), key_of(1)));
+  EXPECT_EQ(stranger->find(key_of(1)).code(), StatusCode::kNotFound);
+  std::filesystem::create_directories(theirs.parent_path());
+  std::filesystem::copy_file(manifest_path(1), theirs);
+  EXPECT_EQ(stranger->find(key_of(1)).code(), StatusCode::kNotFound);
+  EXPECT_EQ(stranger->quarantined(), 1U);
+  EXPECT_FALSE(std::filesystem::exists(theirs));
+  EXPECT_TRUE(check(*store_, 1));
+}
+
 TEST_F(DamageTest, AManifestOfALaterFormatIsAMissAndIsReplacedOnlyByAPublish) {
   std::string body = read_bytes(manifest_path(1));
   body.resize(body.rfind("digest "));
-  body.replace(0, 21, "eagercache-manifest 2");
+  body.replace(0, 21, "eagercache-manifest 3");
   const std::string later = body + "digest " + sha256(body).hex() + "\n";
   write_bytes(manifest_path(1), later);
   EXPECT_EQ(store_->find(key_of(1)).code(), StatusCode::kNotFound);
