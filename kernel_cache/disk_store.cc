@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -38,6 +39,13 @@ std::map<Digest, int>& sealed_copies_locked() {
   return *instance;
 }
 
+// The descriptors are the process's, which needs most of them for other things.
+std::size_t max_sealed_copies() {
+  struct rlimit limit {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  return limit.rlim_cur / 4;
+}
+
 }  // namespace
 
 bool failure_stands(const Manifest& manifest, std::int64_t now) noexcept {
@@ -59,6 +67,11 @@ Status DiskStore::Impl::open() {
   if (Status status = check_process_privileges(); !status) return status;
   if (options.root.empty()) return {StatusCode::kInvalidArgument, "the store's root has no name"};
   if (Status status = local.open(); !status) return status;
+  // Seen without a try, so that nothing is written below what is not ours to write.
+  if (const auto tree = local.handle(); tree != nullptr) {
+    const int error = files.may_write(tree->directory());
+    if (error == -EACCES || error == -EROFS || error == -EPERM) read_only = true;
+  }
   if (!read_only) {
     Status made = writer.ensure_layout(/*thorough=*/true);
     // Somebody deletes the store while we make it. He has an end; were he to go on for ever, every
@@ -225,19 +238,20 @@ Result<std::filesystem::path> DiskStore::Impl::verified_shared_object(const Mani
   struct stat info {};
   const auto here = local.handle();
   if (here != nullptr && files.status(here->directory(), name.c_str(), &info) >= 0) {
-    if (!here->trusted()) return sealed_copy(object, bytes.value());
+    if (!here->loads_in_place()) return sealed_copy(object, bytes.value());
     return std::filesystem::path(local.full_path(name));
   }
   for (const auto& tier : tiers) {
     const auto there = tier->handle();
     if (there == nullptr || files.status(there->directory(), name.c_str(), &info) < 0) continue;
-    if (!there->trusted()) return sealed_copy(object, bytes.value());
+    if (!there->loads_in_place()) return sealed_copy(object, bytes.value());
     return std::filesystem::path(tier->full_path(name));
   }
   return Status(StatusCode::kNotFound, local.full_path(name) + " vanished");
 }
 
-// Where others may write, what is loaded must be the very bytes that were hashed.
+// Where others may write, what is loaded must be the very bytes that were hashed. A mount without
+// the right to run files does not concern memory.
 Result<std::filesystem::path> DiskStore::Impl::sealed_copy(const ObjectRef& object,
                                                            const std::string& bytes) {
   const auto path_of = [](int fd) {
@@ -247,6 +261,11 @@ Result<std::filesystem::path> DiskStore::Impl::sealed_copy(const ObjectRef& obje
     const std::scoped_lock lock(process_mutex());
     const auto known = sealed_copies_locked().find(object.digest);
     if (known != sealed_copies_locked().end()) return path_of(known->second);
+    if (sealed_copies_locked().size() >= max_sealed_copies()) {
+      return Status(StatusCode::kFull,
+                    "copies of kernels in memory hold a quarter of the files "
+                    "that this process may open");
+    }
   }
   ScopedFd fd(FileLayer::posix(),
               ::memfd_create("eagercache-kernel", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -323,6 +342,10 @@ Status DiskStore::remove(const Digest& key) {
 
 Result<EvictionResult> DiskStore::evict(bool force) {
   return guarded([&] { return impl_->evict(force); });
+}
+
+Result<EvictionResult> DiskStore::evict_when_due() {
+  return guarded([&] { return impl_->evict_when_due(); });
 }
 
 Status DiskStore::for_each(bool all, const std::function<void(const EntryInfo&)>& visit) {

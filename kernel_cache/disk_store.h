@@ -84,8 +84,9 @@ class DiskStore {
 
   // Path of a verified shared object that may be given to dlopen now, in this process: CPU
   // features, read_object's checks, then ELF sanity (elf_check.h). The path's content can never
-  // change: its name is its hash, or, where another user may write the store, it is a sealed copy
-  // in memory that is kept for the process's life.
+  // change: its name is its hash, or, where another user may write the store or its file system is
+  // mounted noexec, it is a sealed copy in memory that is kept for the process's life (kFull when
+  // these take too many descriptors).
   Result<std::filesystem::path> verified_shared_object(const Manifest& manifest, std::size_t index);
 
   // Copies `sources` in, fills manifest.objects from them, and commits the manifest. When an entry
@@ -120,6 +121,10 @@ class DiskStore {
   // temporary files and objects without manifest older than an hour included. One evictor at a
   // time: kBusy.
   Result<EvictionResult> evict(bool force);
+
+  // evict(false), unless any process has evicted within the last ten minutes: kBusy. For whoever
+  // publishes.
+  Result<EvictionResult> evict_when_due();
 
   // Every intact entry of this environment (of all environments when `all`), order unspecified.
   // Changes nothing. Exceptions of `visit` pass through.

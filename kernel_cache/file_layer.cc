@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <array>
@@ -54,6 +55,14 @@ class PosixFileLayer final : public FileLayer {
 
   int status(int directory, const char* name, struct stat* out) override {
     return once(::fstatat(directory, name, out, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH));
+  }
+
+  int may_write(int directory) override { return once(::faccessat(directory, ".", W_OK, 0)); }
+
+  int may_execute(int fd) override {
+    struct statvfs info {};
+    if (::fstatvfs(fd, &info) != 0) return -errno;
+    return (info.f_flag & ST_NOEXEC) == 0 ? 1 : 0;
   }
 
   int set_mode(int directory, const char* name, mode_t mode) override {

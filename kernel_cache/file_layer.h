@@ -31,6 +31,10 @@ class FileLayer {
   virtual int sync(int fd) = 0;
   // An empty name means `directory` itself, which may then be any descriptor.
   virtual int status(int directory, const char* name, struct stat* out) = 0;
+  // 0 when this process may make files in the directory, else the negated errno (EACCES, EROFS).
+  virtual int may_write(int directory) = 0;
+  // 1 when files of the file system that `fd` is on may be run, 0 when it is mounted noexec.
+  virtual int may_execute(int fd) = 0;
   // As status; the empty name is allowed.
   virtual int set_mode(int directory, const char* name, mode_t mode) = 0;
   // Sets the modification time, in seconds since the epoch.

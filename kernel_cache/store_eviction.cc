@@ -14,6 +14,7 @@ namespace eagercache {
 namespace {
 
 constexpr std::int64_t kGraceSeconds = 3600;
+constexpr std::int64_t kEvictionSeconds = 600;
 
 struct ScannedEntry {
   Manifest manifest;
@@ -231,6 +232,19 @@ Result<EvictionResult> DiskStore::Impl::evict(bool force) {
   return evict_with(force ? EvictionNeed::kForced : EvictionNeed::kWhenPassed);
 }
 
+// The lock file's time says when the last eviction ended. One in the future is a wrong clock's.
+Result<EvictionResult> DiskStore::Impl::evict_when_due() {
+  const auto tree = local.handle();
+  struct stat info {};
+  if (tree != nullptr && files.status(tree->directory(), kEvictionLock, &info) >= 0) {
+    const std::int64_t since = files.now() - static_cast<std::int64_t>(info.st_mtim.tv_sec);
+    if (since >= 0 && since < kEvictionSeconds) {
+      return Status(StatusCode::kBusy, "the last eviction is less than ten minutes old");
+    }
+  }
+  return evict(false);
+}
+
 Result<EvictionResult> DiskStore::Impl::evict_with(EvictionNeed need) {
   if (Status status = check_writable(); !status) return status;
   if (Status status = writer.ensure_layout(/*thorough=*/false); !status) return status;
@@ -250,6 +264,7 @@ Result<EvictionResult> DiskStore::Impl::evict_with(EvictionNeed need) {
   }
   EvictionResult result = Sweeper(local, writer, std::move(scan).value()).run(limits);
   result.temporaries_removed += attempts.sweep();
+  files.set_time(tree->directory(), kEvictionLock, files.now());
   return result;
 }
 

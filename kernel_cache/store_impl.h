@@ -45,6 +45,7 @@ class DiskStore::Impl {
 
   // Removing (store_eviction.cc).
   Result<EvictionResult> evict(bool force);
+  Result<EvictionResult> evict_when_due();
   enum class EvictionNeed { kWhenPassed, kForced, kDeviceFull };
   Result<EvictionResult> evict_with(EvictionNeed need);
   Result<std::vector<EntryInfo>> entries(bool all) const;

@@ -44,7 +44,10 @@ Status read_all(FileLayer& files, int fd, std::uint64_t expected, std::uint64_t 
 }  // namespace
 
 TreeHandle::TreeHandle(FileLayer& files, ScopedFd directory, bool trusted)
-    : files_(files), directory_(std::move(directory)), trusted_(trusted) {
+    : files_(files),
+      directory_(std::move(directory)),
+      trusted_(trusted),
+      executable_(files.may_execute(directory_.get()) != 0) {
   struct stat info {};
   if (files_.status(directory_.get(), "", &info) >= 0) {
     identified_ = true;

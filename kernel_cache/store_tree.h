@@ -45,6 +45,8 @@ class TreeHandle {
 
   int directory() const noexcept { return directory_.get(); }
   bool trusted() const noexcept { return trusted_; }
+  // False where others may write, and on a file system that is mounted noexec.
+  bool loads_in_place() const noexcept { return trusted_ && executable_; }
   // False when the directory was deleted, or when the process closed our descriptor behind our
   // back.
   bool alive() const;
@@ -66,6 +68,7 @@ class TreeHandle {
   FileLayer& files_;
   ScopedFd directory_;
   bool trusted_;
+  bool executable_;
   bool identified_ = false;  // device_ and inode_ are known
   dev_t device_ = 0;
   ino_t inode_ = 0;

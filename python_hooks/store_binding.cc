@@ -216,10 +216,10 @@ py::list verify(DiskStore& store, bool all) {
   return rows;
 }
 
-py::dict evict(DiskStore& store, bool force) {
+py::dict evict(DiskStore& store, bool force, bool when_due) {
   const Result<EvictionResult> result = [&] {
     py::gil_scoped_release no_gil;
-    return store.evict(force);
+    return when_due ? store.evict_when_due() : store.evict(force);
   }();
   if (!result) {
     throw StoreFailure(result.status());
@@ -277,7 +277,7 @@ void bind_store(py::module_& module) {
       .def("make_work_directory", &make_work_directory)
       .def("entries", &entries, py::arg("all") = false)
       .def("verify", &verify, py::arg("all") = false)
-      .def("evict", &evict, py::arg("force") = false)
+      .def("evict", &evict, py::arg("force") = false, py::arg("when_due") = false)
       .def("remove", &remove, py::arg("digest"))
       .def("quarantine", &quarantine, py::arg("digest"), py::arg("reason"))
       .def_property_readonly("root", [](const DiskStore& store) { return store.root().string(); })

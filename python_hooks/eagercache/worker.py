@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 MAX_FRAME_BYTES = 64 << 20
 NICENESS = 10
 DEFAULT_MAX_BYTES = 10 << 30
-EVICTION_SECONDS = 600.0  # at most this often, by one worker
 _PARENT_CHECK_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 
@@ -89,7 +88,6 @@ class Worker:
         self._stores: dict[tuple[str, str], Any] = {}
         self._scratch: Path | None = None
         self._tools: Tools | None = None
-        self._last_eviction = -EVICTION_SECONDS
 
     def handle(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """The responses to some requests, each with its "index" among them, in any order.
@@ -143,7 +141,8 @@ class Worker:
         finally:
             job.close()
         if job.store is not None:
-            self._evict_at_times(job.store)
+            with contextlib.suppress(self._core.StoreError):  # busy: another process does it, or did
+                job.store.evict(when_due=True)
         return response
 
     def close(self) -> None:
@@ -188,14 +187,6 @@ class Worker:
             compiler = find_compiler(request.get("cxx"))
             self._tools = Tools(compiler, pick_isa(self._core.host_cpu_features()), headers)
         return self._tools
-
-    def _evict_at_times(self, store: Any) -> None:
-        """Keeps the store within its limits; a scan now and then, by whoever writes."""
-        if time.monotonic() - self._last_eviction < EVICTION_SECONDS:
-            return
-        self._last_eviction = time.monotonic()
-        with contextlib.suppress(self._core.StoreError):  # busy: another process does it
-            store.evict()
 
 
 def watch_parent(parent: int) -> None:

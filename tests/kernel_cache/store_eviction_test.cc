@@ -193,6 +193,26 @@ TEST_F(EvictionTest, OnlyOneEvictsAtATime) {
   EXPECT_EQ(other->evict(false).code(), StatusCode::kBusy);
 }
 
+TEST_F(EvictionTest, PublishersEvictAtMostEveryTenMinutesAllTogether) {
+  const auto store = open(capped(0));
+  const auto other = open(capped(0));
+  ASSERT_TRUE(publish_kernel(*store, 1));
+  EXPECT_EQ(store->evict_when_due()->entries_removed, 1U);
+  ASSERT_TRUE(publish_kernel(*store, 1));
+  EXPECT_EQ(store->evict_when_due().code(), StatusCode::kBusy);
+  EXPECT_EQ(other->evict_when_due().code(), StatusCode::kBusy);
+  EXPECT_TRUE(check(*store, 1));
+  files_.set_clock_offset(599);
+  EXPECT_EQ(other->evict_when_due().code(), StatusCode::kBusy);
+  files_.set_clock_offset(-600);
+  EXPECT_EQ(other->evict_when_due()->entries_removed, 1U) << "a clock that was put back";
+  files_.set_clock_offset(601);
+  EXPECT_TRUE(store->evict_when_due());
+  ASSERT_TRUE(publish_kernel(*store, 1));
+  EXPECT_EQ(store->evict_when_due().code(), StatusCode::kBusy);
+  EXPECT_TRUE(store->evict(false)) << "an eviction that somebody asks for is not put off";
+}
+
 TEST_F(EvictionTest, RunningCodeOutlivesItsFile) {
   const auto store = open(capped(0));
   ASSERT_TRUE(publish_kernel(*store, 77));

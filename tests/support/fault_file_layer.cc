@@ -106,6 +106,16 @@ int FaultFileLayer::status(int directory, const char* name, struct stat* out) {
   return error < 0 ? error : real_.status(directory, name, out);
 }
 
+int FaultFileLayer::may_write(int directory) {
+  const int error = next(FileCall::kMayWrite, false);
+  return error < 0 ? error : real_.may_write(directory);
+}
+
+int FaultFileLayer::may_execute(int fd) {
+  const int error = next(FileCall::kMayExecute, false);
+  return error < 0 ? error : real_.may_execute(fd);
+}
+
 int FaultFileLayer::set_mode(int directory, const char* name, mode_t mode) {
   const int error = next(FileCall::kSetMode, true);
   return error < 0 ? error : real_.set_mode(directory, name, mode);

@@ -18,6 +18,8 @@ enum class FileCall {
   kWrite,
   kSync,
   kStatus,
+  kMayWrite,
+  kMayExecute,
   kSetMode,
   kSetTime,
   kLink,
@@ -67,6 +69,8 @@ class FaultFileLayer : public FileLayer {
   ssize_t write(int fd, const void* data, std::size_t size) override;
   int sync(int fd) override;
   int status(int directory, const char* name, struct stat* out) override;
+  int may_write(int directory) override;
+  int may_execute(int fd) override;
   int set_mode(int directory, const char* name, mode_t mode) override;
   int set_time(int directory, const char* name, std::int64_t seconds) override;
   int link(int from_directory, const char* from, int to_directory, const char* to) override;
