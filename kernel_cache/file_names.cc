@@ -97,9 +97,12 @@ std::uint32_t this_machine() {
 }
 
 std::string temporary_leaf(const TemporaryName& name) {
-  return (name.is_directory ? "d-" : "f-") + hex(name.machine, 8) + "-" +
-         std::to_string(name.process) + "-" + std::to_string(name.thread) + "-" +
-         hex(name.random, 16);
+  std::string leaf(name.is_directory ? "d-" : "f-");
+  leaf.append(hex(name.machine, 8)).append("-");
+  leaf.append(std::to_string(name.process)).append("-");
+  leaf.append(std::to_string(name.thread)).append("-");
+  leaf.append(hex(name.random, 16));
+  return leaf;
 }
 
 std::optional<TemporaryName> parse_temporary(std::string_view leaf) {
@@ -117,7 +120,7 @@ std::optional<ParsedName> parse_object(std::string_view leaf) {
   ParsedName parsed;
   parsed.kind = NameKind::kObject;
   for (const ObjectKind kind : {ObjectKind::kSharedObject, ObjectKind::kCubin}) {
-    const std::string suffix = "." + std::string(object_kind_name(kind));
+    const std::string suffix = std::string(".").append(object_kind_name(kind));
     if (!leaf.ends_with(suffix)) continue;
     const auto digest = Digest::from_hex(leaf.substr(0, leaf.size() - suffix.size()));
     if (!digest) return std::nullopt;

@@ -124,6 +124,7 @@ FIELDS: tuple[Field, ...] = (
     Field("format", "meaning of the other fields", lambda c: str(FORMAT)),
     Field("eagercache.version", "what is compiled and how it is proved", lambda c: __version__),
     Field("eagercache.sources", "the same, between releases", _hash_own_sources),
+    Field("eagercache.core", "the same, of the C++ half", lambda c: _core_sources()),
     Field("torch.version", "lowerings, native kernels, C ABI", lambda c: str(torch.__version__)),
     Field("torch.git", "the same, between releases", lambda c: str(torch.version.git_version)),
     Field(
@@ -236,6 +237,12 @@ def _own_sources() -> str:
         digest.update(f"{name}:{len(content)}:".encode())
         digest.update(content)
     return digest.hexdigest()[:32]
+
+
+def _core_sources() -> str:
+    from ._load import core
+
+    return str(core.source_digest)[:32] if core is not None else "none"
 
 
 @functools.cache
