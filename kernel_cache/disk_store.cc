@@ -365,9 +365,15 @@ std::uint64_t DiskStore::quarantined() const { return impl_->quarantined; }
 
 const std::vector<Status>& DiskStore::tier_problems() const { return impl_->tier_problems; }
 
-bool DiskStore::trusted() const {
-  const auto tree = impl_->local.handle();
-  return tree == nullptr || tree->trusted();
+std::vector<std::filesystem::path> DiskStore::untrusted_roots() const {
+  std::vector<std::filesystem::path> roots;
+  const auto add = [&roots](const StoreTree& tree) {
+    const auto handle = tree.handle();
+    if (handle != nullptr && !handle->trusted()) roots.push_back(tree.root());
+  };
+  add(impl_->local);
+  for (const auto& tier : impl_->tiers) add(*tier);
+  return roots;
 }
 
 }  // namespace eagercache

@@ -138,8 +138,9 @@ class DiskStore {
   std::uint64_t quarantined() const;
   // Why tiers of the options are not used (refused or unreadable), one per such tier.
   const std::vector<Status>& tier_problems() const;
-  // False when another user may write the local store, which `allow_untrusted` let pass.
-  bool trusted() const;
+  // Roots of the local store and of tiers that another user may write, which `allow_untrusted` let
+  // pass. The caller logs them.
+  std::vector<std::filesystem::path> untrusted_roots() const;
 
  private:
   class Impl;

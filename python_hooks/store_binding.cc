@@ -283,7 +283,22 @@ void bind_store(py::module_& module) {
       .def_property_readonly("root", [](const DiskStore& store) { return store.root().string(); })
       .def_property_readonly("environment_id", &DiskStore::environment_id)
       .def_property_readonly("read_only", &DiskStore::read_only)
-      .def_property_readonly("quarantined", &DiskStore::quarantined);
+      .def_property_readonly("quarantined", &DiskStore::quarantined)
+      .def_property_readonly("tier_problems",
+                             [](const DiskStore& store) {
+                               std::vector<std::string> problems;
+                               for (const Status& problem : store.tier_problems()) {
+                                 problems.push_back(problem.message());
+                               }
+                               return problems;
+                             })
+      .def_property_readonly("untrusted_roots", [](const DiskStore& store) {
+        std::vector<std::string> roots;
+        for (const std::filesystem::path& root : store.untrusted_roots()) {
+          roots.push_back(root.string());
+        }
+        return roots;
+      });
 }
 
 }  // namespace eagercache

@@ -156,12 +156,18 @@ def _open_store(
             return session.store
         try:
             store = core.Store(
-                str(path), environment_text, read_only=read_only, max_bytes=settings.max_bytes
+                str(path),
+                environment_text,
+                read_only=read_only,
+                tiers=[str(tier.absolute()) for tier in settings.tiers],
+                allow_untrusted=settings.allow_untrusted,
+                max_bytes=settings.max_bytes,
             )
         except core.StoreError as error:
             problems.append(f"{path}: {error}")
             continue
         session.store_identity = identity
+        _say_whom_it_trusts(store)
         return store
     session.warn(
         "store:" + ";".join(problems),
@@ -170,6 +176,17 @@ def _open_store(
         + ". Set EAGERCACHE_DIR to a directory that belongs to you and that only you may write.",
     )
     return None
+
+
+def _say_whom_it_trusts(store: Any) -> None:
+    for root in store.untrusted_roots:
+        session.warn(
+            f"untrusted:{root}",
+            f"EAGERCACHE_ALLOW_UNTRUSTED is set, and other users may write {root}: whoever does "
+            "can run code in this process.",
+        )
+    for problem in store.tier_problems:
+        session.warn(f"tier:{problem}", f"a store of EAGERCACHE_TIERS is not used: {problem}")
 
 
 def _start_service(

@@ -37,6 +37,10 @@ def _flag(text: str) -> bool:
     raise BadValue("use 1 or 0")
 
 
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(Path(path) for path in text.split(os.pathsep) if path)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.replace(",", " ").split() if name)
 
@@ -133,6 +137,23 @@ VARIABLES: tuple[Variable, ...] = (
         "Largest size of the store, such as 500M or 10G; past it the longest unused entries go.",
     ),
     Variable(
+        "EAGERCACHE_TIERS",
+        "tiers",
+        _paths,
+        (),
+        "Stores made elsewhere, such as a layer of a container image, separated by colons. They are "
+        "only read: an entry found there is verified and copied into the store, or used in place "
+        "where the store cannot be written.",
+    ),
+    Variable(
+        "EAGERCACHE_ALLOW_UNTRUSTED",
+        "allow_untrusted",
+        _flag,
+        False,
+        "1: use stores that other users may write, who can then run code as you. Said once a "
+        "process for each such directory.",
+    ),
+    Variable(
         "EAGERCACHE_LOG",
         "log",
         _choice(tuple(LOG_LEVELS)),
@@ -167,6 +188,8 @@ class Settings:
     numerics: str | None
     choose: str | None
     max_bytes: int
+    tiers: tuple[Path, ...]
+    allow_untrusted: bool
     log: str
     cxx: str | None
     workers: int

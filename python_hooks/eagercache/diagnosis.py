@@ -93,9 +93,9 @@ def _directory_checks(path: Path) -> Iterator[Check]:
     if os.statvfs(existing).f_flag & os.ST_NOEXEC:
         yield Check(
             "mount",
-            "problem",
-            f"{existing} is mounted noexec: kernels cannot be loaded from it",
-            "set EAGERCACHE_DIR to a directory on another mount",
+            "note",
+            f"{existing} is mounted noexec: kernels are loaded from copies in memory, each of which "
+            "holds a file descriptor; set EAGERCACHE_DIR to a directory on another mount",
         )
     free = shutil.disk_usage(existing).free
     if free < LOW_SPACE_BYTES:
@@ -116,7 +116,14 @@ def _store_checks(path: Path) -> Iterator[Check]:
         return
     text = environment.environment_text(cxx=config.read_settings().cxx)
     try:
-        store = core.Store(str(path), text, read_only=True)
+        settings = config.read_settings()
+        store = core.Store(
+            str(path),
+            text,
+            read_only=True,
+            tiers=[str(tier.absolute()) for tier in settings.tiers],
+            allow_untrusted=settings.allow_untrusted,
+        )
     except core.StoreError as error:
         yield Check(
             "store",
@@ -126,6 +133,15 @@ def _store_checks(path: Path) -> Iterator[Check]:
             "root may write",
         )
         return
+    for problem in store.tier_problems:
+        yield Check("tier", "problem", problem, "mend it, or take it out of EAGERCACHE_TIERS")
+    for root in store.untrusted_roots:
+        yield Check(
+            "trust",
+            "problem",
+            f"other users may write {root}, and EAGERCACHE_ALLOW_UNTRUSTED admits it",
+            "let it belong to you or root and be writable by nobody else",
+        )
     if not os.access(path, os.W_OK):
         yield Check("store", "note", f"{path} is read-only: kernels are used, none is added")
     entries = store.entries(all=True)

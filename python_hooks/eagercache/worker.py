@@ -151,6 +151,8 @@ class Worker:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _store(self, request: Mapping[str, Any]) -> Any:
+        from . import config
+
         key = (request["store_root"], request["environment"])
         if key not in self._stores:
             from .job import Failure
@@ -162,7 +164,12 @@ class Worker:
                     f"the worker's environment differs in {', '.join(differing)}", transient=True
                 )
             limit = int(request.get("max_bytes", DEFAULT_MAX_BYTES))
-            self._stores[key] = self._core.Store(key[0], key[1], max_bytes=limit)
+            self._stores[key] = self._core.Store(
+                key[0],
+                key[1],
+                max_bytes=limit,
+                allow_untrusted=config.read_settings().allow_untrusted,
+            )
         return self._stores[key]
 
     def _find_tools(self, request: Mapping[str, Any]) -> Callable[[Any], Tools]:

@@ -190,6 +190,7 @@ TEST_F(TiersTest, TiersThatOthersMayWriteAreLeftOutUnlessAllowed) {
   trusting.allow_untrusted = true;
   const auto store = open(trusting);
   EXPECT_TRUE(store->tier_problems().empty());
+  EXPECT_EQ(store->untrusted_roots(), std::vector{tier_root()});
   EXPECT_EQ(use(*store, 1).value(), 1U);
 }
 
@@ -199,7 +200,7 @@ TEST_F(TiersTest, WhatOthersMayWriteIsLoadedFromASealedCopy) {
   StoreOptions trusting = options();
   trusting.allow_untrusted = true;
   const auto store = open(trusting);
-  EXPECT_FALSE(store->trusted());
+  EXPECT_EQ(store->untrusted_roots(), std::vector{root()});
   const auto found = store->find(key_of(1));
   ASSERT_TRUE(found);
   const auto path = store->verified_shared_object(found.value(), 0);

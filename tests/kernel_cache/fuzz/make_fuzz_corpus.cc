@@ -1,8 +1,11 @@
 // Writes the seeds of the fuzz targets: make_fuzz_corpus DIRECTORY
+#include <array>
 #include <filesystem>
 #include <iostream>
+#include <span>
 #include <string>
 
+#include "guards/call_key.h"
 #include "kernel_cache/file_names.h"
 #include "kernel_cache/manifest.h"
 #include "tests/kernel_cache/test_objects.h"
@@ -11,7 +14,7 @@ namespace eagercache {
 namespace {
 
 void make_corpus(const std::filesystem::path& top) {
-  for (const char* folder : {"manifest", "elf", "names"}) {
+  for (const char* folder : {"manifest", "elf", "names", "key"}) {
     std::filesystem::create_directories(top / folder);
   }
   Manifest kernel;
@@ -35,6 +38,18 @@ void make_corpus(const std::filesystem::path& top) {
                              "object_runpath", "object_needs_stranger"}) {
     write_bytes(top / "elf" / object, read_bytes(test_object(object)));
   }
+  // A tensor, an integer, a list of tensors and a text.
+  KeyBuffer call;
+  const std::array<std::int64_t, 2> sizes{8, 4};
+  const std::array<std::int64_t, 2> strides{4, 1};
+  call.clear();
+  call.put_state({});
+  call.put_tensor({.dtype = 6, .dim = 2}, sizes.data(), strides.data());
+  call.put_int(-1);
+  call.put_int_list(sizes.data(), sizes.size());
+  call.put_string("text");
+  const auto words = std::as_bytes(call.words());
+  write_bytes(top / "key" / "call", {reinterpret_cast<const char*>(words.data()), words.size()});
   const std::string environment = environment_id_of("environment");
   for (const std::string& name :
        {environment, manifest_file(environment, kernel.key), failure_file(environment, kernel.key),
