@@ -141,9 +141,9 @@ VARIABLES: tuple[Variable, ...] = (
         "tiers",
         _paths,
         (),
-        "Stores made elsewhere, such as a layer of a container image, separated by colons. They are "
-        "only read: an entry found there is verified and copied into the store, or used in place "
-        "where the store cannot be written.",
+        "Stores made elsewhere, such as a layer of a container image, separated by colons. They "
+        "are only read: an entry found there is verified and copied into the store, or used in "
+        "place where the store cannot be written.",
     ),
     Variable(
         "EAGERCACHE_ALLOW_UNTRUSTED",

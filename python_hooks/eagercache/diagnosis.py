@@ -94,8 +94,8 @@ def _directory_checks(path: Path) -> Iterator[Check]:
         yield Check(
             "mount",
             "note",
-            f"{existing} is mounted noexec: kernels are loaded from copies in memory, each of which "
-            "holds a file descriptor; set EAGERCACHE_DIR to a directory on another mount",
+            f"{existing} is mounted noexec: kernels are loaded from copies in memory, each "
+            "of which holds a file descriptor; set EAGERCACHE_DIR to a directory on another mount",
         )
     free = shutil.disk_usage(existing).free
     if free < LOW_SPACE_BYTES:

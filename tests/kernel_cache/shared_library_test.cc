@@ -1,6 +1,7 @@
 #include "kernel_cache/shared_library.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "tests/kernel_cache/test_objects.h"
+#include "tests/support/child_process.h"
 #include "tests/support/temporary_directory.h"
 
 namespace eagercache {
@@ -47,6 +49,29 @@ TEST(SharedLibraryTest, APathIsCountedOnceHoweverManyThreadsOpenIt) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(SharedLibrary::loaded_count(), before + 1);
+}
+
+// mmap fails: by a limit, since the loader's own calls cannot be intercepted.
+TEST(SharedLibraryTest, WhereNothingMoreCanBeMappedTheLoadFailsAndTheProcessGoesOn) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "NOT RUN: a sanitizer's shadow memory knows no limit";
+#endif
+  TemporaryDirectory directory;
+  const std::filesystem::path path = directory.path() / "a.so";
+  write_bytes(path, answer_object(5));
+  EXPECT_EQ(run_in_child([&] {
+              struct rlimit before {};
+              ::getrlimit(RLIMIT_AS, &before);
+              struct rlimit none = before;
+              none.rlim_cur = 0;
+              ::setrlimit(RLIMIT_AS, &none);
+              const auto refused = SharedLibrary::open(path);
+              ::setrlimit(RLIMIT_AS, &before);
+              if (refused.code() != StatusCode::kIncompatible) return 1;
+              const auto library = SharedLibrary::open(path);
+              return library && ask(library.value()) == 5 ? 0 : 2;
+            }),
+            0);
 }
 
 TEST(SharedLibraryTest, TheCapHoldsAndTheProcessGoesOn) {
