@@ -141,7 +141,9 @@ class Worker:
         finally:
             job.close()
         if job.store is not None:
-            with contextlib.suppress(self._core.StoreError):  # busy: another process does it, or did
+            with contextlib.suppress(
+                self._core.StoreError
+            ):  # busy: another process does it, or did
                 job.store.evict(when_due=True)
         return response
 
