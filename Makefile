@@ -13,7 +13,7 @@ help:
 	@echo 'make build   set up and build (build/dev-$(TORCH))'
 	@echo 'make bench   build and run the benchmarks'
 	@echo 'make check   formatting, linters and type checks'
-	@echo 'make soak    the tests again and again, in random order (SOAK_SECONDS, default 1800)'
+	@echo 'make soak    the long torture of the store, then the tests again and again (SOAK_SECONDS, default 1800)'
 	@echo 'make clean   remove what was built; .venv stays'
 	@echo
 	@echo 'TORCH=2.11.0 (default) or 2.15.0 selects the torch version.'

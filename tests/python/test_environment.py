@@ -110,24 +110,18 @@ def test_workers_keep_listed_variables_and_drop_others_of_their_prefixes() -> No
     assert environment.worker_variables(environ) == {VARIABLES[0]: "1", "HOME": "/h"}
 
 
-# One line a process: the text's time and hash, and the modules that must not have been imported.
+# The modules that must not have been imported, then the text. bench/store.py has the time it takes.
 PROGRAM = """
-import sys, time
+import sys
 import torch
-begin = time.process_time()
-from eagercache import _load
-features = _load.core.host_cpu_features()
-from eagercache import environment, toolchain
-toolchain.find_compiler()
-begin = time.process_time()
-text = environment.environment_text(cpu_features=features)
-print(round(1000 * (time.process_time() - begin)))
+from eagercache import environment
+text = environment.environment_text()
 print([name for name in sys.modules if name.startswith(("torch._inductor", "triton"))])
 print(text, end="")
 """
 
 
-def run_program(**variables: str) -> tuple[int, str, str]:
+def run_program(**variables: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=clean_environment(**variables),
@@ -135,17 +129,15 @@ def run_program(**variables: str) -> tuple[int, str, str]:
         text=True,
         check=True,
     )
-    milliseconds, modules, text = done.stdout.split("\n", 2)
-    return int(milliseconds), modules, text
+    modules, text = done.stdout.split("\n", 1)
+    return modules, text
 
 
-def test_it_is_quick_imports_no_inductor_and_is_the_same_in_every_process() -> None:
+def test_it_imports_no_inductor_and_is_the_same_in_every_process() -> None:
     results = [run_program(PYTHONHASHSEED=seed, TZ=zone) for seed, zone in (("1", "A"), ("2", "B"))]
-    assert results[0][2] == results[1][2]
-    assert len(results[0][2].splitlines()) == len(FIELDS)
-    for milliseconds, modules, _ in results:
-        assert modules == "[]"
-        assert milliseconds < 60
+    assert results[0][1] == results[1][1]
+    assert len(results[0][1].splitlines()) == len(FIELDS)
+    assert [modules for modules, _ in results] == ["[]", "[]"]
 
 
 def test_the_text_names_no_path_user_or_host(context: Context) -> None:

@@ -1,0 +1,97 @@
+"""How soon a process with a full store is ready, and what the first use of a kernel costs.
+
+Usage: store.py [--entries N] [--runs N] [--json]
+
+One kernel is compiled into a store of its own, which is then filled with N - 1 entries like it.
+Each run is a fresh process: `enable()` after `import eagercache` (the environment key apart, whose
+compiler is asked for its version), then the first and the second call of the kernel's operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_PROCESS = """
+import json, sys, time
+import torch, eagercache
+from eagercache import config, environment
+x = torch.randn(512, 512)
+torch.var(x, -1)
+begin = time.perf_counter()
+environment.environment_text(cxx=config.read_settings().cxx)
+key = time.perf_counter()
+eagercache.enable(["var.correction"], on_miss="wait", choose="always")
+ready = time.perf_counter()
+torch.var(x, -1)
+first = time.perf_counter()
+torch.var(x, -1)
+second = time.perf_counter()
+s = eagercache.stats()
+print(json.dumps({"key": key - begin, "enable": ready - key, "first": first - ready,
+                  "second": second - first, "hits": s.hits, "loaded": s.loaded}))
+"""
+
+
+def run(store: Path) -> dict[str, Any]:
+    """One fresh process on the store; times in seconds."""
+    environment = {**os.environ, "EAGERCACHE_DIR": str(store), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROCESS], env=environment, stdout=subprocess.PIPE, check=True
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def fill(store: Path, entries: int) -> None:
+    """Entries like the one that is there, under other keys."""
+    from eagercache import _C, config, environment
+
+    opened = _C.Store(str(store), environment.environment_text(cxx=config.read_settings().cxx))
+    (kernel,) = (row for row in opened.entries() if row["kind"] == "kernel")
+    (thing,) = kernel["objects"]
+    source = next(store.rglob(f"{thing['digest']}.so"))
+    for number in range(entries - 1):
+        key = hashlib.sha256(str(number).encode()).hexdigest()
+        manifest = {"key": key, "kind": "kernel", "facts": kernel["facts"]}
+        opened.publish(manifest, [("so", str(source))])
+
+
+def main() -> None:
+    """Prints the medians and the worst of all runs, in milliseconds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--entries", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        store.mkdir(mode=0o700)
+        run(store)
+        fill(store, arguments.entries)
+        results = [run(store) for _ in range(arguments.runs)]
+    assert all(result["hits"] == 2 and result["loaded"] == 1 for result in results), results
+    table = {
+        name: {
+            "median_ms": 1e3 * statistics.median(result[name] for result in results),
+            "worst_ms": 1e3 * max(result[name] for result in results),
+        }
+        for name in ("key", "enable", "first", "second")
+    }
+    if arguments.json:
+        print(json.dumps(table, indent=2))
+        return
+    for name, row in table.items():
+        print(f"{name:8} median {row['median_ms']:8.3f} ms   worst {row['worst_ms']:8.3f} ms")
+
+
+if __name__ == "__main__":
+    main()
