@@ -5,6 +5,8 @@
 
 #include <array>
 #include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "tests/dispatcher/hook_fixture.h"
@@ -17,7 +19,7 @@ constexpr std::array kErrors{ENOSPC, EDQUOT, EIO, EMFILE, ENOMEM, EROFS, EACCES,
 
 class StoreFaultsTest : public HookTest {
  protected:
-  // A store of its own, because the loader maps a path but once a process.
+  // A store of its own each time.
   StoreOptions store_options() {
     StoreOptions options;
     options.root = directory_.path() / std::to_string(++stores_);
@@ -36,8 +38,12 @@ class StoreFaultsTest : public HookTest {
         {"launch_plan",
          R"({"entry":"eagercache_kernel_2a","inputs":1,)"
          R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[20],"version":1})"}};
-    ASSERT_TRUE(store->publish(
-        manifest, {{ObjectKind::kSharedObject, std::string(EAGERCACHE_TEST_BARE_OBJECT)}}));
+    // And an object of its own, because a process loads each but once.
+    const std::filesystem::path source = directory_.path() / "kernel.so";
+    std::filesystem::copy_file(EAGERCACHE_TEST_BARE_OBJECT, source,
+                               std::filesystem::copy_options::overwrite_existing);
+    std::ofstream(source, std::ios::app) << "number " << stores_;
+    ASSERT_TRUE(store->publish(manifest, {{ObjectKind::kSharedObject, source}}));
   }
 
   TemporaryDirectory directory_;
