@@ -15,7 +15,8 @@
 #include "tests/support/temporary_directory.h"
 
 // Price of the store: opening it, a miss, the first use of an entry, a publish, and how soon the
-// lock of a killed process is free. In memory where that is possible (see TemporaryDirectory), so without the disk.
+// lock of a killed process is free. In memory where that is possible (see TemporaryDirectory), so
+// without the disk.
 namespace eagercache {
 namespace {
 
@@ -27,8 +28,7 @@ Digest key_of(std::uint64_t n) { return sha256("bench key " + std::to_string(n))
 // A store of 1,000 kernels, each of about as many bytes as the argument of the benchmark says.
 class Fixture {
  public:
-  explicit Fixture(std::uint64_t entries, std::size_t size = 0)
-      : size_(size) {
+  explicit Fixture(std::uint64_t entries, std::size_t size = 0) : size_(size) {
     const auto store = open();
     for (std::uint64_t n = 0; n < entries; ++n) publish(*store, n);
   }
