@@ -67,3 +67,8 @@ endforeach()
 # The libraries that libtorch_cpu itself needs (a CUDA build's libcudart among them) resolve through its
 # own RPATH when a process starts; the static linker need not see them.
 target_link_options(Torch::Torch INTERFACE -Wl,--allow-shlib-undefined)
+
+# What a module that takes and gives Python tensors links besides.
+add_library(Torch::Python INTERFACE IMPORTED)
+find_library(torch_library_torch_python torch_python PATHS "${torch_lib_dir}" NO_DEFAULT_PATH REQUIRED)
+target_link_libraries(Torch::Python INTERFACE Torch::Torch "${torch_library_torch_python}")

@@ -1,22 +1,23 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "dispatcher/loaded_kernel.h"
+#include "dispatcher/model_container.h"
 #include "kernel_cache/shared_library.h"
 #include "kernel_cache/status.h"
 
 namespace eagercache {
 
-// A whole AOTInductor model container, driven through the C ABI that its shared object exports
-// (torch/csrc/inductor/aoti_runtime/interface.h), by the single-threaded entry point: no pool, no
-// event, no wait. A container of one kernel keeps no state between runs once its first run is over.
+// Gives `tensor` native's strides when its own differ from them in dimensions of size 1 only, which
+// address nothing; leaves it alone otherwise.
+void adopt_strides(at::Tensor& tensor, const std::vector<std::int64_t>& wanted);
+
+// One operator call's kernel as a whole AOTInductor model container.
 class ContainerKernel final : public LoadedKernel {
  public:
   // `device` tells where it runs ("cpu", "cuda:0"). kIncompatible when the library lacks the ABI,
@@ -35,29 +36,14 @@ class ContainerKernel final : public LoadedKernel {
 
   Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
               c10::Device device) noexcept override;
-  std::size_t num_inputs() const noexcept override { return num_inputs_; }
-  std::size_t num_outputs() const noexcept override { return num_outputs_; }
+  std::size_t num_inputs() const noexcept override { return model_->num_inputs(); }
+  std::size_t num_outputs() const noexcept override { return model_->num_outputs(); }
 
  private:
-  // Opaque handles of the C ABI. AOTIRuntimeError is an int32_t; 0 is success.
-  using Container = void*;
-  using TensorHandle = void*;
-  using RunFunction = std::int32_t (*)(Container, TensorHandle*, std::size_t, TensorHandle*,
-                                       std::size_t, void* stream, void* proxy_executor);
+  explicit ContainerKernel(std::unique_ptr<ModelContainer> model) : model_(std::move(model)) {}
 
-  ContainerKernel() = default;
-  Outcome run_now(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
-                  c10::Device device) noexcept;
-
-  Container container_ = nullptr;  // never deleted
-  RunFunction run_ = nullptr;
-  std::size_t num_inputs_ = 0;
-  std::size_t num_outputs_ = 0;
+  const std::unique_ptr<ModelContainer> model_;
   std::vector<std::vector<std::int64_t>> output_strides_;  // empty, or one per output
-  // The first run folds constants and may set up lazily; it is made alone. Others that arrive
-  // meanwhile do not wait: native answers them.
-  std::atomic<bool> ran_once_{false};
-  std::mutex first_run_mutex_;
 };
 
 }  // namespace eagercache

@@ -16,6 +16,7 @@
 #include "dispatcher/runtime.h"
 #include "kernel_cache/cpu_features.h"
 #include "kernel_cache/shared_library.h"
+#include "python_hooks/module_binding.h"
 #include "python_hooks/python_miss_handler.h"
 #include "python_hooks/store_binding.h"
 
@@ -286,4 +287,5 @@ PYBIND11_MODULE(_C, module) {
   eagercache::bind_store(module);
   eagercache::bind_runtime(module);
   eagercache::bind_probe(module);
+  eagercache::bind_modules(module);
 }

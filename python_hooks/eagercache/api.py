@@ -6,11 +6,12 @@ import atexit
 import json
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from eagercache import config, operators, store_directory
 from eagercache._load import core
@@ -21,6 +22,8 @@ from eagercache.session import Configuration, session
 WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
 
 NO_CUDA_KERNELS = "CUDA kernels are not compiled in this version"
+
+_Module = TypeVar("_Module")
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
@@ -256,6 +259,8 @@ def _snapshot() -> Callable[[], None]:
     chosen = session.configuration
     store = session.store
     store_identity = session.store_identity
+    loaded = sys.modules.get("eagercache.modules")
+    selection = loaded.manager.selection if loaded is not None else None
 
     def restore() -> None:
         assert core is not None
@@ -269,6 +274,7 @@ def _snapshot() -> Callable[[], None]:
             core.set_store(store)
             if chosen is not None:
                 _apply(chosen)
+            _select_modules(selection)
             core.set_answering(answering)
 
     return restore
@@ -331,6 +337,7 @@ def enable(
     on_miss: str = "background",
     choose: str = "faster",
     numerics: str = "accurate",
+    modules: Any = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Enabled:
     """Lets compiled kernels answer eager operator calls in this process.
@@ -345,6 +352,10 @@ def enable(
             used, nothing is compiled).
         choose: "faster" (a kernel only where it is measured to be faster) or "always".
         numerics: "accurate" or "bitwise" (only kernels that equal native bit for bit).
+        modules: whole modules to answer by one kernel each: "auto" (the largest ones of a running
+            model that can be), a module class, the name of one, a function of a module, or a list
+            of these. Calls that need gradients, and whatever a kernel cannot stand for, go through
+            the module's own forward. See `explain_module`.
         cache_dir: the store's directory; EAGERCACHE_DIR or a directory of the user's by default.
 
     Returns:
@@ -364,13 +375,63 @@ def enable(
     with session.lock:
         chosen = _configuration(settings, on_miss, choose, numerics)
         keys = _dispatch_keys([devices] if isinstance(devices, str) else devices)
+        if modules is not None:
+            _check_modules(modules)
         pairs = _selected(ops, _skipped(settings, skip), keys)
         restore = _snapshot()
         wanted = {(name[0], name[1], key) for name, key in pairs}
         for active in core.active_operators():
             if tuple(active) not in wanted:
                 core.set_active(*active, False)
-        return Enabled(restore, active=_switch_on(pairs, chosen, settings, cache_dir))
+        active = _switch_on(pairs, chosen, settings, cache_dir)
+        _select_modules(modules if active else None)
+        return Enabled(restore, active=active)
+
+
+def _check_modules(selection: Any) -> None:
+    from eagercache import modules
+
+    modules.check_selection(selection)
+
+
+def _select_modules(selection: Any) -> None:
+    """Changes what modules are watched; where none ever was, nothing is imported for it."""
+    if selection is None and "eagercache.modules" not in sys.modules:
+        return
+    from eagercache.modules import manager
+
+    manager.select(selection)
+
+
+def accelerate(model: _Module, **options: Any) -> _Module:
+    """Lets kernels answer whole calls of ``model``, or of its largest parts that can be.
+
+    Its forward answers until they are compiled, proved and found faster, and whenever a call needs
+    gradients or anything else that a kernel cannot stand for. Nothing about the object changes.
+    When nothing is enabled yet, ``options`` are those of `enable`, with no operators by default.
+
+    Returns:
+        The model itself.
+    """
+    settings = config.read_settings()
+    if _inert(settings):
+        return model
+    from eagercache.modules import manager
+
+    with session.lock:
+        if not is_enabled():
+            enable(**{"ops": (), **options})
+        elif options:
+            raise ValueError("eagercache is enabled already; give options to enable()")
+        if is_enabled():
+            manager.add(model)
+    return model
+
+
+def explain_module(module: Any) -> list[str]:
+    """One line for ``module`` and each module below it that was met: what happened, and why."""
+    loaded = sys.modules.get("eagercache.modules")
+    return list(loaded.explain_module(module)) if loaded is not None else []
 
 
 def register(op: Any, dispatch_key: str = "CPU") -> None:
@@ -427,10 +488,15 @@ def wait(timeout: float | None = None) -> bool:
     while True:
         # In slices, so that Ctrl-C is seen.
         left = 0.2 if end is None else min(0.2, end - time.monotonic())
-        if core.wait_until_idle(max(left, 0.0)):
+        if core.wait_until_idle(max(left, 0.0)) and _modules_are_idle(max(left, 0.0)):
             return True
         if end is not None and time.monotonic() >= end:
             return False
+
+
+def _modules_are_idle(timeout: float) -> bool:
+    loaded = sys.modules.get("eagercache.modules")
+    return loaded is None or bool(loaded.manager.wait(timeout))
 
 
 def _close() -> None:
@@ -438,6 +504,8 @@ def _close() -> None:
     if core is None or core.forked():
         return
     core.set_handler(None)
+    core.set_modules_active(False)
+    core.set_module_handlers(None, None, None)
     service = session.service
     if service is not None:
         service.close(timeout=2.0)

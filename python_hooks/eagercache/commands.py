@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # A compiler run that takes longer than this is killed.
-COMMAND_TIMEOUT = 120.0  # seconds
+COMMAND_TIMEOUT = 240.0  # seconds
 
 
 class CompileRefused(Exception):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ class Tools:
     def __init__(self, compiler: Compiler, isa: Isa, private: Path | None) -> None:
         self.commands = BuildCommands(compiler, isa, private)
         self.bare = BareBuilder(compiler, isa, private)
-        self._taker: _TextTaker | None = None
+        self._taker: _TextTaker | _TextChecker | None = None
         _compat.set_text_handler(self._take)
 
     def _take(self, wrapper: str, kernel: str) -> str | None:
@@ -137,14 +138,54 @@ class Tools:
         options = _compat.aot_options(
             directory, self.commands.compiler.path, call.state.num_threads
         )
-        self._taker = taker = _TextTaker(call, allow_bare)
+        taker = _TextTaker(call, allow_bare)
+        path = self._compile(graph, inputs, options, directory, taker)
+        if taker.text is None:
+            raise CompileRefused("nothing was generated")
+        if taker.plan is None:
+            self.commands.end()
+        seconds = {"lower": round(time.process_time() - begin, 4), **self.commands.seconds}
+        container = None if taker.plan is not None else Path(path)
+        return Lowered(taker.text, taker.plan, container, taker.why_container, seconds)
+
+    def container(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: tuple[torch.Tensor, ...],
+        directory: Path,
+        check: Callable[[GeneratedText], None],
+    ) -> Path:
+        """The container of a whole graph, for the calling thread's number of threads.
+
+        ``check`` sees the generated text before it is compiled and may raise CompileRefused. Raises
+        CompileRefused or CompileFailed.
+        """
+        options = _compat.aot_options(
+            directory, self.commands.compiler.path, torch.get_num_threads()
+        )
+        taker = _TextChecker(check)
+        path = self._compile(graph, inputs, options, directory, taker)
+        if not taker.checked:
+            raise CompileRefused("nothing was generated")
+        self.commands.end()
+        return Path(path)
+
+    def _compile(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: tuple[torch.Tensor, ...],
+        options: dict[str, Any],
+        directory: Path,
+        taker: _TextTaker | _TextChecker,
+    ) -> str:
+        self._taker = taker
         self.commands.begin(directory)
         try:
             with torch.no_grad():
-                path = _compat.aot_compile(graph, inputs, options)
+                return _compat.aot_compile(graph, inputs, options)
         except BaseException as error:
             self.commands.abandon()
-            ours = _find_cause(error)
+            ours = find_cause(error)
             if ours is not None:
                 raise ours from error
             if not isinstance(error, Exception):
@@ -154,13 +195,20 @@ class Tools:
             ) from error
         finally:
             self._taker = None
-        if taker.text is None:
-            raise CompileRefused("nothing was generated")
-        if taker.plan is None:
-            self.commands.end()
-        seconds = {"lower": round(time.process_time() - begin, 4), **self.commands.seconds}
-        container = None if taker.plan is not None else Path(path)
-        return Lowered(taker.text, taker.plan, container, taker.why_container, seconds)
+
+
+class _TextChecker:
+    """Shows a whole graph's generated text to somebody, and has it compiled."""
+
+    def __init__(self, check: Callable[[GeneratedText], None]) -> None:
+        self._check = check
+        self.checked = False
+
+    def take(self, wrapper: str, kernel: str) -> str | None:
+        """None: AOTInductor is to make a container."""
+        self._check(read_generated_text(wrapper, kernel))
+        self.checked = True
+        return None
 
 
 class _TextTaker:
@@ -188,7 +236,7 @@ class _TextTaker:
         return "bare"
 
 
-def _find_cause(error: BaseException) -> CompileRefused | CompileFailed | None:
+def find_cause(error: BaseException) -> CompileRefused | CompileFailed | None:
     """Our own exception inside the ones that Inductor wrapped around it."""
     seen: set[int] = set()
     chain: list[Any] = [error]

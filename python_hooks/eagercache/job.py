@@ -24,6 +24,7 @@ from .toolchain import pick_isa
 if TYPE_CHECKING:
     from .compile import Lowered
     from .launch_plan import LaunchPlan
+    from .module_compile import ModuleResult
     from .prove import Native, Proof
     from .timing import Timing
 
@@ -41,6 +42,7 @@ class Outcome:
     reason: str = ""
     transient: bool = False
     kernel: Built | None = None
+    module: ModuleResult | None = None
     proof: Proof | None = None
     timing: Timing | None = None
     published: bool = False  # somebody else's entry was found
@@ -91,26 +93,9 @@ class Job:
         self._guarded(lambda: self._begin(find_store, find_tools))
 
     def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
-        self.store = store = find_store()
-        if "record" in self.request:
-            record = self.request["record"]
-            transient = record["failure"] == "transient"
-            self._publishes = True
-            self.outcome = Outcome("failed", str(record["reason"]), transient=transient)
+        store = self._enter(find_store)
+        if self.outcome is not None:
             return
-        digest = self.description["digest"]
-        self._lock = store.try_lock(digest)
-        if self._lock is None:
-            self.outcome = Outcome("busy", "another process compiles this call")
-            return
-        # Whoever held the lock before may have published in the meantime.
-        entry = store.find(digest)
-        if entry is not None:
-            reason = entry.get("facts", {}).get("reason", "")
-            self.outcome = Outcome(entry["kind"], reason, published=True)
-            return
-        self._publishes = True
-        self._directory = Path(store.make_work_directory())
         self._call = call = Call(self.description)
         with call.state.applied():
             with self.clock.step("native"):
@@ -119,6 +104,30 @@ class Job:
             self.lowered = self._lower(call, natives, tools, "bare", allow_bare=True)
         if sum(native.bytes for native in natives) <= KEPT_BYTES:
             self._natives = natives
+
+    def _enter(self, find_store: Callable[[], Any]) -> Any:
+        """The store, with the key's lock taken and a folder made, unless there is an outcome."""
+        self.store = store = find_store()
+        if "record" in self.request:
+            record = self.request["record"]
+            transient = record["failure"] == "transient"
+            self._publishes = True
+            self.outcome = Outcome("failed", str(record["reason"]), transient=transient)
+            return store
+        digest = self.description["digest"]
+        self._lock = store.try_lock(digest)
+        if self._lock is None:
+            self.outcome = Outcome("busy", "another process compiles this call")
+            return store
+        # Whoever held the lock before may have published in the meantime.
+        entry = store.find(digest)
+        if entry is not None:
+            reason = entry.get("facts", {}).get("reason", "")
+            self.outcome = Outcome(entry["kind"], reason, published=True)
+            return store
+        self._publishes = True
+        self._directory = Path(store.make_work_directory())
+        return store
 
     def _lower(
         self, call: Call, natives: Sequence[Native], tools: Tools, name: str, *, allow_bare: bool
@@ -278,9 +287,10 @@ class Job:
             "facts": _facts(self.request, outcome, self.clock.seconds),
         }
         sources: list[tuple[str, str]] = []
-        if outcome.verdict == "kernel" and outcome.kernel is not None:
+        made = outcome.kernel or outcome.module
+        if outcome.verdict == "kernel" and made is not None:
             manifest["cpu_features"] = list(pick_isa(self._core.host_cpu_features()).features)
-            sources.append(("so", str(outcome.kernel.path)))
+            sources.append(("so", str(made.path)))
         elif outcome.verdict == "failed":
             manifest["failure"] = "transient" if outcome.transient else "deterministic"
             if outcome.transient:
@@ -320,7 +330,7 @@ def _facts(
     import torch
 
     description = request["description"]
-    call = {name: description[name] for name in ("state", "args")}
+    call = {name: description[name] for name in ("state", "args") if name in description}
     facts = {
         "op": f"{description['op']}.{description['overload']}".removesuffix("."),
         "dispatch_key": description["dispatch_key"],
@@ -341,6 +351,8 @@ def _facts(
         facts["kernel_ns"] = f"{outcome.timing.kernel_ns:.1f}"
         facts["spread"] = outcome.timing.spread
         facts["pairs"] = str(outcome.timing.pairs)
+    if outcome.module is not None:
+        facts.update(outcome.module.facts)
     if outcome.kernel is not None:
         text = outcome.kernel.lowered.text
         facts["kernels"] = " ".join(text.kernels)[:2_000]

@@ -50,6 +50,10 @@ _DROPPED_VARIABLES = (
 )
 
 
+# A whole model takes this many times as long as an operator.
+MODULE_TIMEOUT_FACTOR = 6
+
+
 @dataclass(frozen=True)
 class ServiceSettings:
     """What the service needs to know. Seconds throughout.
@@ -160,6 +164,10 @@ class CompileService:
                 inert = self._closed
                 if not inert:
                     settings = self._settings
+                    whole_module = description.get("kind") == "module"
+                    if whole_module:
+                        timeout = settings.request_timeout * MODULE_TIMEOUT_FACTOR
+                        settings = replace(settings, request_timeout=timeout)
                     now = time.monotonic()
                     request = _Request(
                         description,
@@ -169,6 +177,7 @@ class CompileService:
                         busy_delay=settings.busy_first_delay,
                         order=next(self._order),
                         start=now,
+                        alone=whole_module,
                     )
                     self._unanswered += 1
                     self._push(request, delay=0.0)

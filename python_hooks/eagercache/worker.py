@@ -94,13 +94,11 @@ class Worker:
 
         Their kernels are built together. Never raises for what a request asks.
         """
-        from .job import Job
-
         jobs: dict[int, Job] = {}
         folder: Path | None = None
         try:
             for index, request in enumerate(requests):
-                job = Job(request, self._core)
+                job = _make_job(request, self._core)
                 jobs[index] = job
                 job.begin(functools.partial(self._store, request), self._find_tools(request))
                 if job.outcome is not None:
@@ -196,6 +194,16 @@ class Worker:
             compiler = find_compiler(request.get("cxx"))
             self._tools = Tools(compiler, pick_isa(self._core.host_cpu_features()), headers)
         return self._tools
+
+
+def _make_job(request: Mapping[str, Any], core: Any) -> Job:
+    if request["description"].get("kind") == "module":
+        from .module_job import ModuleJob
+
+        return ModuleJob(request, core)
+    from .job import Job
+
+    return Job(request, core)
 
 
 def watch_parent(parent: int) -> None:

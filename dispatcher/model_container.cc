@@ -1,0 +1,129 @@
+#include "dispatcher/model_container.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "dispatcher/device_stream.h"
+
+namespace eagercache {
+namespace {
+
+using CreateFunction = std::int32_t (*)(void**, std::size_t, const char*, const char*);
+using CountFunction = std::int32_t (*)(void*, std::size_t*);
+
+Status missing(const char* symbol) {
+  return {StatusCode::kIncompatible, std::string("the kernel's library has no ") + symbol};
+}
+
+Status read_count(const SharedLibrary& library, const char* symbol, void* container,
+                  std::size_t* count) {
+  const auto function = reinterpret_cast<CountFunction>(library.symbol(symbol));
+  if (function == nullptr) {
+    return missing(symbol);
+  }
+  if (function(container, count) != 0) {
+    return {StatusCode::kIncompatible, std::string(symbol) + " failed"};
+  }
+  return Status::ok();
+}
+
+void drop(std::span<ModelContainer::TensorHandle> handles) noexcept {
+  for (ModelContainer::TensorHandle handle : handles) {
+    delete static_cast<at::Tensor*>(handle);
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ModelContainer>> ModelContainer::open(const SharedLibrary& library,
+                                                             c10::Device device,
+                                                             const Limits& limits) {
+  constexpr const char* kCreate = "AOTInductorModelContainerCreateWithDevice";
+  constexpr const char* kRun = "AOTInductorModelContainerRunSingleThreaded";
+  const auto create = reinterpret_cast<CreateFunction>(library.symbol(kCreate));
+  if (create == nullptr) {
+    return missing(kCreate);
+  }
+  std::unique_ptr<ModelContainer> model(new ModelContainer());
+  model->run_ = reinterpret_cast<RunFunction>(library.symbol(kRun));
+  if (model->run_ == nullptr) {
+    return missing(kRun);
+  }
+  const std::string device_text = device.str();
+  if (create(&model->container_, 1, device_text.c_str(), nullptr) != 0) {
+    return Status(StatusCode::kIncompatible, "the kernel's container could not be made");
+  }
+  std::size_t num_constants = 0;
+  for (const auto& [symbol, count] :
+       {std::pair{"AOTInductorModelContainerGetNumInputs", &model->num_inputs_},
+        std::pair{"AOTInductorModelContainerGetNumOutputs", &model->num_outputs_},
+        std::pair{"AOTInductorModelContainerGetNumConstants", &num_constants}}) {
+    if (Status status = read_count(library, symbol, model->container_, count); !status) {
+      return status;
+    }
+  }
+  if (num_constants != 0 && !limits.constants) {
+    return Status(StatusCode::kIncompatible, "the kernel's container holds constants");
+  }
+  if (model->num_inputs_ > limits.inputs || model->num_outputs_ > limits.outputs) {
+    return Status(StatusCode::kIncompatible, "the kernel takes or returns too many tensors");
+  }
+  return model;
+}
+
+LoadedKernel::Outcome ModelContainer::run(std::span<TensorHandle> inputs,
+                                          std::span<at::Tensor> outputs,
+                                          c10::Device device) noexcept {
+  if (ran_once_.load(std::memory_order_acquire)) [[likely]] {
+    return run_now(inputs, outputs, device);
+  }
+  std::unique_lock lock(first_run_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    drop(inputs);
+    return LoadedKernel::Outcome::kNotStarted;
+  }
+  const LoadedKernel::Outcome outcome = run_now(inputs, outputs, device);
+  if (outcome == LoadedKernel::Outcome::kAnswered) {
+    ran_once_.store(true, std::memory_order_release);
+  }
+  return outcome;
+}
+
+LoadedKernel::Outcome ModelContainer::run_now(std::span<TensorHandle> inputs,
+                                              std::span<at::Tensor> outputs,
+                                              c10::Device device) noexcept {
+  void* stream = nullptr;
+  if (inputs.size() != num_inputs_ || outputs.size() != num_outputs_) {
+    drop(inputs);
+    return LoadedKernel::Outcome::kFailed;
+  }
+  if (!current_stream(device, &stream)) {
+    drop(inputs);
+    return LoadedKernel::Outcome::kNotStarted;
+  }
+  try {
+    std::optional<c10::DeviceGuard> guard;
+    if (!device.is_cpu()) {
+      guard.emplace(device);
+    }
+    c10::SmallVector<TensorHandle, 16> output_handles(outputs.size(), nullptr);
+    // The arrays stay ours; the container takes the inputs' tensors and gives us the outputs'.
+    const std::int32_t error = run_(container_, inputs.data(), inputs.size(), output_handles.data(),
+                                    outputs.size(), stream, nullptr);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (auto* tensor = static_cast<at::Tensor*>(output_handles[i])) {
+        outputs[i] = std::move(*tensor);
+        delete tensor;
+      }
+    }
+    return error == 0 ? LoadedKernel::Outcome::kAnswered : LoadedKernel::Outcome::kFailed;
+  } catch (...) {
+    return LoadedKernel::Outcome::kFailed;
+  }
+}
+
+}  // namespace eagercache

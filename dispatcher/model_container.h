@@ -1,0 +1,67 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "dispatcher/loaded_kernel.h"
+#include "kernel_cache/shared_library.h"
+#include "kernel_cache/status.h"
+
+namespace eagercache {
+
+// A whole AOTInductor model container, driven through the C ABI that its shared object exports
+// (torch/csrc/inductor/aoti_runtime/interface.h), by the single-threaded entry point: no pool, no
+// event, no wait. What is compiled for us keeps no state between runs once its first run is over,
+// so that any number of threads may run it at a time. Never destroyed.
+class ModelContainer {
+ public:
+  struct Limits {
+    std::size_t inputs = 0;
+    std::size_t outputs = 0;
+    bool constants = false;  // whether the container may hold constants
+  };
+
+  // An AtenTensorHandle of the C ABI: an at::Tensor* made by `new`.
+  using TensorHandle = void*;
+
+  // `device` tells where it runs ("cpu", "cuda:0"). kIncompatible when the library lacks the ABI,
+  // is over the limits, or when its container cannot be made. Creates no CUDA context for CPU.
+  static Result<std::unique_ptr<ModelContainer>> open(const SharedLibrary& library,
+                                                      c10::Device device, const Limits& limits);
+
+  // Runs on the calling thread (on CUDA: on the current stream of `device`). Takes the handles of
+  // `inputs` and what they point to, whatever the outcome; gives `outputs`, which has room for
+  // exactly num_outputs() undefined tensors. A first run that meets another one is kNotStarted.
+  // Never throws; needs no GIL.
+  LoadedKernel::Outcome run(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
+                            c10::Device device) noexcept;
+
+  std::size_t num_inputs() const noexcept { return num_inputs_; }
+  std::size_t num_outputs() const noexcept { return num_outputs_; }
+
+ private:
+  // AOTIRuntimeError is an int32_t; 0 is success.
+  using RunFunction = std::int32_t (*)(void* container, TensorHandle*, std::size_t, TensorHandle*,
+                                       std::size_t, void* stream, void* proxy_executor);
+
+  ModelContainer() = default;
+  LoadedKernel::Outcome run_now(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
+                                c10::Device device) noexcept;
+
+  void* container_ = nullptr;
+  RunFunction run_ = nullptr;
+  std::size_t num_inputs_ = 0;
+  std::size_t num_outputs_ = 0;
+  // The first run folds constants and may set up lazily; it is made alone. Others that arrive
+  // meanwhile do not wait: native answers them.
+  std::atomic<bool> ran_once_{false};
+  std::mutex first_run_mutex_;
+};
+
+}  // namespace eagercache

@@ -1,0 +1,90 @@
+"""What stands in torch.nn.Module's place of ``__call__``, ``__setattr__`` and ``__delattr__``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules import module as torch_module
+
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+_NAMES = ("__call__", "__setattr__", "__delattr__")
+
+_originals: dict[str, Any] = {}
+
+
+def install_hooks(core: Any) -> None:
+    """Puts ours around the originals, once; they stay for the process's life.
+
+    While modules are not active they cost a function call and do nothing. They are Python functions
+    so that torch.compile traces through them, to the originals.
+    """
+    if _originals:
+        return
+    kind = torch.nn.Module
+    _originals.update({name: getattr(kind, name) for name in _NAMES})
+    core.set_parameter_type(torch.nn.Parameter)
+    core.set_global_hooks([getattr(torch_module, name) for name in _GLOBAL_HOOKS])
+    original_call = _originals["__call__"]
+    answer = core.module_call(original_call)
+
+    @functools.wraps(original_call)
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original_call(self, *args, **kwargs)
+        return answer(self, *args, **kwargs)
+
+    set_attribute = _noticed(_originals["__setattr__"], core.module_changed)
+    delete_attribute = _noticed(_originals["__delattr__"], core.module_changed)
+    kind.__call__ = call
+    kind.__setattr__ = set_attribute
+    kind.__delattr__ = delete_attribute
+
+
+def _noticed(original: Any, note: Any) -> Any:
+    @functools.wraps(original)
+    def change(self: torch.nn.Module, name: str, *value: Any) -> None:
+        if is_dynamo_compiling():
+            original(self, name, *value)
+            return
+        # `self.count += 1` on a buffer assigns the tensor that is there already.
+        same = len(value) == 1 and _current(self, name) is value[0]
+        original(self, name, *value)
+        if not same:
+            note(self)
+
+    return change
+
+
+_MISSING = object()
+
+
+def _current(module: torch.nn.Module, name: str) -> Any:
+    attributes = vars(module)
+    for group in (attributes, *(attributes.get(key, {}) for key in ("_parameters", "_buffers"))):
+        value = group.get(name, _MISSING)
+        if value is not _MISSING:
+            return value if isinstance(value, torch.Tensor) else _MISSING
+    return _MISSING
+
+
+@contextlib.contextmanager
+def originals() -> Iterator[None]:
+    """torch.nn.Module as torch made it, for the block. For a process with one thread."""
+    ours = {name: getattr(torch.nn.Module, name) for name in _originals}
+    try:
+        for name, original in _originals.items():
+            setattr(torch.nn.Module, name, original)
+        yield
+    finally:
+        for name, own in ours.items():
+            setattr(torch.nn.Module, name, own)

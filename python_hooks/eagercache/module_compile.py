@@ -1,0 +1,470 @@
+"""The worker's half of accelerating a module: run, trace, compile, prove, time.
+
+The module that arrives is a copy with made-up values (`module_transfer`). Its forward runs first,
+watched: what it prints, draws, writes or remembers makes it unfit. Then one call is traced into a
+graph and compiled, and the container answers calls of the very module object through the same path
+as in the user's process, beside its forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import random
+import sys
+import time
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import module_calls, timing
+from .calls import GlobalState
+from .commands import CompileRefused
+from .compile import Tools
+from .generated_text import GeneratedText
+from .module_identity import FunctionRecorder, Identity, Unfit, identify, tree_classes
+from .module_trace import ModuleGraph, argument_tensors, build_unflatten, trace_module
+from .module_transfer import Transferred, unpack
+from .prove import ProofFailed, same_bits
+
+SEEDS = (0, 1, 2)
+SPREADS = (1.0, 1.0, 2.0)
+
+_EPSILON_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
+_MAX_FUNCTIONS = 400
+
+
+@dataclass
+class ModuleResult:
+    """What became of a module's call."""
+
+    path: Path
+    facts: dict[str, str]
+    timing: timing.Timing
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def compile_module(
+    description: Mapping[str, Any], directory: Path, tools: Tools, core: Any
+) -> ModuleResult:
+    """Makes and judges the kernel that a request describes.
+
+    Raises CompileRefused (the forward stays, for good), ProofFailed, or CompileFailed.
+    """
+    for path in description["python_path"]:
+        if path not in sys.path:
+            sys.path.append(path)
+    with _state_of(description["state"]), torch.no_grad():
+        rebuilt = unpack(description["payload"])
+        identity, functions = _watch_forward(rebuilt, description["identity"])
+        begin = time.process_time()
+        with (
+            _autocast(description["autocast"]),
+            _main_of(rebuilt.module),
+            module_calls.originals(),
+        ):
+            traced = trace_module(rebuilt.module, rebuilt.args, rebuilt.kwargs, identity)
+        seconds = {"trace": round(time.process_time() - begin, 3)}
+        path = _compile(traced, directory, tools)
+        seconds.update(tools.commands.seconds)
+        with _autocast(description["autocast"]):
+            return _judge(rebuilt, identity, traced, path, functions, core, seconds)
+
+
+@contextlib.contextmanager
+def _state_of(state: Mapping[str, Any]) -> Iterator[None]:
+    wanted = GlobalState(
+        default_dtype=getattr(torch, state["default_dtype"]),
+        deterministic=state["deterministic"],
+        deterministic_warn_only=state["deterministic_warn_only"],
+        fill_uninitialized_memory=state["fill_uninitialized_memory"],
+        num_threads=state["num_threads"],
+    )
+    with wanted.applied():
+        yield
+
+
+@contextlib.contextmanager
+def _autocast(wanted: Mapping[str, str]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for device, dtype in wanted.items():
+            stack.enter_context(torch.autocast(device, getattr(torch, dtype)))
+        yield
+
+
+@contextlib.contextmanager
+def _main_of(module: torch.nn.Module) -> Iterator[None]:
+    """Lets the tracer find, in ``__main__``, the globals of classes that came from another one."""
+    namespace: dict[str, Any] = {}
+    for kind in tree_classes(module, "__main__"):
+        for value in vars(kind).values():
+            if isinstance(value, types.FunctionType):
+                namespace.update(value.__globals__)
+    own = sys.modules["__main__"]
+    if namespace:
+        main = types.ModuleType("__main__")
+        vars(main).update(namespace)
+        sys.modules["__main__"] = main
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = own
+
+
+# ---- the forward, watched ------------------------------------------------------------------------
+
+
+class _Listener:
+    """Stands in for a stream and notices whether anything is written."""
+
+    def __init__(self) -> None:
+        self.wrote = False
+
+    def write(self, text: str) -> int:
+        """Remembers that something came."""
+        self.wrote = self.wrote or bool(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def isatty(self) -> bool:
+        """No."""
+        return False
+
+
+def _random_states() -> list[Any]:
+    states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        states.append(repr(numpy_random.get_state()))
+    return states
+
+
+def _watch_forward(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[str]]]:
+    """Runs the forward. Raises CompileRefused when it does more than compute its answer."""
+    try:
+        return _observe(rebuilt, expected)
+    except Unfit as error:
+        raise CompileRefused(str(error)) from error
+
+
+def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[str]]]:
+    module = rebuilt.module
+    identity = identify(module)
+    if identity.digest != expected:
+        raise Unfit("its attributes change, or cannot be rebuilt in another process")
+    before = [slot.tensor.clone() for slot in identity.slots]
+    arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
+    given = [tensor.clone() for tensor in arguments]
+    states = _random_states()
+    module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
+    output, errors = _Listener(), _Listener()
+    with (
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        FunctionRecorder() as recorder,
+    ):
+        first = module(*rebuilt.args, **rebuilt.kwargs)
+    if output.wrote or errors.wrote:
+        raise Unfit("it prints")
+    if _random_states() != states:
+        raise Unfit("it draws random numbers")
+    if identify(module).digest != expected:
+        raise Unfit("it changes attributes of its own")
+    if any(not same_bits(a, b) for a, b in zip(before, _tensors_of(identity), strict=True)):
+        raise Unfit("it writes to its parameters or buffers")
+    if any(not same_bits(a, b) for a, b in zip(given, arguments, strict=True)):
+        raise Unfit("it writes to its arguments")
+    if not _equal_answers(first, module(*rebuilt.args, **rebuilt.kwargs)):
+        raise Unfit("its answers differ from run to run")
+    functions = [function.to_row() for function in recorder.used(module)]
+    if len(functions) > _MAX_FUNCTIONS:
+        raise Unfit("its forward runs too many different functions")
+    _refuse_shared(first, [*_tensors_of(identity), *arguments])
+    return identity, functions
+
+
+def _tensors_of(identity: Identity) -> list[torch.Tensor]:
+    return [slot.tensor for slot in identity.slots]
+
+
+def _equal_answers(a: Any, b: Any) -> bool:
+    left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
+    return len(left) == len(right) and all(
+        same_bits(x, y) if isinstance(x, torch.Tensor) else type(x) is type(y) and x == y
+        for x, y in zip(left, right, strict=True)
+    )
+
+
+def _refuse_shared(answer: Any, inputs: list[torch.Tensor]) -> None:
+    memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    for leaf in pytree.tree_leaves(answer):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if type(leaf) is not torch.Tensor or leaf.layout != torch.strided:
+            raise Unfit(f"it returns a {type(leaf).__name__}")
+        pointer = leaf.untyped_storage().data_ptr()
+        if pointer in memory:
+            raise Unfit("what it returns shares memory with an input or another output")
+        memory.add(pointer)
+        if leaf.storage_offset() != 0:
+            raise Unfit("it returns a view into a larger tensor")
+
+
+# ---- compile -------------------------------------------------------------------------------------
+
+
+def _compile(traced: ModuleGraph, directory: Path, tools: Tools) -> Path:
+    def check(text: GeneratedText) -> None:
+        if text.uses_proxy_executor:
+            raise CompileRefused("the generated code needs the proxy executor")
+        if text.num_inputs != len(traced.inputs):
+            raise CompileRefused("the generated code takes another number of tensors")
+        if text.checks_values and not traced.ranges:
+            raise CompileRefused("the generated code checks values")
+        if not text.kernels and len(text.extern_calls) <= 1:
+            raise CompileRefused("it is one library call: nothing to gain")
+
+    return tools.container(traced.graph, traced.examples, directory, check)
+
+
+# ---- prove and time ------------------------------------------------------------------------------
+
+
+class _Answers:
+    """Calls the module through its kernel or through its forward."""
+
+    def __init__(self, rebuilt: Transferred, identity: Identity, core: Any) -> None:
+        self._rebuilt = rebuilt
+        self._core = core
+        self._identity = identity
+
+    def install(self, path: Path, traced: ModuleGraph, strides: list[list[int]]) -> None:
+        """Makes the kernel answer. Raises ProofFailed when it does not."""
+        module = self._rebuilt.module
+        unflatten = build_unflatten(traced.outputs, len(strides))
+        kernel = self._core.load_module_file(
+            str(path),
+            traced.examples[0].device.type if traced.examples else "cpu",
+            traced.inputs,
+            traced.ranges,
+            strides,
+            unflatten,
+        )
+        keys: list[bytes] = []
+        self._core.set_module_handlers(
+            None, None, lambda _module, _args, _kwargs, key, _calls: keys.append(key)
+        )
+        module_calls.install_hooks(self._core)
+        self._core.set_answering(True)
+        self._core.set_modules_active(True)
+        self._core.module_adopt(module)
+        if not self._core.module_set_guard(
+            module,
+            self._identity.guard_entries(),
+            self._identity.digest,
+            self._core.module_version(module),
+        ):
+            raise ProofFailed("the module changes while it is looked at")
+        self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
+        if not keys:
+            raise ProofFailed(f"the call steps aside: {self._aside()}")
+        self._core.module_install(module, self._identity.digest, keys[0], kernel)
+
+    def _aside(self) -> str:
+        for row in self._core.module_stats():
+            if row["module"] is self._rebuilt.module:
+                return ", ".join(row["aside_reasons"]) or "no reason given"
+        return "the module is not known"
+
+    def _hits(self) -> int:
+        return sum(
+            row["hits"]
+            for row in self._core.module_stats()
+            if row["module"] is self._rebuilt.module
+        )
+
+    def by_kernel(self) -> Any:
+        """The kernel's answer. Raises ProofFailed when the forward answered."""
+        before = self._hits()
+        answer = self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
+        if self._hits() != before + 1:
+            raise ProofFailed(f"the kernel did not answer: {self._aside()}")
+        return answer
+
+    def by_forward(self) -> Any:
+        """The forward's answer."""
+        self._core.set_modules_active(False)
+        try:
+            return self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
+        finally:
+            self._core.set_modules_active(True)
+
+    def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+        """Nanoseconds a call (forward, kernel), in alternation; see `timing.time_call`."""
+        module, args, kwargs = self._rebuilt.module, self._rebuilt.args, self._rebuilt.kwargs
+        results = []
+        for _ in range(pairs):
+            row = []
+            for active in (False, True):
+                self._core.set_modules_active(active)
+                begin = time.perf_counter_ns()
+                for _ in range(calls):
+                    module(*args, **kwargs)
+                row.append((time.perf_counter_ns() - begin) / calls)
+            results.append((row[0], row[1]))
+        return results
+
+    def close(self) -> None:
+        """Leaves nothing of this module behind in the core."""
+        self._core.set_modules_active(False)
+        self._core.set_answering(False)
+        self._core.module_forget(self._rebuilt.module)
+
+
+def _judge(
+    rebuilt: Transferred,
+    identity: Identity,
+    traced: ModuleGraph,
+    path: Path,
+    functions: list[list[str]],
+    core: Any,
+    seconds: dict[str, float],
+) -> ModuleResult:
+    native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+    strides = [list(t.stride()) for t in _tensor_leaves(native)]
+    answers = _Answers(rebuilt, identity, core)
+    try:
+        answers.install(path, traced, strides)
+        begin = time.process_time()
+        numerics, error, native_error = _prove(rebuilt, answers, identity)
+        seconds["prove"] = round(time.process_time() - begin, 3)
+        rebuilt.draw(seed=0)
+        with timing.machine_to_itself():
+            measured = timing.time_call(answers)  # type: ignore[arg-type]
+    finally:
+        answers.close()
+    facts = {
+        "form": "module",
+        "device": "cpu",
+        "numerics": numerics,
+        "inputs": json.dumps([[int(kind), index] for kind, index in traced.inputs]),
+        "ranges": json.dumps(traced.ranges),
+        "outputs": traced.outputs,
+        "output_strides": json.dumps(strides),
+        "functions": json.dumps(functions, separators=(",", ":")),
+        "largest_error": f"{error:.4g}",
+        "native_error": f"{native_error:.4g}",
+    }
+    return ModuleResult(path, facts, measured, seconds)
+
+
+def _tensor_leaves(answer: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
+
+
+def _prove(rebuilt: Transferred, answers: _Answers, identity: Identity) -> tuple[str, float, float]:
+    """(numerics, kernel's error, forward's error). Raises ProofFailed."""
+    numerics = "bitwise"
+    worst = native_worst = 0.0
+    for seed, spread in zip(SEEDS, SPREADS, strict=True):
+        rebuilt.draw(seed, spread)
+        native, answer = answers.by_forward(), answers.by_kernel()
+        where = f"draw {seed}"
+        _compare_structure(native, answer, where)
+        if _equal_answers(native, answer):
+            continue
+        numerics = "accurate"
+        reference = _reference(rebuilt)
+        length = max((max(s.tensor.size(), default=1) for s in identity.slots), default=2)
+        for index, (mine, natives, wide) in enumerate(
+            zip(_tensor_leaves(answer), _tensor_leaves(native), reference, strict=True)
+        ):
+            errors = compare(mine, natives, wide, length, f"output {index}, {where}")
+            worst, native_worst = max(worst, errors[0]), max(native_worst, errors[1])
+    with torch.inference_mode():
+        _compare_structure(answers.by_forward(), answers.by_kernel(), "inference mode")
+    return numerics, worst, native_worst
+
+
+def _compare_structure(native: Any, answer: Any, where: str) -> None:
+    mine, mine_spec = pytree.tree_flatten(answer)
+    natives, native_spec = pytree.tree_flatten(native)
+    if mine_spec != native_spec or type(answer) is not type(native):
+        raise ProofFailed(f"the answer has another structure ({where})")
+    for index, (a, b) in enumerate(zip(mine, natives, strict=True)):
+        if not isinstance(b, torch.Tensor):
+            if type(a) is not type(b) or a != b:
+                raise ProofFailed(f"output {index} is {a!r}, not {b!r} ({where})")
+            continue
+        for name in ("dtype", "device", "shape", "requires_grad"):
+            if getattr(a, name) != getattr(b, name):
+                raise ProofFailed(f"output {index} has another {name} ({where})")
+        if a.stride() != b.stride() or a.is_inference() != b.is_inference():
+            raise ProofFailed(f"output {index} has other strides or another mode ({where})")
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().to(torch.float64)
+    return value
+
+
+def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
+    """The answer of a float64 copy of the module."""
+    try:
+        with torch.autocast("cpu", enabled=False):
+            module = copy.deepcopy(rebuilt.module).double()
+            args, kwargs = pytree.tree_map(_wide, (rebuilt.args, rebuilt.kwargs))
+            return _tensor_leaves(module(*args, **kwargs))
+    except Exception as error:
+        raise ProofFailed("not equal bit for bit, and there is no wider reference") from error
+
+
+def compare(
+    mine: torch.Tensor, native: torch.Tensor, reference: torch.Tensor, length: int, where: str
+) -> tuple[float, float]:
+    """Errors of the kernel and of the forward against ``reference``, in ulps of the largest value.
+
+    The kernel's may be twice the forward's, in the mean square and at the worst element, or
+    log2(length) ulps, the bound of one pairwise summation over ``length`` elements; a longer
+    forward rounds more often than that on both sides. Integers must be equal, NaN and infinities
+    at the same places. Raises ProofFailed.
+    """
+    bits = _EPSILON_BITS.get(native.dtype)
+    if bits is None:
+        if not same_bits(mine, native):
+            raise ProofFailed(f"{native.dtype} must be equal bit for bit ({where})")
+        return 0.0, 0.0
+    if reference.size() != native.size():
+        raise ProofFailed(f"the reference has other sizes ({where})")
+    wide = reference.to(torch.float64)
+    a, b = mine.to(torch.float64), native.to(torch.float64)
+    for test in (torch.isnan, torch.isposinf, torch.isneginf):
+        if not torch.equal(test(a), test(b)):
+            raise ProofFailed(f"NaN or infinity where the forward has none ({where})")
+    known = torch.isfinite(b) & torch.isfinite(wide)
+    if not bool(known.any()):
+        return 0.0, 0.0
+    scale = float(wide[known].abs().max()) or 1.0
+    unit = scale * 2.0**-bits
+    mine_error, native_error = (a - wide)[known] / unit, (b - wide)[known] / unit
+    floor = max(1.0, math.log2(max(length, 2)))
+    for reduce in (
+        lambda error: float(error.abs().max()),
+        lambda error: float(error.square().mean().sqrt()),
+    ):
+        if reduce(mine_error) > max(2.0 * reduce(native_error), floor):
+            raise ProofFailed(
+                f"off by {reduce(mine_error):.3g} ulp, the forward by "
+                f"{reduce(native_error):.3g} ({where})"
+            )
+    return float(mine_error.abs().max()), float(native_error.abs().max())

@@ -1,0 +1,29 @@
+"""A request for a whole module on its way through the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import timing
+from .compile import Tools
+from .job import Job, Outcome
+from .module_compile import compile_module
+
+
+class ModuleJob(Job):
+    """One module's call. Everything happens in `begin`: nothing is built with others."""
+
+    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
+        store = self._enter(find_store)
+        if self.outcome is not None:
+            return
+        assert self._directory is not None
+        with self.clock.step("module"):
+            result = compile_module(
+                self.description, self._directory, find_tools(store), self._core
+            )
+        self.clock.add({f"module.{step}": value for step, value in result.seconds.items()})
+        faster, reason = timing.decide(result.timing, float(self.request["margin"]))
+        verdict = "kernel" if faster or self.request["choose"] == "always" else "native"
+        self.outcome = Outcome(verdict, reason, module=result, timing=result.timing)

@@ -1,0 +1,381 @@
+"""A module's call turned into one graph whose inputs are its tensors and its arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from .commands import CompileRefused
+from .module_identity import Identity
+
+MAX_CONSTANT_BYTES = 1 << 20
+
+_aten = torch.ops.aten
+
+# Operators whose generated code checks values as it runs, and would end the process where eager
+# raises. An embedding's indices can be checked before the call when they come straight from an
+# input; of the others a graph may have none.
+_INDEXING = {
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::gather",
+    "aten::scatter",
+    "aten::scatter_add",
+    "aten::scatter_reduce",
+    "aten::index_select",
+    "aten::index_add",
+    "aten::index_copy",
+    "aten::take",
+    "aten::nll_loss",
+    "aten::nll_loss_forward",
+    "aten::nll_loss_nd",
+    "aten::cross_entropy_loss",
+    "aten::one_hot",
+    "aten::embedding_bag",
+    "aten::_embedding_bag",
+    "aten::bincount",
+    "aten::_assert_async",
+    "aten::_assert_scalar",
+    "aten::multinomial",
+}
+_DIVIDING = {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"}
+
+# What an index may go through between an input and an embedding without changing its values.
+_TRANSPARENT = {
+    "aten::view",
+    "aten::reshape",
+    "aten::_unsafe_view",
+    "aten::unsqueeze",
+    "aten::squeeze",
+    "aten::expand",
+    "aten::slice",
+    "aten::select",
+    "aten::clone",
+    "aten::contiguous",
+    "aten::alias",
+    "aten::detach",
+    "aten::flatten",
+    "aten::to",
+    "aten::_to_copy",
+    "aten::permute",
+    "aten::transpose",
+    "aten::t",
+}
+
+
+@dataclass(frozen=True)
+class ModuleGraph:
+    """A traced call.
+
+    Attributes:
+        graph: its placeholders are tensors only, its outputs too.
+        inputs: for each placeholder (True, slot of the identity) or (False, argument tensor).
+        examples: the tensors for the placeholders.
+        ranges: (placeholder, low, high): values outside of it must not reach the kernel.
+        outputs: what `build_unflatten` makes the answer of, as JSON.
+    """
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[tuple[bool, int], ...]
+    examples: tuple[torch.Tensor, ...]
+    ranges: tuple[tuple[int, int, int], ...]
+    outputs: str
+
+
+def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call in the order in which the core meets them."""
+    found: list[torch.Tensor] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                walk(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                walk(item)
+
+    for value in (*args, *kwargs.values()):
+        walk(value)
+    return found
+
+
+def trace_module(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    identity: Identity,
+) -> ModuleGraph:
+    """Traces one call. Raises CompileRefused when it is no pure function of its tensors."""
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module, args, kwargs, strict=True)
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {_first_line(error)}") from error
+    _refuse_effects(program)
+    graph_module = program.graph_module
+    graph = graph_module.graph
+    inputs: list[tuple[bool, int]] = []
+    examples: list[torch.Tensor] = []
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    leaves = iter(_user_leaves(program, args, kwargs))
+    arguments = argument_tensors(args, kwargs)
+    constant_bytes = 0
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        kind = spec.kind.name
+        value = next(leaves) if kind == "USER_INPUT" else _state_value(program, spec.target)
+        if not isinstance(value, torch.Tensor):
+            if node.users:
+                raise CompileRefused("an argument that is no tensor is an input of the graph")
+            graph.erase_node(node)
+            continue
+        source = _source(value, kind, identity, arguments)
+        if source is None:
+            constant_bytes += value.numel() * value.element_size()
+            _make_constant(graph_module, node, value)
+            continue
+        inputs.append(source)
+        examples.append(value)
+    if constant_bytes > MAX_CONSTANT_BYTES:
+        raise CompileRefused("the forward holds large constants")
+    ranges = _index_ranges(graph)
+    outputs = _flatten_outputs(graph, program)
+    graph.lint()
+    graph_module.recompile()
+    plain = torch.fx.GraphModule(graph_module, graph)
+    return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:240] if lines else 'no message'}"
+
+
+def _refuse_effects(program: torch.export.ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        kind = spec.kind.name
+        if kind != "USER_OUTPUT":
+            target = f" {spec.target}" if spec.target else ""
+            raise CompileRefused(f"the forward writes to its state or arguments{target}")
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        target = node.target
+        tags = getattr(target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node):
+            raise CompileRefused(f"the forward draws random numbers ({target})")
+        shapes_vary = (
+            torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        )
+        if shapes_vary and _name(node) != "aten::index":  # looked at by its indices
+            raise CompileRefused(f"the forward's shapes depend on data ({target})")
+        schema = getattr(target, "_schema", None)
+        if schema is None:
+            if getattr(target, "__module__", "") in ("_operator", "builtins", "math"):
+                continue
+            raise CompileRefused(f"the forward uses {target}")
+        if schema.is_mutable and not schema.name.startswith("aten::"):
+            raise CompileRefused(f"the forward writes through {target}")
+        if not schema.name.startswith(("aten::", "prims::")):
+            raise CompileRefused(f"the forward calls the custom operator {target}")
+
+
+def _drops_nothing(node: torch.fx.Node) -> bool:
+    """Whether the only randomness of the operator is a dropout that is switched off."""
+    values = dict(node.kwargs)
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        values[argument.name] = value
+    for argument in node.target._schema.arguments:
+        if argument.name in ("dropout_p", "dropout", "p"):
+            probability = values.get(argument.name, argument.default_value)
+            if isinstance(probability, (int, float)) and probability == 0:
+                return True
+        if argument.name in ("train", "training"):
+            return values.get(argument.name, argument.default_value) is False
+    return False
+
+
+def _user_leaves(
+    program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Leaves of the call in the order of the program's user inputs."""
+    spec = program.call_spec.in_spec
+    assert spec is not None
+    names = (
+        list(spec.children()[1].context)
+        if hasattr(spec, "children")
+        else list(spec.children_specs[1].context)
+    )
+    return pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
+
+
+def _state_value(program: torch.export.ExportedProgram, target: str) -> Any:
+    state = program.state_dict
+    return state[target] if target in state else program.constants[target]
+
+
+def _source(
+    value: torch.Tensor, kind: str, identity: Identity, arguments: Sequence[torch.Tensor]
+) -> tuple[bool, int] | None:
+    """Where a call finds the tensor; None for a constant of the code."""
+    if kind == "USER_INPUT":
+        for index, argument in enumerate(arguments):
+            if argument is value:
+                return False, index
+        raise CompileRefused("an argument was replaced while tracing")
+    for index, slot in enumerate(identity.slots):
+        if slot.tensor is value or (
+            slot.tensor.data_ptr() == value.data_ptr()
+            and slot.tensor.size() == value.size()
+            and slot.tensor.stride() == value.stride()
+            and slot.tensor.dtype == value.dtype
+        ):
+            return True, index
+    return None
+
+
+def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
+    name = f"_eagercache_constant_{node.name}"
+    module.register_buffer(name, value.detach().clone())
+    with module.graph.inserting_before(node):
+        constant = module.graph.get_attr(name)
+    constant.meta.update(node.meta)
+    node.replace_all_uses_with(constant)
+    module.graph.erase_node(node)
+
+
+def _name(node: Any) -> str:
+    schema = getattr(getattr(node, "target", None), "_schema", None)
+    return str(schema.name) if schema is not None else ""
+
+
+def _index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
+    """Bounds of the inputs that are used as indices. Raises CompileRefused for other checks."""
+    positions = {
+        node: index
+        for index, node in enumerate(node for node in graph.nodes if node.op == "placeholder")
+    }
+    ranges = []
+    for node in graph.nodes:
+        name = _name(node)
+        if name in _INDEXING:
+            raise CompileRefused(f"the forward indexes with data ({node.target})")
+        if name in _DIVIDING and _divides_integers(node):
+            raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
+        if name == "aten::index":
+            for index in node.args[1]:
+                if index is None:
+                    continue
+                if index.meta["val"].dtype == torch.bool or not _is_made_here(index):
+                    raise CompileRefused(f"the forward indexes with data ({node.target})")
+        if name != "aten::embedding":
+            continue
+        source = _behind(node.args[1])
+        if source in positions:
+            rows = int(node.args[0].meta["val"].shape[0])
+            ranges.append((positions[source], 0, rows))
+        elif not _is_made_here(node.args[1]):
+            raise CompileRefused("the indices of an embedding are computed")
+    return tuple(dict.fromkeys(ranges))
+
+
+def _divides_integers(node: torch.fx.Node) -> bool:
+    divisor = node.args[1] if len(node.args) > 1 else None
+    if not isinstance(divisor, torch.fx.Node):
+        return False
+    result = node.meta.get("val")
+    return isinstance(result, torch.Tensor) and not (
+        result.is_floating_point() or result.is_complex()
+    )
+
+
+def _behind(node: Any) -> Any:
+    """The node whose values ``node`` shows."""
+    while isinstance(node, torch.fx.Node) and _name(node) in _TRANSPARENT:
+        value = node.meta.get("val")
+        before = node.args[0]
+        if not isinstance(before, torch.fx.Node) or not isinstance(value, torch.Tensor):
+            return node
+        if before.meta["val"].is_floating_point() or value.is_floating_point():
+            return node
+        node = before
+    return node
+
+
+def _is_made_here(node: Any) -> bool:
+    """Whether no input's values are in ``node``: its values are the same on every call."""
+    waiting, seen = [node], set()
+    while waiting:
+        current = waiting.pop()
+        if current in seen or not isinstance(current, torch.fx.Node):
+            continue
+        seen.add(current)
+        if current.op == "placeholder":
+            return False
+        waiting.extend(current.all_input_nodes)
+    return True
+
+
+def _flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgram) -> str:
+    """Leaves only tensors in the output node; returns how the answer is built of them."""
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    tensors: list[torch.fx.Node] = []
+    leaves: list[Any] = []
+    for value in output.args[0]:
+        if isinstance(value, torch.fx.Node):
+            if not isinstance(value.meta.get("val"), torch.Tensor):
+                raise CompileRefused("the forward returns a number that it computes")
+            if value.op != "call_function":
+                raise CompileRefused("the forward returns one of its inputs")
+            leaves.append({"tensor": len(tensors)})
+            tensors.append(value)
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            leaves.append({"value": value})
+        else:
+            raise CompileRefused(f"the forward returns a {type(value).__name__}")
+    if not tensors:
+        raise CompileRefused("the forward returns no tensor")
+    if len(set(tensors)) != len(tensors):
+        raise CompileRefused("the forward returns a tensor twice")
+    output.args = (tuple(tensors),)
+    spec = program.call_spec.out_spec
+    try:
+        text = pytree.treespec_dumps(spec)
+    except Exception as error:
+        raise CompileRefused(
+            f"what the forward returns cannot be stored: {_first_line(error)}"
+        ) from error
+    return json.dumps({"spec": text, "leaves": leaves})
+
+
+def build_unflatten(outputs: str, num_outputs: int) -> Any:
+    """A function of the list of output tensors that makes the answer; None for the tensor itself.
+
+    Raises ValueError for a text that does not describe ``num_outputs`` tensors.
+    """
+    stored = json.loads(outputs)
+    spec = pytree.treespec_loads(stored["spec"])
+    leaves = stored["leaves"]
+    tensors = [leaf["tensor"] for leaf in leaves if "tensor" in leaf]
+    if tensors != list(range(num_outputs)):
+        raise ValueError("the outputs are not numbered in order")
+    only_tensors = len(tensors) == len(leaves)
+    if only_tensors and spec == pytree.tree_structure(0):
+        return None
+    if only_tensors and spec == pytree.tree_structure((0,) * num_outputs):
+        return tuple
+
+    def unflatten(values: list[torch.Tensor]) -> Any:
+        return pytree.tree_unflatten(
+            [values[leaf["tensor"]] if "tensor" in leaf else leaf["value"] for leaf in leaves],
+            spec,
+        )
+
+    return unflatten

@@ -1,0 +1,533 @@
+"""Whole modules answered by one kernel each: `enable(modules=...)` and `accelerate`.
+
+The core (module_call.h) asks three things of this file, on the thread of the user's call: whether
+to watch a module that it meets, to look at one that is new or has changed, and what becomes of a
+form of call that has no verdict. The answers are made on a thread of ours: the module is described,
+the store is asked, and a compile worker gets a copy of the module when the store has nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ._load import core
+from .calls import GlobalState
+from .module_calls import install_hooks
+from .module_identity import Unfit, changed_function, identify
+from .module_trace import argument_tensors, build_unflatten
+from .module_transfer import NotTransferable, pack
+from .session import session
+
+log = logging.getLogger("eagercache")
+
+FORMAT = 1
+
+# A form of call is compiled at its second call: the first of a process is often one of its kind.
+COMPILE_AT = 2
+# A module whose attributes keep changing is looked at this often before it is left alone.
+MAX_LOOKS = 16
+
+# What the queue is told of a module's time: more than of an operator's.
+MODULE_NS = 1e7
+
+Selection = Any  # "auto", a class, a class name, a predicate, or several of the first three
+
+
+@dataclass(frozen=True)
+class ModuleStats:
+    """What became of the calls of one module.
+
+    Attributes:
+        name: its class.
+        hits: calls answered by a kernel.
+        pending: calls answered by its forward while there was no verdict.
+        native: calls answered by its forward because that is faster, or the only right way.
+        aside_reasons: calls that its forward answered for another reason, by reason.
+        state: "watched", "new" (not looked at yet) or "refused".
+        reason: why there is no kernel; empty when there is one or it is not decided.
+    """
+
+    name: str
+    hits: int
+    pending: int
+    native: int
+    aside_reasons: dict[str, int]
+    state: str
+    reason: str
+
+
+@dataclass
+class _Info:
+    """What this side knows of one module. No reference to it or its tensors."""
+
+    name: str
+    identity: str = ""
+    looks: int = 0
+    kernels: int = 0
+    reason: str = ""
+    notes: dict[bytes, str] = field(default_factory=dict)  # by form: why it has no kernel
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One form of call of one module, waiting for a verdict."""
+
+    module: weakref.ref[torch.nn.Module]
+    identity: str
+    key: bytes
+
+
+@dataclass
+class _Missed:
+    """A call without a verdict."""
+
+    form: _Form
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    compile: bool = False
+    state: GlobalState | None = None
+    autocast: dict[str, str] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_library_leaf(module: torch.nn.Module) -> bool:
+    """A module of torch's without parts is one operator: those have kernels of their own."""
+    return type(module).__module__.startswith("torch.") and not module._modules
+
+
+class ModuleManager:
+    """All of this process's accelerated modules. One object; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._selection: Selection = None
+        self._accelerated: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._infos: weakref.WeakKeyDictionary[torch.nn.Module, _Info] = weakref.WeakKeyDictionary()
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._unfinished = 0
+        self._idle = threading.Condition()
+        self._in_flight: dict[str, list[_Missed]] = {}  # by entry digest
+
+    # ---- what to watch ---------------------------------------------------------------------------
+
+    @property
+    def selection(self) -> Selection:
+        """What `select` was last given."""
+        return self._selection
+
+    def select(self, selection: Selection) -> None:
+        """Chooses the modules to watch; None for none but those given to `accelerate`.
+
+        Raises ValueError for something that is no selection. What was known is forgotten: the store
+        is asked again.
+        """
+        check_selection(selection)
+        assert core is not None
+        with self._lock:
+            self._selection = selection
+            self._infos.clear()
+            active = selection is not None or len(self._accelerated) > 0
+            if active:
+                install_hooks(core)
+                core.set_module_handlers(self._select, self._look, self._missed)
+            core.modules_forget_all()
+            core.set_modules_active(active)
+
+    def add(self, model: torch.nn.Module) -> None:
+        """Watches ``model``, or where that cannot be its largest parts that can."""
+        assert core is not None
+        with self._lock:
+            self._accelerated.update(model.modules())
+            install_hooks(core)
+            core.set_module_handlers(self._select, self._look, self._missed)
+            for part in model.modules():
+                core.module_forget(part)
+            core.set_modules_active(True)
+
+    def _select(self, module: torch.nn.Module, nested: bool) -> str:
+        if nested:
+            return "later"
+        if isinstance(module, torch.jit.ScriptModule) or _is_library_leaf(module):
+            return "refuse"
+        if type(module).__name__ == "OptimizedModule":
+            # torch.compile's own: what is below it is compiled already.
+            for part in module.modules():
+                assert core is not None
+                if part is not module:
+                    core.module_adopt(part)
+                    core.module_refuse(part)
+            return "refuse"
+        chosen = module in self._accelerated or _is_selected(self._selection, module)
+        if chosen:
+            self._infos[module] = _Info(_class_name(module))
+        return "watch" if chosen else "refuse"
+
+    # ---- the core's questions --------------------------------------------------------------------
+
+    def _look(self, module: torch.nn.Module) -> None:
+        reference = weakref.ref(module)
+        configuration = session.configuration
+        if configuration is not None and configuration.on_miss != "background":
+            self._look_now(reference)
+        else:
+            self._post(lambda: self._look_now(reference))
+
+    def _missed(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: bytes,
+        calls: int,
+    ) -> None:
+        info = self._infos.get(module)
+        configuration = session.configuration
+        if info is None or configuration is None:
+            return
+        waits = configuration.on_miss == "wait"
+        missed = _Missed(_Form(weakref.ref(module), info.identity, key))
+        if configuration.on_miss != "native" and (waits or calls >= COMPILE_AT):
+            missed.compile = True
+            missed.args, missed.kwargs = args, kwargs
+            missed.state = GlobalState.current()
+            missed.autocast = {
+                device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+                for device in ("cpu", "cuda")
+                if torch.is_autocast_enabled(device)
+            }
+        if configuration.on_miss == "background":
+            self._post(lambda: self._ask_store(missed))
+            return
+        self._ask_store(missed)
+        if waits:
+            missed.done.wait()
+
+    # ---- our thread ------------------------------------------------------------------------------
+
+    def _post(self, job: Callable[[], None]) -> None:
+        with self._idle:
+            self._unfinished += 1
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, name="eagercache-modules", daemon=True
+                )
+                self._thread.start()
+        self._queue.put(job)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                job()
+            except Exception:
+                log.exception("looking at a module failed; its forward answers")
+            finally:
+                del job
+                self._finish()
+
+    def _finish(self) -> None:
+        with self._idle:
+            self._unfinished -= 1
+            self._idle.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until nothing is looked at or compiled; False when ``timeout`` seconds passed."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._unfinished == 0, timeout)
+
+    @property
+    def unfinished(self) -> int:
+        """Modules and forms of call on their way to a verdict."""
+        return self._unfinished
+
+    def _look_now(self, reference: weakref.ref[torch.nn.Module]) -> None:
+        assert core is not None
+        module = reference()
+        info = self._infos.get(module) if module is not None else None
+        if module is None or info is None:
+            return
+        info.looks += 1
+        if info.looks > MAX_LOOKS * (1 + info.kernels):
+            self._refuse(module, info, "its attributes change from call to call")
+            return
+        version = core.module_version(module)
+        if version is None:
+            return
+        try:
+            identity = identify(module)
+            info.identity = identity.digest
+            same = core.module_set_guard(module, identity.guard_entries(), identity.digest, version)
+        except (Unfit, ValueError) as error:
+            self._refuse(module, info, str(error))
+            return
+        except RuntimeError as error:
+            # Changed while it was read, by the program's own threads.
+            log.debug("%s: looking again: %s", info.name, error)
+            same = False
+        if not same:
+            log.debug("%s changed while it was looked at", info.name)
+
+    def _refuse(self, module: torch.nn.Module, info: _Info, reason: str) -> None:
+        assert core is not None
+        info.reason = reason
+        core.module_refuse(module)
+        log.info("event=module name=%s decision=refused reason=%r", info.name, reason)
+
+    def _ask_store(self, missed: _Missed) -> None:
+        module = missed.form.module()
+        store = session.store
+        configuration = session.configuration
+        if module is None or store is None or configuration is None:
+            missed.done.set()
+            return
+        digest = entry_digest(missed.form.identity, missed.form.key, configuration.choose)
+        if self._install_from_store(digest, missed.form) or not missed.compile:
+            missed.done.set()
+            return
+        self._submit(digest, module, missed)
+
+    def _submit(self, digest: str, module: torch.nn.Module, missed: _Missed) -> None:
+        service = session.service
+        with self._lock:
+            waiting = self._in_flight.get(digest)
+            if waiting is not None:
+                waiting.append(missed)
+                return
+            self._in_flight[digest] = [missed]
+        with self._idle:
+            self._unfinished += 1
+        if service is None:
+            self._compiled(digest, {"reason": "the compile service is closed"})
+            return
+        try:
+            description = self._describe(digest, module, missed)
+        except NotTransferable as error:
+            self._compiled(digest, {"reason": str(error)})
+            return
+        except BaseException:
+            self._compiled(digest, {"reason": "it could not be sent to a compile worker"})
+            raise
+        missed.args, missed.kwargs = (), {}
+        service.submit(description, lambda response: self._compiled(digest, response))
+
+    def _describe(self, digest: str, module: torch.nn.Module, missed: _Missed) -> dict[str, Any]:
+        tensors = argument_tensors(missed.args, missed.kwargs)
+        if len({id(tensor) for tensor in tensors}) != len(tensors):
+            raise NotTransferable("a tensor is given twice")
+        if any(tensor.is_cuda for tensor in (*tensors, *module.parameters())):
+            raise NotTransferable("CUDA kernels are not compiled in this version")
+        state = missed.state
+        assert state is not None
+        return {
+            "kind": "module",
+            "digest": digest,
+            "op": _class_name(module),
+            "overload": "",
+            "dispatch_key": "CPU",
+            "native_ns": MODULE_NS,
+            "identity": missed.form.identity,
+            "payload": pack(module, missed.args, missed.kwargs),
+            "python_path": [path for path in sys.path if path],
+            "autocast": missed.autocast,
+            "state": {
+                "default_dtype": str(state.default_dtype).removeprefix("torch."),
+                "deterministic": state.deterministic,
+                "deterministic_warn_only": state.deterministic_warn_only,
+                "fill_uninitialized_memory": state.fill_uninitialized_memory,
+                "num_threads": state.num_threads,
+            },
+        }
+
+    def _compiled(self, digest: str, response: Mapping[str, Any]) -> None:
+        """The service's answer, on one of its threads."""
+        with self._lock:
+            waiting = self._in_flight.pop(digest, [])
+        try:
+            for missed in waiting:
+                if not self._install_from_store(digest, missed.form):
+                    self._install_native(missed.form, str(response.get("reason", "")))
+        finally:
+            for missed in waiting:
+                missed.done.set()
+            self._finish()
+
+    # ---- verdicts --------------------------------------------------------------------------------
+
+    def _install_from_store(self, digest: str, form: _Form) -> bool:
+        """Whether the store has a verdict, which is installed then."""
+        assert core is not None
+        module = form.module()
+        store = session.store
+        configuration = session.configuration
+        if module is None or store is None or configuration is None:
+            return False
+        try:
+            entry = store.find(digest)
+        except core.StoreError as error:
+            log.warning("the store cannot be read: %s", error)
+            return False
+        if entry is None:
+            return False
+        facts = entry["facts"]
+        if entry["kind"] != "kernel":
+            self._install_native(form, facts.get("reason") or "its forward is faster")
+            return True
+        if configuration.numerics == "bitwise" and facts.get("numerics") != "bitwise":
+            self._install_native(form, "the kernel does not equal the forward bit for bit")
+            return True
+        changed = changed_function(json.loads(facts["functions"]), module)
+        if changed is not None:
+            log.info("a stored kernel was made for other code (%s); it is made anew", changed)
+            with contextlib.suppress(core.StoreError):
+                store.remove(digest)
+            return False
+        try:
+            self._install_kernel(digest, form, module, facts)
+        except Exception as error:
+            log.warning("a stored kernel of %s cannot be used: %s", _class_name(module), error)
+            self._install_native(form, f"the stored kernel cannot be used: {error}")
+        return True
+
+    def _install_kernel(
+        self, digest: str, form: _Form, module: torch.nn.Module, facts: Mapping[str, str]
+    ) -> None:
+        assert core is not None
+        strides = json.loads(facts["output_strides"])
+        kernel = core.load_module_kernel(
+            session.store,
+            digest,
+            facts["device"],
+            [(bool(kind), index) for kind, index in json.loads(facts["inputs"])],
+            [tuple(row) for row in json.loads(facts["ranges"])],
+            strides,
+            build_unflatten(facts["outputs"], len(strides)),
+        )
+        core.module_install(module, form.identity, form.key, kernel)
+        info = self._infos.get(module)
+        if info is not None:
+            info.kernels += 1
+            info.notes.pop(form.key, None)
+        log.info("event=module name=%s decision=kernel digest=%s", _class_name(module), digest)
+
+    def _install_native(self, form: _Form, reason: str) -> None:
+        assert core is not None
+        module = form.module()
+        info = self._infos.get(module) if module is not None else None
+        if module is None or info is None:
+            return
+        core.module_install(module, form.identity, form.key, None)
+        info.notes[form.key] = reason
+        info.reason = reason
+        if info.kernels == 0:
+            # Its largest parts may do better.
+            self._refuse(module, info, reason)
+
+    # ---- for people ------------------------------------------------------------------------------
+
+    def stats(self) -> list[tuple[torch.nn.Module, ModuleStats]]:
+        """The modules that are or were watched, with what became of their calls."""
+        assert core is not None
+        rows = []
+        for row in core.module_stats():
+            info = self._infos.get(row["module"])
+            if info is None:
+                continue
+            rows.append(
+                (
+                    row["module"],
+                    ModuleStats(
+                        name=info.name,
+                        hits=row["hits"],
+                        pending=row["pending"],
+                        native=row["native"],
+                        aside_reasons=dict(row["aside_reasons"]),
+                        state=row["state"],
+                        reason="" if info.kernels else info.reason,
+                    ),
+                )
+            )
+        return rows
+
+
+def entry_digest(identity: str, key: bytes, choose: str) -> str:
+    """The store's name for one form of call of one kind of module."""
+    text = json.dumps(["eagercache-module", FORMAT, identity, key.hex(), choose])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_selection(selection: Selection) -> None:
+    """Raises ValueError for what `ModuleManager.select` does not take."""
+    parts = _parts(selection)
+    for part in parts:
+        if not isinstance(part, (str, type)) and not callable(part):
+            raise ValueError(  # noqa: TRY004 - a bad value among several kinds
+                f"modules={part!r} is not 'auto', a module class, the name of one, or a function "
+                "of a module"
+            )
+        if isinstance(part, type) and not issubclass(part, torch.nn.Module):
+            raise ValueError(  # noqa: TRY004 - a bad value among several kinds
+                f"modules={part!r} is no subclass of torch.nn.Module"
+            )
+
+
+def _parts(selection: Selection) -> Iterable[Any]:
+    if selection is None:
+        return ()
+    if isinstance(selection, (str, type)) or callable(selection):
+        return (selection,)
+    return tuple(selection)
+
+
+def _is_selected(selection: Selection, module: torch.nn.Module) -> bool:
+    for part in _parts(selection):
+        if part == "auto":
+            return True
+        if isinstance(part, str):
+            kind = type(module)
+            if part in (kind.__name__, kind.__qualname__, _class_name(module)):
+                return True
+        elif isinstance(part, type):
+            if isinstance(module, part):
+                return True
+        elif part(module):
+            return True
+    return False
+
+
+manager = ModuleManager()
+
+
+def explain_module(module: torch.nn.Module) -> list[str]:
+    """One line for ``module`` and each module below it that was met: what happened, and why."""
+    known = {id(part): row for part, row in manager.stats()}
+    lines = []
+    for path, part in module.named_modules():
+        row = known.get(id(part))
+        if row is None:
+            continue
+        asides = ", ".join(f"{count} {reason}" for reason, count in row.aside_reasons.items())
+        calls = f"{row.hits} by kernel, {row.pending + row.native} by its forward"
+        verdict = f"refused: {row.reason}" if row.state == "refused" else (row.reason or row.state)
+        lines.append(
+            f"{path or '(root)'} ({row.name}): {calls}"
+            + (f", aside: {asides}" if asides else "")
+            + f"; {verdict}"
+        )
+    return lines

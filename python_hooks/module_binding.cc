@@ -1,0 +1,251 @@
+#include "python_hooks/module_binding.h"
+
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernel_cache/disk_store.h"
+#include "kernel_cache/shared_library.h"
+#include "python_hooks/module_call.h"
+
+namespace eagercache {
+namespace {
+
+namespace py = pybind11;
+
+// More inputs than any model has parameters.
+constexpr std::size_t kMaxInputs = 1 << 16;
+constexpr std::size_t kMaxOutputs = 1 << 10;
+
+std::shared_ptr<ModuleRecord> require_record(py::handle module) {
+  auto record = ModuleRegistry::instance().find(module.ptr());
+  if (record == nullptr) {
+    throw py::key_error("the module is not known");
+  }
+  return record;
+}
+
+std::vector<Word> words_of(const py::bytes& key) {
+  const std::string bytes = key;
+  if (bytes.size() % sizeof(Word) != 0) {
+    throw py::value_error("the key is not whole words");
+  }
+  std::vector<Word> words(bytes.size() / sizeof(Word));
+  std::memcpy(words.data(), bytes.data(), bytes.size());
+  return words;
+}
+
+// (submodule, [(kind, name), ...]) for each module of the tree, the root first.
+using Entry = std::pair<py::object, std::vector<std::pair<std::string, std::string>>>;
+
+bool set_guard(const py::object& module, const std::vector<Entry>& entries,
+               const std::string& identity, std::uint64_t version) {
+  auto record = require_record(module);
+  record->asked = false;
+  auto guard = std::make_unique<ModuleGuard>();
+  for (const auto& [submodule, tensors] : entries) {
+    guard->add_module(submodule);
+    for (const auto& [kind, name] : tensors) {
+      guard->add_tensor(kind, name);
+    }
+  }
+  return ModuleRegistry::instance().set_guard(*record, std::move(guard), identity, version);
+}
+
+using Inputs = std::vector<std::pair<bool, std::size_t>>;
+using Ranges = std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t>>;
+
+// Loads the library at `path`, which must be verified. Libraries are shared: one container each.
+ModelContainer* open_container(const std::filesystem::path& path, c10::Device device) {
+  static auto* const mutex = new std::mutex();
+  static auto* const known = new std::map<std::pair<std::string, std::string>, ModelContainer*>();
+  const std::pair<std::string, std::string> name(path.native(), device.str());
+  const std::scoped_lock lock(*mutex);
+  if (const auto found = known->find(name); found != known->end()) {
+    return found->second;
+  }
+  const Result<SharedLibrary> library = SharedLibrary::open(path);
+  if (!library) {
+    throw std::runtime_error(library.status().to_string());
+  }
+  Result<std::unique_ptr<ModelContainer>> model =
+      ModelContainer::open(library.value(), device, {kMaxInputs, kMaxOutputs, true});
+  if (!model) {
+    throw std::runtime_error(model.status().to_string());
+  }
+  return known->emplace(name, std::move(model).value().release()).first->second;
+}
+
+std::filesystem::path verified_path(DiskStore& store, const std::string& digest) {
+  const std::optional<Digest> key = Digest::from_hex(digest);
+  if (!key) {
+    throw py::value_error("'" + digest + "' is not 64 hexadecimal digits");
+  }
+  const Result<Manifest> manifest = store.find(*key);
+  if (!manifest) {
+    throw std::runtime_error(manifest.status().to_string());
+  }
+  Result<std::filesystem::path> path = store.verified_shared_object(manifest.value(), 0);
+  if (!path) {
+    throw std::runtime_error(path.status().to_string());
+  }
+  return std::move(path).value();
+}
+
+// Never destroyed: records and threads inside it hold plain pointers.
+ModuleKernel* make_kernel(ModelContainer* model, const std::string& device, const Inputs& inputs,
+                          const Ranges& ranges,
+                          const std::vector<std::vector<std::int64_t>>& output_strides,
+                          const py::object& unflatten) {
+  if (inputs.size() != model->num_inputs() || output_strides.size() != model->num_outputs() ||
+      (unflatten.is_none() && model->num_outputs() != 1)) {
+    throw std::runtime_error("the kernel takes or returns another number of tensors");
+  }
+  auto kernel = std::make_unique<ModuleKernel>();
+  kernel->model = model;
+  kernel->device = c10::Device(device);
+  for (const auto& [from_module, index] : inputs) {
+    kernel->inputs.push_back({from_module, index});
+  }
+  for (const auto& [input, low, high] : ranges) {
+    if (input >= inputs.size()) {
+      throw std::runtime_error("an index range of no input");
+    }
+    kernel->ranges.push_back({input, low, high});
+  }
+  kernel->output_strides = output_strides;
+  if (!unflatten.is_none()) {
+    kernel->unflatten = unflatten;
+  }
+  return kernel.release();
+}
+
+py::list module_stats() {
+  py::list rows;
+  for (const auto& record : ModuleRegistry::instance().records()) {
+    py::dict aside;
+    for (std::size_t i = 0; i < kModuleAsideCount; ++i) {
+      if (record->aside[i] != 0) {
+        aside[module_aside_name(static_cast<ModuleAside>(i))] = record->aside[i];
+      }
+    }
+    py::dict row;
+    row["module"] = py::reinterpret_borrow<py::object>(record->module);
+    row["state"] = record->state == ModuleRecord::State::kRefused ? "refused"
+                   : record->valid                                ? "watched"
+                                                                  : "new";
+    row["hits"] = record->hits;
+    row["native"] = record->native;
+    row["pending"] = record->pending;
+    row["aside_reasons"] = aside;
+    rows.append(row);
+  }
+  return rows;
+}
+
+void install(const py::object& module, const std::string& identity, const py::bytes& key,
+             ModuleKernel* kernel) {
+  auto record = ModuleRegistry::instance().find(module.ptr());
+  if (record == nullptr) {
+    return;
+  }
+  const std::vector<Word> words = words_of(key);
+  if (kernel != nullptr && record->guard != nullptr) {
+    for (const ModuleKernel::Input& input : kernel->inputs) {
+      if (input.from_module && input.index >= record->guard->num_tensors()) {
+        throw py::value_error("the kernel asks for a tensor that the module does not have");
+      }
+    }
+  }
+  record->install(identity, words, kernel);
+}
+
+void bind_calls(py::module_& module) {
+  module.def("module_call", &make_module_call, py::arg("original"));
+  module.def("module_changed",
+             [](py::handle object) { ModuleRegistry::instance().note_changed(object.ptr()); });
+  module.def("set_parameter_type", [](py::handle type) { set_parameter_type(type.ptr()); });
+  module.def("set_global_hooks", &set_global_hooks, py::arg("dictionaries"));
+  module.def(
+      "set_module_handlers",
+      [](const py::object& select, const py::object& look, const py::object& missed) {
+        ModuleRegistry::instance().set_handlers({select, look, missed});
+      },
+      py::arg("select"), py::arg("look"), py::arg("missed"));
+  module.def("set_modules_active",
+             [](bool active) { ModuleRegistry::instance().set_active(active); });
+  module.def("modules_active", [] { return ModuleRegistry::instance().active(); });
+}
+
+void bind_records(py::module_& module) {
+  module.def("module_adopt", [](py::handle object) {
+    auto record = ModuleRegistry::instance().adopt(object.ptr());
+    if (record->state == ModuleRecord::State::kRefused) {
+      record->state = ModuleRecord::State::kNew;
+    }
+    ModuleRegistry::instance().ask_to_look(*record);
+  });
+  module.def("module_refuse", [](py::handle object) {
+    require_record(object)->state = ModuleRecord::State::kRefused;
+  });
+  module.def("module_version", [](py::handle object) -> py::object {
+    const auto record = ModuleRegistry::instance().find(object.ptr());
+    return record == nullptr ? py::none() : py::object(py::int_(record->version));
+  });
+  module.def("module_forget",
+             [](py::handle object) { ModuleRegistry::instance().forget(object.ptr()); });
+  module.def("modules_forget_all", [] { ModuleRegistry::instance().forget_all(); });
+  module.def("module_set_guard", &set_guard, py::arg("module"), py::arg("entries"),
+             py::arg("identity"), py::arg("version"));
+  module.def("module_install", &install, py::arg("module"), py::arg("identity"), py::arg("key"),
+             py::arg("kernel"));
+  module.def("module_stats", &module_stats);
+}
+
+}  // namespace
+
+void bind_modules(py::module_& module) {
+  bind_calls(module);
+  bind_records(module);
+  py::class_<ModuleKernel, std::unique_ptr<ModuleKernel, py::nodelete>>(module, "ModuleKernel");
+  module.def(
+      "load_module_kernel",
+      [](DiskStore& store, const std::string& digest, const std::string& device,
+         const Inputs& inputs, const Ranges& ranges,
+         const std::vector<std::vector<std::int64_t>>& output_strides,
+         const py::object& unflatten) {
+        ModelContainer* model = nullptr;
+        {
+          const py::gil_scoped_release no_gil;
+          model = open_container(verified_path(store, digest), c10::Device(device));
+        }
+        return make_kernel(model, device, inputs, ranges, output_strides, unflatten);
+      },
+      py::arg("store"), py::arg("digest"), py::arg("device"), py::arg("inputs"), py::arg("ranges"),
+      py::arg("output_strides"), py::arg("unflatten"), py::return_value_policy::reference);
+  module.def(
+      "load_module_file",
+      [](const std::string& path, const std::string& device, const Inputs& inputs,
+         const Ranges& ranges, const std::vector<std::vector<std::int64_t>>& output_strides,
+         const py::object& unflatten) {
+        ModelContainer* model = nullptr;
+        {
+          const py::gil_scoped_release no_gil;
+          model = open_container(path, c10::Device(device));
+        }
+        return make_kernel(model, device, inputs, ranges, output_strides, unflatten);
+      },
+      py::arg("path"), py::arg("device"), py::arg("inputs"), py::arg("ranges"),
+      py::arg("output_strides"), py::arg("unflatten"), py::return_value_policy::reference);
+}
+
+}  // namespace eagercache

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dispatcher/model_container.h"
+#include "python_hooks/module_arguments.h"
+#include "python_hooks/module_guard.h"
+
+namespace eagercache {
+
+// A whole module compiled into one container, and how a call's tensors reach it. Shared by all
+// modules with the same key; never destroyed.
+struct ModuleKernel {
+  // Where an input of the container comes from.
+  struct Input {
+    bool from_module = false;  // a slot of the guard; else a tensor among the arguments
+    std::size_t index = 0;
+  };
+  // An integer tensor whose values the container uses as indices: outside [low, high) the forward
+  // of the module answers, and raises what it raises.
+  struct IndexRange {
+    std::size_t input = 0;  // index into `inputs`
+    std::int64_t low = 0;
+    std::int64_t high = 0;
+  };
+
+  ModelContainer* model = nullptr;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  std::vector<Input> inputs;
+  std::vector<IndexRange> ranges;
+  std::vector<std::vector<std::int64_t>> output_strides;
+  // Called with the list of output tensors; none: there is one output, which is the answer.
+  pybind11::object unflatten;
+};
+
+// One form of call (argument metadata and values) of one module.
+struct ModuleVariant {
+  enum class State : std::uint8_t { kPending, kNative, kKernel };
+  std::vector<Word> words;
+  State state = State::kPending;
+  std::uint32_t calls = 0;
+  ModuleKernel* kernel = nullptr;
+};
+
+// What is known of one module object. Guarded by the GIL; lives until the module dies.
+class ModuleRecord {
+ public:
+  enum class State : std::uint8_t {
+    kNew,      // met; the Python side has not looked at it yet
+    kWatched,  // its guard is set
+    kRefused,  // its own forward answers, and modules below it are looked at by themselves
+  };
+
+  explicit ModuleRecord(PyObject* object) : module(object) {}
+
+  // Forms of call under the identity that holds now; nullptr until there is one.
+  using Variants = std::list<ModuleVariant>;
+  ModuleVariant* find(std::span<const Word> words) noexcept;
+  // nullptr when too many forms are known.
+  ModuleVariant* add(std::span<const Word> words);
+  void use_identity(const std::string& identity);
+  // The verdict on a form under an identity that may not be the one that holds now; a null kernel
+  // means the module's own forward.
+  void install(const std::string& identity, std::span<const Word> words, ModuleKernel* kernel);
+
+  // Something below the module changed: its forward answers until the Python side has looked again.
+  void invalidate() noexcept {
+    ++version;
+    valid = false;
+  }
+
+  PyObject* const module;  // borrowed; the record goes when it dies
+  State state = State::kNew;
+  bool valid = false;         // the guard says what the module is
+  bool asked = false;         // the Python side is looking, or has been asked to
+  std::uint64_t version = 0;  // of changes noticed
+  std::unique_ptr<ModuleGuard> guard;
+  std::uint64_t hits = 0;
+  std::uint64_t native = 0;
+  std::uint64_t pending = 0;
+  std::array<std::uint64_t, kModuleAsideCount> aside{};
+
+ private:
+  static constexpr std::size_t kMaxVariants = 256;
+
+  std::map<std::string, Variants> by_identity_;
+  Variants* current_ = nullptr;
+};
+
+}  // namespace eagercache

@@ -1,0 +1,186 @@
+"""What tells two modules apart, and what finds the code that a forward ran again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import module_zoo
+import pytest
+import torch
+from eagercache.module_identity import (
+    CodeIndex,
+    FunctionRecorder,
+    Unfit,
+    changed_function,
+    identify,
+)
+from torch import nn
+
+
+def digest(model: nn.Module) -> str:
+    """The module's identity."""
+    return identify(model).digest
+
+
+def test_equal_modules_have_equal_identities_whatever_their_values() -> None:
+    torch.manual_seed(1)
+    one, two = module_zoo.Block().eval(), module_zoo.Block().eval()
+    assert not torch.equal(one.up.weight, two.up.weight)
+    assert digest(one) == digest(two)
+
+
+def _share(block: Any) -> None:
+    block.norm.bias = block.norm.weight
+
+
+def _narrow(block: Any) -> None:
+    block.up.weight = nn.Parameter(torch.zeros(96, 49)[:, :48])
+
+
+def _attribute(block: Any) -> None:
+    block.scale = 2
+
+
+def _minus_zero(block: Any) -> None:
+    block.offset = -0.0
+
+
+def _train(block: Any) -> None:
+    block.train()
+
+
+def _no_bias(block: Any) -> None:
+    block.up.bias = None
+
+
+def _half(block: Any) -> None:
+    block.half()
+
+
+def _subclass(block: Any) -> None:
+    class Other(module_zoo.Block):
+        pass
+
+    block.__class__ = Other
+
+
+def _container(block: Any) -> None:
+    block.sizes = {"a": [1, 2, (3, None)]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _share,
+        _narrow,
+        _attribute,
+        _minus_zero,
+        _train,
+        _no_bias,
+        _half,
+        _subclass,
+        _container,
+    ],
+    ids=lambda change: change.__name__.strip("_"),
+)
+def test_what_a_kernel_depends_on_is_in_the_identity(change: Callable[[Any], None]) -> None:
+    block = module_zoo.Block().eval()
+    before = digest(block)
+    change(block)
+    assert digest(block) != before
+
+
+def test_values_of_the_same_kind_differ_by_their_bits() -> None:
+    block = module_zoo.Block()
+    seen = set()
+    for value in (0.0, -0.0, 0, False, None, "0", (0,), [0], {0}, float("nan")):
+        block.value = value
+        seen.add(digest(block))
+    assert len(seen) == 10
+
+
+def test_the_code_of_a_class_is_in_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = module_zoo.Block()
+    before = digest(block)
+    monkeypatch.setattr(module_zoo.Block, "extra", lambda self: 1, raising=False)
+    changed = digest(block)
+    monkeypatch.setattr(module_zoo.Block, "extra", lambda self: 2, raising=False)
+    assert len({before, changed, digest(block)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("lock", threading.Lock(), "cannot be compared"),
+        ("hidden", [nn.Linear(2, 2)], "not registered"),
+        ("tensors", [torch.ones(2)], "inside a container"),
+        ("sparse", torch.eye(3).to_sparse(), "not a dense tensor"),
+    ],
+)
+def test_what_cannot_be_written_down_is_named(name: str, value: Any, reason: str) -> None:
+    block = module_zoo.Block()
+    object.__setattr__(block, name, value)
+    with pytest.raises(Unfit, match=reason) as error:
+        identify(block)
+    assert name in str(error.value)
+
+
+CODE = """
+SCALE = 2.0
+
+def helper(x):
+    return x * SCALE
+
+def outer(function):
+    def wrapper(x):
+        return function(x) + 1
+    return wrapper
+
+@outer
+def wrapped(x):
+    return helper(x)
+"""
+
+
+def _python_module(code: str) -> types.ModuleType:
+    module = types.ModuleType("recorded")
+    exec(code, vars(module))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x * SCALE", "x + SCALE"),
+        ("SCALE = 2.0", "SCALE = 3.0"),
+        ("function(x) + 1", "function(x)"),
+    ],
+)
+def test_a_change_of_code_that_ran_is_found(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    block = module_zoo.Block()
+    first = _python_module(CODE)
+    with FunctionRecorder() as recorder:
+        first.wrapped(1.0)
+    rows = [function.to_row() for function in recorder.used(block) if function.module == "recorded"]
+    assert len(rows) == 3  # helper, wrapped, and the wrapper around it
+    monkeypatch.setitem(sys.modules, "recorded", _python_module(CODE))
+    assert changed_function(rows, block) is None
+    monkeypatch.setitem(sys.modules, "recorded", _python_module(CODE.replace(old, new)))
+    assert changed_function(rows, block) is not None
+    monkeypatch.delitem(sys.modules, "recorded")
+    assert changed_function(rows, block) is not None
+
+
+def test_nested_functions_and_methods_have_names() -> None:
+    index = CodeIndex(vars(module_zoo))
+    forward = module_zoo.Block.forward.__code__
+    path = index.path_of(forward)
+    assert path == "Block.forward"
+    assert index.find(path) is not None
+    assert index.find("Block.absent") is None

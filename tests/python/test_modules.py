@@ -1,0 +1,438 @@
+"""Whole modules answered by kernels: what must be noticed, what is left alone, what is shared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import eagercache
+import module_zoo
+import pytest
+import torch
+from conftest import run_program
+from eagercache.modules import explain_module, manager
+from torch import nn
+
+HERE = str(Path(__file__).parent)
+
+# Fills the store, in a process of its own, and says what was compiled and how the answers compare.
+FILL = """
+import sys
+sys.path.insert(0, {here!r})
+import torch, eagercache, module_zoo
+from eagercache.modules import explain_module, manager
+torch.set_num_threads(1)
+eagercache.enable(ops=(), modules="auto", on_miss={on_miss!r}, choose="always")
+rows = {{}}
+with torch.no_grad():
+    for name in {names!r}:
+        model, x = module_zoo.make(name), module_zoo.example(name)
+        answers = [model(x) for _ in range(4)]
+        lines = explain_module(model)
+        hits = sum(row.hits for part, row in manager.stats() if part in set(model.modules()))
+        eagercache.disable()
+        native = module_zoo.make(name)(x)
+        eagercache.enable(ops=(), modules="auto", on_miss={on_miss!r}, choose="always")
+        close = True
+        if name not in ("Draws", "CountsInBuffer"):
+            close = all(
+                torch.allclose(a, b, atol=1e-6)
+                for a, b in zip(torch.utils._pytree.tree_leaves(answers[-1]),
+                                torch.utils._pytree.tree_leaves(native))
+            )
+        rows[name] = dict(hits=hits, lines=lines, close=close,
+                          sums=len(getattr(model, "sums", [])),
+                          calls=float(getattr(model, "calls", 0)),
+                          differ=not torch.equal(answers[0], answers[1])
+                          if isinstance(answers[0], torch.Tensor) else None)
+report(rows=rows, compiles=eagercache.stats().compiles)
+"""
+
+NAMES = [
+    "Block",
+    "Words",
+    "Prints",
+    "Draws",
+    "Remembers",
+    "CountsInBuffer",
+    "ReturnsInput",
+    "Chatty",
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store's directory."""
+    path = tmp_path_factory.mktemp("modules") / "cache"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture(scope="module")
+def filled(store: Path) -> dict[str, Any]:
+    """What the program that filled the store reported."""
+    return run_program(FILL.format(here=HERE, on_miss="wait", names=NAMES), store, timeout=600)
+
+
+@pytest.fixture
+def warm(store: Path, filled: dict[str, Any]) -> Iterator[None]:
+    """Kernels of the filled store answer in this process; nothing is compiled."""
+    assert filled["rows"]["Block"]["hits"] > 0, filled
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    options = {"on_miss": "native", "choose": "always", "cache_dir": store}
+    with eagercache.enable(ops=(), modules="auto", **options) as enabled:
+        assert enabled.active
+        yield
+    torch.set_num_threads(threads)
+
+
+def hits(model: nn.Module) -> int:
+    """Calls of the module that a kernel answered."""
+    return sum(row.hits for part, row in manager.stats() if part is model)
+
+
+def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What the module's own forward answers."""
+    return type(model).forward(model, *args, **kwargs)
+
+
+def answered_by_kernel(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    """The module's answer to its next call, and whether a kernel gave it."""
+    before = hits(model)
+    answer = model(*args, **kwargs)
+    return answer, hits(model) == before + 1
+
+
+@pytest.fixture
+def block(warm: None) -> nn.Module:
+    """A block that its kernel answers."""
+    model, x = module_zoo.make("Block"), module_zoo.example("Block")
+    with torch.no_grad():
+        model(x)
+        answer, by_kernel = answered_by_kernel(model, x)
+        assert by_kernel, explain_module(model)
+        torch.testing.assert_close(answer, forward(model, x))
+    return model
+
+
+def test_kernels_answer_and_equal_the_forward(filled: dict[str, Any]) -> None:
+    for name in ("Block", "Words"):
+        assert filled["rows"][name]["hits"] >= 2, filled["rows"][name]
+    assert all(row["close"] for row in filled["rows"].values()), filled["rows"]
+
+
+def test_another_process_compiles_nothing_and_hits_from_the_second_call(
+    store: Path, filled: dict[str, Any]
+) -> None:
+    code = FILL.format(here=HERE, on_miss="native", names=["Block", "Words"])
+    again = run_program(code, store)
+    assert again["compiles"] == 0
+    assert again["rows"]["Block"]["hits"] == 3
+    assert again["rows"]["Words"]["hits"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Prints", "traced"),
+        ("Draws", "random"),
+        ("Remembers", "attributes"),
+        ("CountsInBuffer", "buffers"),
+        ("ReturnsInput", "shares memory"),
+    ],
+)
+def test_a_forward_that_does_more_than_compute_is_left_alone(
+    filled: dict[str, Any], name: str, reason: str
+) -> None:
+    row = filled["rows"][name]
+    assert row["hits"] == 0
+    assert "refused" in row["lines"][0]
+    expected = {"Prints": "prints"}.get(name, reason)
+    assert expected in row["lines"][0], row["lines"]
+
+
+def test_effects_go_on(filled: dict[str, Any]) -> None:
+    assert filled["stdout"].count("called\n") == 5  # four calls, and one with eagercache disabled
+    assert filled["rows"]["Draws"]["differ"]
+    assert filled["rows"]["Remembers"]["sums"] == 4
+    assert filled["rows"]["CountsInBuffer"]["calls"] == 4
+
+
+def test_parts_of_a_module_that_cannot_are_tried(filled: dict[str, Any]) -> None:
+    row = filled["rows"]["Chatty"]
+    assert row["hits"] > 0
+    assert any(line.startswith("first (") and "by kernel" in line for line in row["lines"])
+
+
+def test_new_values_are_seen_without_a_new_kernel(block: nn.Module) -> None:
+    x = module_zoo.example("Block")
+    with torch.no_grad():
+        block.up.weight.mul_(0.5)
+        block.shift.add_(1)
+        state = {name: value + 0.125 for name, value in block.state_dict().items()}
+        answer, by_kernel = answered_by_kernel(block, x)
+        assert by_kernel
+        torch.testing.assert_close(answer, forward(block, x))
+        block.load_state_dict(state)
+        answer, by_kernel = answered_by_kernel(block, x)
+        assert by_kernel
+        torch.testing.assert_close(answer, forward(block, x))
+
+
+def _set_attribute(block: Any) -> None:
+    block.scale = 3.0
+
+
+def _set_attribute_below(block: Any) -> None:
+    block.norm.eps = 0.5
+
+
+def _replace_submodule(block: Any) -> None:
+    block.norm = nn.Sequential(nn.LayerNorm(48), nn.ReLU())
+
+
+def _replace_submodule_directly(block: Any) -> None:
+    block._modules["norm"] = nn.Identity()
+
+
+def _replace_parameter(block: Any) -> None:
+    block.up.weight = nn.Parameter(torch.zeros(96, 48).t().contiguous().t())
+
+
+def _replace_parameter_directly(block: Any) -> None:
+    block.up._parameters["weight"] = nn.Parameter(torch.ones(96, 48, dtype=torch.float32) * 0.01)
+
+
+def _remove_parameter(block: Any) -> None:
+    block.up.bias = None
+
+
+def _hook(block: Any) -> None:
+    block.down.register_forward_hook(lambda module, args, output: output + 7)
+
+
+def _pre_hook(block: Any) -> None:
+    block.register_forward_pre_hook(lambda module, args: (args[0] + 7,))
+
+
+def _parametrize(block: Any) -> None:
+    class Halve(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight / 2
+
+    nn.utils.parametrize.register_parametrization(block.up, "weight", Halve())
+
+
+def _other_class(block: Any) -> None:
+    class Doubled(module_zoo.Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    block.__class__ = Doubled
+
+
+def _own_forward(block: Any) -> None:
+    block.forward = lambda x: x * 0
+
+
+def _double(block: Any) -> None:
+    block.double()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set_attribute,
+        _set_attribute_below,
+        _replace_submodule,
+        _replace_submodule_directly,
+        _replace_parameter,
+        _replace_parameter_directly,
+        _remove_parameter,
+        _hook,
+        _pre_hook,
+        _parametrize,
+        _other_class,
+        _own_forward,
+    ],
+    ids=lambda change: change.__name__.strip("_"),
+)
+def test_a_change_between_two_calls_is_noticed(
+    block: nn.Module, change: Callable[[Any], None]
+) -> None:
+    x = module_zoo.example("Block")
+    with torch.no_grad():
+        before = block(x)
+        change(block)
+        answer = block(x)
+        with eagercache.enable(ops=(), on_miss="native"):
+            expected = block(x)
+    torch.testing.assert_close(answer, expected)
+    assert not torch.allclose(answer, before, atol=1e-3)
+
+
+def test_a_method_of_the_class_is_replaced(
+    block: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = module_zoo.example("Block")
+    monkeypatch.setattr(module_zoo.Block, "forward", lambda self, x: x - 5)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x), x - 5)
+
+
+def test_training_mode_and_back(block: nn.Module) -> None:
+    x = module_zoo.example("Block")
+    with torch.no_grad():
+        block.train()
+        _, by_kernel = answered_by_kernel(block, x)
+        assert not by_kernel  # the kernel was made for eval mode
+        block.eval()
+        block(x)
+        _, by_kernel = answered_by_kernel(block, x)
+        assert by_kernel
+
+
+def test_calls_that_need_gradients_are_the_forwards(block: nn.Module) -> None:
+    x = module_zoo.example("Block")
+    answer, by_kernel = answered_by_kernel(block, x)
+    assert not by_kernel
+    answer.sum().backward()
+    assert block.up.weight.grad is not None
+    for parameter in block.parameters():
+        parameter.requires_grad_(False)
+    _, by_kernel = answered_by_kernel(block, x)
+    assert by_kernel
+    _, by_kernel = answered_by_kernel(block, x.clone().requires_grad_())
+    assert not by_kernel
+
+
+def test_global_hooks_autocast_modes_and_inference(block: nn.Module) -> None:
+    x = module_zoo.example("Block")
+    with torch.no_grad():
+        handle = nn.modules.module.register_module_forward_hook(
+            lambda module, args, output: output + 1 if module is block else None
+        )
+        try:
+            hooked, by_kernel = answered_by_kernel(block, x)
+        finally:
+            handle.remove()
+        assert not by_kernel
+        torch.testing.assert_close(hooked, forward(block, x) + 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            _, by_kernel = answered_by_kernel(block, x)
+            assert not by_kernel
+    with torch.inference_mode():
+        answer, by_kernel = answered_by_kernel(block, x)
+        assert by_kernel and answer.is_inference()
+
+
+def test_other_tensors_take_another_way(block: nn.Module) -> None:
+    x = module_zoo.example("Block")
+
+    class Marked(torch.Tensor):
+        pass
+
+    with torch.no_grad():
+        for other in (x[:2], x.double().float()[:, :].t().contiguous().t(), x[:0]):
+            answer, _ = answered_by_kernel(block, other)
+            torch.testing.assert_close(answer, forward(block, other))
+        answer, by_kernel = answered_by_kernel(block, x.as_subclass(Marked))
+        assert not by_kernel and type(answer) is Marked
+        with torch.device("cpu"):  # a function mode
+            _, by_kernel = answered_by_kernel(block, x)
+            assert not by_kernel
+        mapped = torch.vmap(block)(x[None])
+        torch.testing.assert_close(mapped[0], forward(block, x))
+
+
+def test_wrong_arguments_raise_what_the_forward_raises(block: nn.Module) -> None:
+    with torch.no_grad():
+        with pytest.raises(TypeError, match="missing 1 required positional argument"):
+            block()
+        with pytest.raises(RuntimeError, match="normalized_shape"):
+            block(torch.randn(4, 47))
+
+
+def test_an_index_out_of_range_raises_and_does_not_end_the_process(warm: None) -> None:
+    words, ids = module_zoo.make("Words"), module_zoo.example("Words")
+    with torch.no_grad():
+        words(ids)
+        (rows, squares), by_kernel = answered_by_kernel(words, ids)
+        assert by_kernel and isinstance(squares, dict)
+        torch.testing.assert_close(rows, forward(words, ids)[0])
+        with pytest.raises(IndexError):
+            words(ids + 10)
+        with pytest.raises(IndexError):
+            words(ids - 100)
+        _, by_kernel = answered_by_kernel(words, 9 - ids)
+        assert by_kernel
+
+
+def test_two_objects_of_one_class_share_a_kernel_and_not_their_values(block: nn.Module) -> None:
+    other, x = module_zoo.Block().eval(), module_zoo.example("Block")
+    with torch.no_grad():
+        other.up.weight.fill_(0.01)
+        other(x)
+        answer, by_kernel = answered_by_kernel(other, x)
+        assert by_kernel
+        torch.testing.assert_close(answer, forward(other, x))
+        assert not torch.allclose(answer, block(x))
+
+
+def test_copies_pickles_and_compiles_of_an_accelerated_module(block: nn.Module) -> None:
+    import copy
+    import pickle
+
+    x = module_zoo.example("Block")
+    with torch.no_grad():
+        expected = forward(block, x)
+        torch.testing.assert_close(copy.deepcopy(block)(x), expected)
+        torch.testing.assert_close(pickle.loads(pickle.dumps(block))(x), expected)
+        torch.testing.assert_close(torch.compile(block, backend="eager")(x), expected)
+        torch.testing.assert_close(torch.jit.trace(block, (x,))(x), expected)
+        exported = torch.export.export(block, (x,))
+        torch.testing.assert_close(exported.module()(x), expected)
+    assert json.dumps(sorted(vars(block))) == json.dumps(sorted(vars(module_zoo.make("Block"))))
+
+
+def test_modules_are_forgotten_when_they_die(block: nn.Module) -> None:
+    import gc
+    import weakref
+
+    reference = weakref.ref(block)
+    model = module_zoo.make("Block")
+    x = module_zoo.example("Block")
+    with torch.no_grad():
+        model(x)
+    known = weakref.ref(model)
+    del model
+    gc.collect()
+    assert known() is None
+    assert reference() is block
+
+
+def test_a_selection_by_class_name_or_function(store: Path, filled: dict[str, Any]) -> None:
+    x = module_zoo.example("Block")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for selection in (
+            module_zoo.Block,
+            "Block",
+            ["module_zoo.Block"],
+            lambda module: isinstance(module, module_zoo.Block),
+        ):
+            outer = nn.Sequential(module_zoo.make("Block"))
+            options = {"on_miss": "native", "choose": "always", "cache_dir": store}
+            with eagercache.enable(ops=(), modules=selection, **options), torch.no_grad():
+                outer(x)
+                outer(x)
+                assert hits(outer[0]) == 1
+                assert hits(outer) == 0
+        with pytest.raises(ValueError, match="no subclass of torch"):
+            eagercache.enable(ops=(), modules=dict)
+    finally:
+        torch.set_num_threads(threads)
