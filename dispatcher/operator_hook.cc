@@ -11,6 +11,7 @@
 #include "dispatcher/counters.h"
 #include "dispatcher/probe.h"
 #include "dispatcher/runtime.h"
+#include "dispatcher/verification.h"
 #include "guards/torch_compat.h"
 
 namespace eagercache {
@@ -124,6 +125,10 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::uint64_t hash = hash_words(view.key.words());
   const Found found = table_.find(view.key.words(), hash);
   if (found.state == EntryState::kKernel) [[likely]] {
+    if (verification_chosen()) [[unlikely]] {
+      answer_verified(found.kernel, view, keys, stack);
+      return;
+    }
     if (answer_by_kernel(found.kernel, view, stack)) [[likely]] {
       count_call(index_, CallOutcome::kHit);
       return;
@@ -181,6 +186,33 @@ bool OperatorHook::answer_by_kernel(const void* kernel, const CallView& view,
     Runtime::instance().note_kernel_failure(*this, view.key.words());
   }
   return outcome == LoadedKernel::Outcome::kAnswered;
+}
+
+void OperatorHook::answer_verified(const void* kernel, const CallView& view,
+                                   c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const std::span<const c10::IValue> own = arguments(*stack);
+  torch::jit::Stack native(own.begin(), own.end());
+  // The call's own arguments go with the kernel's answer.
+  const std::vector<Word> words(view.key.words().begin(), view.key.words().end());
+  const bool answered = answer_by_kernel(kernel, view, stack);
+  count_call(index_, answered ? CallOutcome::kHit : CallOutcome::kNative);
+  if (!answered) {
+    call_native(keys, stack);
+    return;
+  }
+  call_native(keys, &native);
+  std::string difference;
+  try {
+    const InsideGuard inside;
+    difference = difference_from_native(*stack, native, num_returns());
+  } catch (const std::exception&) {
+    return;  // out of memory: nothing is known
+  }
+  if (!difference.empty()) {
+    Runtime::instance().note_wrong_answer(*this, words, difference);
+    torch::jit::drop(*stack, num_returns());
+    stack->insert(stack->end(), native.begin(), native.end());
+  }
 }
 
 LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const CallView& view,

@@ -94,6 +94,9 @@ class OperatorHook {
   void answer(c10::DispatchKeySet keys, torch::jit::Stack* stack);
   void answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
+  // A hit that native computes too; native's answer stands when they differ.
+  void answer_verified(const void* kernel, const CallView& view, c10::DispatchKeySet keys,
+                       torch::jit::Stack* stack);
   bool answer_by_kernel(const void* kernel, const CallView& view, torch::jit::Stack* stack);
   std::span<const c10::IValue> arguments(const torch::jit::Stack& stack) const noexcept;
 

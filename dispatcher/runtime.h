@@ -74,6 +74,10 @@ class Runtime {
                         const MissNote& note);
   // A kernel reported an error: the key goes native for this process, one warning.
   void note_kernel_failure(OperatorHook& hook, std::span<const Word> words);
+  // A kernel's answer differed from native's: the entry is quarantined, the key goes native for
+  // this process, one warning.
+  void note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
+                         const std::string& difference);
 
   // --- called by the compile service ---
   // The service is done with a key: the store is asked again and the verdict installed. When the

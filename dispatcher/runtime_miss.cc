@@ -259,6 +259,24 @@ void Runtime::note_kernel_failure(OperatorHook& hook, std::span<const Word> word
   }
 }
 
+void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
+                                const std::string& difference) {
+  try {
+    const std::string reason = "a kernel's answer differed from native's (" + difference + ")";
+    install_native(hook, words, hash_words(words), "failed", reason, {});
+    if (const std::shared_ptr<DiskStore> files = store()) {
+      if (Status status = files->quarantine(hook.entry_digest(words, policy_tag()), reason);
+          !status && status.code() != StatusCode::kNotFound) {
+        log_line(LogLevel::kWarning, status.to_string());
+      }
+    }
+    warn_once("wrong:" + hook.full_name(),
+              hook.full_name() + ": " + reason + "; it was put aside, and native answers");
+  } catch (const std::exception&) {
+    // Out of memory: the next verified call meets the kernel again.
+  }
+}
+
 void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                                const MissNote& note) {
   const Policy now = policy();

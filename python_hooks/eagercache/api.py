@@ -295,6 +295,7 @@ def _switch_on(
     from eagercache import environment
 
     core.set_log_level(config.LOG_LEVELS[settings.log])
+    core.set_verification_share(settings.verify)
     child = _is_child_process()
     environment_text = environment.environment_text(cxx=settings.cxx)
     store = _open_store(settings, cache_dir, environment_text, read_only=child)

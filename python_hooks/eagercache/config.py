@@ -41,6 +41,16 @@ def _paths(text: str) -> tuple[Path, ...]:
     return tuple(Path(path) for path in text.split(os.pathsep) if path)
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise BadValue("use a number from 0 to 1")
+    return share
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.replace(",", " ").split() if name)
 
@@ -174,6 +184,14 @@ VARIABLES: tuple[Variable, ...] = (
         0,
         "Compile workers of this process; 0 means half the cores.",
     ),
+    Variable(
+        "EAGERCACHE_VERIFY",
+        "verify",
+        _share,
+        0.0,
+        "Share of all hits, from 0 to 1, that native computes too; a kernel that differs is "
+        "put aside, and native's answer is returned.",
+    ),
 )
 
 
@@ -193,6 +211,7 @@ class Settings:
     log: str
     cxx: str | None
     workers: int
+    verify: float
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:

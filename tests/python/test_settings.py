@@ -72,10 +72,11 @@ def test_bad_variables_are_warned_about_and_ignored() -> None:
                 "EAGERCACHE_LOG": "loud",
                 "EAGERCACHE_DISABLE": "maybe",
                 "EAGERCACHE_WORKERS": "-3",
+                "EAGERCACHE_VERIFY": "2",
             }
         )
     texts = [str(w.message) for w in caught]
-    assert len(texts) == 5
+    assert len(texts) == 6
     assert any("EAGERCACHE_ON_MISS='sometimes'" in t and "background" in t for t in texts)
     assert settings.on_miss is None and settings.log == "warning"
     assert settings.max_bytes == 10 << 30 and not settings.disable
@@ -94,6 +95,7 @@ def test_every_variable_sets_its_field() -> None:
             "EAGERCACHE_LOG": "debug",
             "EAGERCACHE_CXX": "/usr/bin/g++",
             "EAGERCACHE_WORKERS": "3",
+            "EAGERCACHE_VERIFY": "0.25",
         }
     )
     assert settings == config.Settings(
@@ -107,6 +109,7 @@ def test_every_variable_sets_its_field() -> None:
         log="debug",
         cxx="/usr/bin/g++",
         workers=3,
+        verify=0.25,
     )
     assert {v.field for v in config.VARIABLES} == set(vars(settings))
     table = config.environment_table()
