@@ -16,8 +16,14 @@ namespace eagercache::compat {
 
 // Named tensors left torch after 2.11; where they exist, names must propagate and calls step aside.
 template <typename Impl>
+constexpr bool kImplHasNames = requires(const Impl& impl) {
+  impl.has_named_tensor_meta();
+};
+constexpr bool kHasNamedTensors = kImplHasNames<c10::TensorImpl>;
+
+template <typename Impl>
 bool has_names(const Impl& impl) noexcept {
-  if constexpr (requires { impl.has_named_tensor_meta(); }) {
+  if constexpr (kImplHasNames<Impl>) {
     return impl.has_named_tensor_meta();
   } else {
     return false;

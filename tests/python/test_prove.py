@@ -184,6 +184,26 @@ def test_a_sum_that_cancels_is_measured_by_the_size_of_its_terms() -> None:
     assert error < 1
 
 
+@pytest.mark.parametrize("reduces", [True, False])
+def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: bool) -> None:
+    call = Call(describe("mean.dim", tensor((4, 8)), integers(-1), boolean(False), NONE))
+    values = torch.ones(4, 8)
+    values[1, 2] = math.inf
+    sample = prove.Sample([values], [values])
+    exact = values.mean(-1)
+    running = torch.where(torch.isinf(exact), math.nan, exact)
+    tolerance = prove.Tolerance(reduces=reduces)
+    native = prove.Native("special", 1, sample, [running])
+    if reduces:
+        assert prove._compare_values(call, native, [exact], tolerance) == (0.0, 0.0)
+    else:
+        with pytest.raises(ProofFailed, match="NaN or infinity"):
+            prove._compare_values(call, native, [exact], tolerance)
+    with pytest.raises(ProofFailed, match="NaN or infinity"):  # the reverse never passes
+        reverse = prove.Native("special", 1, sample, [exact])
+        prove._compare_values(call, reverse, [running], tolerance)
+
+
 def test_data_whose_squares_overflow_are_found() -> None:
     call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
     overflowing = {
