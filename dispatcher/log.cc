@@ -26,6 +26,21 @@ constexpr std::string_view level_name(LogLevel level) {
   return "";
 }
 
+void append_value(std::string& line, std::string_view value) {
+  if (value.find_first_of(" \t\r\n\"=") == std::string_view::npos) {
+    line.append(value);
+    return;
+  }
+  line.push_back('"');
+  for (const char c : value) {
+    if (c == '"' || c == '\\') {
+      line.push_back('\\');
+    }
+    line.push_back(static_cast<unsigned char>(c) < ' ' ? ' ' : c);
+  }
+  line.push_back('"');
+}
+
 }  // namespace
 
 void set_log_level(LogLevel level) noexcept {
@@ -46,6 +61,26 @@ void log_line(LogLevel level, std::string_view message) noexcept {
     [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
   } catch (...) {
     // A line of log is worth less than the caller.
+  }
+}
+
+void log_event(LogLevel level, std::string_view event,
+               std::initializer_list<LogField> fields) noexcept {
+  if (!log_enabled(level)) {
+    return;
+  }
+  try {
+    std::string message = "event=";
+    message.append(event);
+    for (const LogField& field : fields) {
+      if (!field.value.empty()) {
+        message.append(" ").append(field.name).append("=");
+        append_value(message, field.value);
+      }
+    }
+    log_line(level, message);
+  } catch (...) {
+    // As above.
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <string_view>
 
 namespace eagercache {
@@ -13,6 +14,18 @@ bool log_enabled(LogLevel level) noexcept;
 // One line on standard error, "eagercache: <level>: <message>", written with one system call so
 // that lines of several processes do not mix. Never throws. Never on the path of a hit.
 void log_line(LogLevel level, std::string_view message) noexcept;
+
+struct LogField {
+  std::string_view name;
+  std::string_view value;
+};
+
+// log_line for something that happened: "event=<event> <name>=<value> ...", in one line. Values
+// with spaces, quotes or "=" in them are quoted, and line ends in them become spaces. Fields with
+// an empty value are left out. Costs one comparison when the level is off; callers that build
+// values ask log_enabled() first.
+void log_event(LogLevel level, std::string_view event,
+               std::initializer_list<LogField> fields) noexcept;
 
 // log_line at kWarning, once per process for each `key`.
 void warn_once(std::string_view key, std::string_view message) noexcept;

@@ -144,6 +144,12 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
 void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
   Runtime& runtime = Runtime::instance();
+  if (runtime.frozen()) {
+    // Not entered into the table, so that it is a miss like any other once the freeze has ended.
+    count_call(index_, CallOutcome::kNative);
+    call_native(keys, stack);
+    return;
+  }
   const OnMiss on_miss = runtime.policy().on_miss;
   MissNote note = table_.note_miss(view.key.words(), hash);
   // The table does not wait for its lock and may leave a new key out; who asked to wait tries

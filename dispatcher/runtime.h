@@ -62,6 +62,13 @@ class Runtime {
   std::shared_ptr<DiskStore> store() const;
   void set_handler(std::shared_ptr<MissHandler> handler);
 
+  // No kernel becomes an answer once this has returned, in any thread; those that are answers go
+  // on, and keys without a verdict stay native and are not compiled. Waits for an install under
+  // way, not for compiles. thaw() ends it.
+  void freeze() noexcept;
+  void thaw() noexcept { frozen_.store(false); }
+  bool frozen() const noexcept { return frozen_.load(); }
+
   // Turns answering on or off for the process. In a forked child it stays off: returns false.
   bool set_answering(bool answering);
   bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
@@ -117,6 +124,8 @@ class Runtime {
                           const std::string& digest, Found* found);
   Found install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                 const Manifest& manifest);
+  bool put_kernel(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                  const void* kernel);
   Result<LoadedKernel*> load_kernel(OperatorHook& hook, std::span<const Word> words,
                                     const Manifest& manifest);
   std::string rejected_by_policy(std::span<const Word> words, const Manifest& manifest) const;
@@ -141,6 +150,10 @@ class Runtime {
   std::atomic<Policy> policy_;
   std::atomic<std::uint64_t> generation_{0};
   std::atomic<bool> forked_{false};
+  // freeze() sets the one and waits for the other to be 0; put_kernel() counts itself in and then
+  // looks. Sequentially consistent, so that one of the two sees the other.
+  std::atomic<bool> frozen_{false};
+  std::atomic<int> installing_{0};
 
   mutable std::mutex queue_mutex_;
   std::condition_variable queue_changed_;

@@ -83,10 +83,13 @@ std::string request_json(const OperatorHook& hook, std::span<const Word> words,
 
 Found Runtime::load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) {
   Found found{EntryState::kPending, nullptr};
+  if (frozen()) {
+    return found;
+  }
   try {
     const std::string digest = hook.entry_digest(words, policy_tag()).hex();
     if (!install_from_store(hook, words, hash, digest, &found) &&
-        policy().on_miss == OnMiss::kNative) {
+        policy().on_miss == OnMiss::kNative && !frozen()) {
       install_native(hook, words, hash, "native", "not in the store, and on_miss is native", {});
       // This call is still the key's miss; the next one finds the decision.
     }
@@ -163,9 +166,25 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
     install_native(hook, words, hash, "failed", kernel.status().to_string(), manifest.facts);
     return {EntryState::kNative, nullptr};
   }
-  hook.table().set_kernel(words, hash, kernel.value());
+  if (!put_kernel(hook, words, hash, kernel.value())) {
+    return {EntryState::kPending, nullptr};
+  }
   record(hook, words, {manifest.key.hex(), {}, "kernel", {}, manifest.facts});
   return {EntryState::kKernel, kernel.value()};
+}
+
+bool Runtime::put_kernel(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                         const void* kernel) {
+  struct Counted {
+    explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+    ~Counted() { count_.fetch_sub(1); }
+    std::atomic<int>& count_;
+  } counted(installing_);
+  if (frozen()) {
+    return false;
+  }
+  hook.table().set_kernel(words, hash, kernel);
+  return true;
 }
 
 Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const Word> words,
@@ -193,6 +212,7 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   if (!path) {
     return path.status();
   }
+  log_event(LogLevel::kDebug, "load", {{"op", hook.full_name()}, {"path", path.value().native()}});
   const Attempt loading(*files, manifest.key);
   Result<SharedLibrary> library = SharedLibrary::open(path.value());
   if (!library) {
@@ -234,12 +254,11 @@ void Runtime::install_native(OperatorHook& hook, std::span<const Word> words, st
 
 void Runtime::record(OperatorHook& hook, std::span<const Word> words, VerdictRecord verdict) {
   verdict.call_json = describe_call(words, hook.plan().names);
-  if (log_enabled(LogLevel::kInfo)) {
-    log_line(LogLevel::kInfo,
-             "event=verdict op=" + hook.full_name() + " decision=" + verdict.decision +
-                 " digest=" + verdict.digest +
-                 (verdict.reason.empty() ? "" : " reason=\"" + verdict.reason + "\""));
-  }
+  log_event(LogLevel::kInfo, "verdict",
+            {{"op", hook.full_name()},
+             {"decision", verdict.decision},
+             {"digest", verdict.digest},
+             {"reason", verdict.reason}});
   std::lock_guard lock(verdicts_mutex_);
   auto& known = verdicts_[&hook];
   if (known.size() < kMaxVerdicts || known.contains(verdict.digest)) {
@@ -279,8 +298,11 @@ void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
 
 void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                                const MissNote& note) {
+  if (note.inserted) {
+    log_event(LogLevel::kDebug, "miss", {{"op", hook.full_name()}});
+  }
   const Policy now = policy();
-  if (now.on_miss == OnMiss::kNative) {
+  if (now.on_miss == OnMiss::kNative || frozen()) {
     return;
   }
   const std::uint64_t threshold = now.on_miss == OnMiss::kWait ? 1 : now.compile_after;
@@ -357,7 +379,7 @@ void Runtime::loader_loop() {
 
 void Runtime::process(Pending pending) {
   try {
-    if (pending.generation != generation_.load(std::memory_order_relaxed)) {
+    if (pending.generation != generation_.load(std::memory_order_relaxed) || frozen()) {
       finish(pending);
       return;
     }
@@ -402,6 +424,7 @@ void Runtime::submit(Pending pending, const std::string& digest) {
     finish(pending);
     return;
   }
+  const std::string full_name = pending.hook->full_name();
   CompileRequest request{digest, request_json(*pending.hook, pending.words, digest, pending.calls)};
   bool stopping = false;
   {
@@ -415,9 +438,7 @@ void Runtime::submit(Pending pending, const std::string& digest) {
     finish(pending);  // nobody would complete it
     return;
   }
-  if (log_enabled(LogLevel::kInfo)) {
-    log_line(LogLevel::kInfo, "event=submit digest=" + digest);
-  }
+  log_event(LogLevel::kInfo, "submit", {{"op", full_name}, {"digest", digest}});
   try {
     handler->submit(request);
   } catch (const std::exception& error) {
@@ -439,9 +460,10 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
     // find it installed.
   }
   try {
-    if (pending.generation == generation_.load(std::memory_order_relaxed)) {
+    if (pending.generation == generation_.load(std::memory_order_relaxed) && !frozen()) {
       Found found;
-      if (!install_from_store(*pending.hook, pending.words, pending.hash, digest, &found)) {
+      if (!install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) &&
+          !frozen()) {
         install_native(*pending.hook, pending.words, pending.hash,
                        decision == "failed" ? "failed" : "native", reason, {});
       }

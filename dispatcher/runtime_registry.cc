@@ -179,6 +179,13 @@ void Runtime::set_handler(std::shared_ptr<MissHandler> handler) {
   handler_ = std::move(handler);
 }
 
+void Runtime::freeze() noexcept {
+  frozen_.store(true);
+  while (installing_.load() != 0) {
+    std::this_thread::yield();  // an insert into a table
+  }
+}
+
 bool Runtime::set_answering(bool answering) {
   if (answering && forked()) {
     return false;

@@ -201,6 +201,12 @@ void bind_runtime(py::module_& module) {
   module.def("set_answering",
              [](bool answering) { return Runtime::instance().set_answering(answering); });
   module.def("answering", [] { return hooks_answer.load(); });
+  module.def("freeze", [] {
+    py::gil_scoped_release no_gil;
+    Runtime::instance().freeze();
+  });
+  module.def("thaw", [] { Runtime::instance().thaw(); });
+  module.def("frozen", [] { return Runtime::instance().frozen(); });
   module.def("forked", [] { return Runtime::instance().forked(); });
   module.def("set_store", [](std::shared_ptr<DiskStore> store) {
     Runtime::instance().set_store(std::move(store));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import multiprocessing
 import os
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from eagercache import config, operators, store_directory
+from eagercache import config, log, operators, store_directory
 from eagercache._load import core
 from eagercache.session import Configuration, session
 
@@ -255,6 +256,7 @@ def _snapshot() -> Callable[[], None]:
     """A function that puts today's state back."""
     assert core is not None
     answering = core.answering()
+    frozen = core.frozen()
     active = list(core.active_operators())
     chosen = session.configuration
     store = session.store
@@ -276,6 +278,10 @@ def _snapshot() -> Callable[[], None]:
                 _apply(chosen)
             _select_modules(selection)
             core.set_answering(answering)
+            if frozen:
+                core.freeze()
+            else:
+                core.thaw()
 
     return restore
 
@@ -294,6 +300,7 @@ def _switch_on(
     assert core is not None
     from eagercache import environment
 
+    log.set_level(settings.log)
     core.set_log_level(config.LOG_LEVELS[settings.log])
     core.set_verification_share(settings.verify)
     child = _is_child_process()
@@ -303,6 +310,7 @@ def _switch_on(
         return False
     if child and chosen.on_miss != "native":
         chosen = Configuration("native", chosen.choose, chosen.numerics)
+    core.thaw()
     changed_store = store is not session.store
     session.store = store
     core.set_store(store)
@@ -323,6 +331,16 @@ def _switch_on(
             "spawn start method to have kernels in it.",
         )
         return False
+    log.event(
+        logging.INFO,
+        "enable",
+        operators=len(hooked),
+        store=store.root,
+        environment=store.environment_id,
+        on_miss=chosen.on_miss,
+        choose=chosen.choose,
+        numerics=chosen.numerics,
+    )
     return True
 
 
@@ -367,7 +385,7 @@ def enable(
         ValueError: an unknown or ineligible operator, or a bad value; nothing has changed then.
 
     A directory that cannot be used is warned about once and everything stays native. May be called
-    again: the newest call's operators, policy and store hold. Thread-safe.
+    again: the newest call's operators, policy and store hold, and `freeze()` ends. Thread-safe.
     """
     settings = config.read_settings()
     if _inert(settings):
@@ -474,6 +492,24 @@ def disable() -> None:
     """
     if core is not None:
         core.set_answering(False)
+        log.event(logging.INFO, "disable")
+
+
+def freeze() -> None:
+    """From here on no call is answered by a kernel that did not answer such calls before.
+
+    Kernels in use go on answering. Every other call is native's, and nothing is looked up or
+    compiled for it. Holds in all threads once it has returned; kernels that are being made are
+    finished and stored, for later processes. The next `enable()` ends it.
+    """
+    if core is not None:
+        core.freeze()
+        log.event(logging.INFO, "freeze", kernels=core.loaded_kernels())
+
+
+def is_frozen() -> bool:
+    """Whether `freeze()` holds."""
+    return core is not None and bool(core.frozen())
 
 
 def wait(timeout: float | None = None) -> bool:

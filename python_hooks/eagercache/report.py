@@ -41,6 +41,7 @@ class Stats:
         failures: compiles that ended without a kernel or a decision for native.
         loaded: kernel libraries in this process.
         outstanding: keys on their way to a verdict.
+        frozen: whether `freeze()` holds.
         shadowed: hooked operators that somebody else overrode later; theirs are called, not ours.
         operators: per operator, those with any call first by number of calls.
     """
@@ -54,6 +55,7 @@ class Stats:
     failures: int
     loaded: int
     outstanding: int
+    frozen: bool
     shadowed: int
     operators: Mapping[str, OperatorStats] = field(repr=False)
 
@@ -110,6 +112,7 @@ def stats() -> Stats:
         failures=service.failures if service is not None else 0,
         loaded=core.loaded_kernels() if core is not None else 0,
         outstanding=core.outstanding() if core is not None and not core.forked() else 0,
+        frozen=core is not None and bool(core.frozen()),
         shadowed=sum(row.shadowed for row in rows),
         operators={_row_name(row): row for row in rows},
     )

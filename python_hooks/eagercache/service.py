@@ -25,9 +25,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .log import event
 from .slots import Slot, Slots
 
 log = logging.getLogger("eagercache")
+INFO, DEBUG = logging.INFO, logging.DEBUG
 
 Response = dict[str, Any]
 OnDone = Callable[[Response], None]
@@ -380,7 +382,7 @@ class CompileService:
         except _WorkerLost as lost:
             self._discard(process)
             process = None
-            log.info("%s; trying its %d calls one by one", lost, len(left))
+            event(INFO, "worker_lost", calls=len(left), reason=lost, retry="one by one")
         with self._changed:
             closed = self._closed
             if not closed:
@@ -405,7 +407,7 @@ class CompileService:
         request.crashes += 1
         # Once may be the machine (out of memory, a stray kill); the second time it is the call.
         if not closed and not lost.timed_out and request.crashes < 2:
-            log.info("%s; trying once more: %s", lost, _name(request.description))
+            event(INFO, "worker_lost", op=_name(request.description), reason=lost, retry="yes")
             with self._changed:
                 self._push(request, delay=0.0)
             return None
@@ -423,7 +425,7 @@ class CompileService:
         try:
             process.ask({**_message(request), "record": failure}, request.settings)
         except _WorkerLost as lost:
-            log.info("%s; the failure of %s is not stored", lost, _name(request.description))
+            event(INFO, "worker_lost", op=_name(request.description), reason=lost, retry="no")
             self._discard(process)
             return None
         return process
@@ -451,16 +453,15 @@ class CompileService:
                 self.failures += 1
             elif not response.get("found"):
                 self.compiles += 1
-        if failed:
-            log.info("no kernel for %s: %s", _name(request.description), response.get("reason"))
-        else:
-            log.debug(
-                "%s: %s %s (%.2f CPU s)",
-                _name(request.description),
-                response.get("verdict"),
-                response.get("reason"),
-                seconds,
-            )
+        event(
+            INFO,
+            "compiled",
+            op=_name(request.description),
+            digest=request.description.get("digest"),
+            verdict=response.get("verdict"),
+            reason=response.get("reason"),
+            cpu_seconds=f"{seconds:.2f}",
+        )
         try:
             request.on_done(response)
         except Exception:
@@ -578,6 +579,7 @@ class _WorkerProcess:
             target=self._read_errors, name="eagercache-worker-log", daemon=True
         )
         self._reader.start()
+        event(INFO, "worker_start", pid=self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -651,7 +653,7 @@ class _WorkerProcess:
             for raw in stderr:
                 line = raw.decode(errors="replace").rstrip()
                 self._last_lines.append(line)
-                log.debug("worker %d: %s", self._process.pid, line)
+                event(DEBUG, "worker_said", pid=self._process.pid, text=line)
 
     def kill(self, wait: float = 1.0) -> None:
         """Ends the worker's whole process group, once; waits up to ``wait`` seconds for it."""

@@ -113,6 +113,7 @@ HookTest::HookTest() {
 
 HookTest::~HookTest() {
   runtime().set_answering(false);
+  runtime().thaw();
   runtime().set_handler(nullptr);
   runtime().set_store(nullptr);
   for (OperatorHook* each : runtime().hooks()) {

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/dispatcher/hook_fixture.h"
+#include "tests/dispatcher/restored_globals.h"
 
 namespace eagercache {
 namespace {
@@ -231,6 +232,57 @@ TEST_F(RuntimeMissTest, AnEntryOfAFormThatIsNotUnderstoodLeavesTheKeyNative) {
   EXPECT_EQ(call_twice().sum().item<double>(), 10.0);
   EXPECT_EQ(state_now(), EntryState::kNative);
   EXPECT_EQ(verdict().decision, "failed");
+}
+
+TEST_F(RuntimeMissTest, AFrozenRuntimeInstallsNothingAndForgetsItWhenThawed) {
+  const auto store = use_store();
+  const auto handler = use_handler();
+  FakeKernel& old_kernel = filling_kernel(3.0);
+  const at::Tensor other = at::ones({6});
+  install(twice_, {other}, old_kernel);
+  set_on_miss(OnMiss::kBackground, 1);  // clears the table
+  install(twice_, {other}, old_kernel);
+  call_twice();
+  const CompileRequest under_way = handler->request(0);
+  runtime().freeze();
+  EXPECT_TRUE(store->publish(decision(EntryKind::kNative, "slower"), {}));
+  runtime().complete(under_way.digest, "native", "");
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(state_now(), EntryState::kPending);
+  const CallCounts counts = counted(twice_, [&] {
+    EXPECT_EQ(call_twice(other).sum().item<double>(), 18.0) << "a kernel in use goes on";
+    EXPECT_EQ(call_twice(at::ones({7})).sum().item<double>(), 14.0);
+  });
+  EXPECT_EQ(count(counts, CallOutcome::kHit), 1U);
+  EXPECT_EQ(count(counts, CallOutcome::kNative), 1U);
+  EXPECT_EQ(state(twice_, {at::ones({7})}), EntryState::kAbsent);
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(handler->requests().size(), 1U);
+  runtime().thaw();
+  call_twice();  // the second call of its key: asked again
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(state_now(), EntryState::kNative);
+  EXPECT_EQ(verdict().reason, "slower");
+}
+
+TEST_F(RuntimeMissTest, UnderDeterministicAlgorithmsOnlyBitwiseKernelsPass) {
+  const RestoredGlobals restored;
+  const auto store = use_store();
+  TemporaryDirectory folder;
+  const std::filesystem::path object = folder.path() / "object.so";
+  Dl_info library{};  // never loaded: refused for its numerics, or for its form after that
+  ASSERT_NE(::dladdr(reinterpret_cast<const void*>(&std::terminate), &library), 0);
+  std::filesystem::copy_file(library.dli_fname, object);
+  for (const bool deterministic : {true, false}) {
+    at::globalContext().setDeterministicAlgorithms(deterministic, false);
+    Manifest manifest = decision(EntryKind::kKernel, "");
+    manifest.facts["form"] = "hologram";
+    manifest.facts["numerics"] = "accurate";
+    ASSERT_TRUE(store->publish(manifest, {{ObjectKind::kSharedObject, object}}));
+    call_twice();
+    EXPECT_EQ(verdict().decision, deterministic ? "native" : "failed");
+    EXPECT_EQ(verdict().reason.starts_with("not bitwise"), deterministic);
+  }
 }
 
 TEST_F(RuntimeMissTest, ADigestThatNobodyAskedForIsHarmless) {

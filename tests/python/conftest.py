@@ -21,6 +21,18 @@ PACKAGE_ROOT = str(Path(__import__("eagercache").__file__).parent.parent)
 
 Program = Callable[..., dict[str, Any]]
 
+# Fixtures that compile kernels, each for its own tests. With pytest-xdist those run in one process,
+# and the kernels are compiled once.
+COSTLY_FIXTURES = {"warm_cache", "upstream", "requests", "documentation_cache"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups the tests that share a costly fixture."""
+    for item in items:
+        if costly := COSTLY_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(min(costly)))
+
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """The environment without eagercache's variables, with `extra` on top."""
@@ -116,6 +128,10 @@ y = x.clone().requires_grad_()
 forward(y).square().sum().backward()
 bad = [k for k in eagercache.kernels() if k.decision != "kernel"]
 assert not bad, bad
+# A kernel that is bitwise, and one that is not and is stored all the same.
+torch.use_deterministic_algorithms(True)
+torch.relu(x)
+torch.var(x, -1)
 """,
         path,
         timeout=600,
