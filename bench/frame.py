@@ -1,0 +1,171 @@
+"""What the Python benchmarks share: pairs by turns on one core, medians, and where it was measured.
+
+A benchmark is a script with functions to compare. It hands them to `compare`, which calls them by
+turns in this process, so that a disturbance of the machine meets all of them, and to `main`, which
+prints a table or, with --json, everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing that was measured.
+
+    Attributes:
+        name: what, such as "abs hit".
+        ns: the median over rounds of one call's mean, in nanoseconds.
+        low, high: the quartiles, the same way.
+        ratio: the median over rounds of this one's time divided by the first one's, None for the
+            first one itself.
+        rounds, calls: how many rounds of how many calls.
+    """
+
+    name: str
+    ns: float
+    low: float
+    high: float
+    ratio: float | None
+    rounds: int
+    calls: int
+
+
+def pin() -> int:
+    """Binds the process to one core, the last one it may use, and torch to one thread."""
+    import torch
+
+    core = max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    return core
+
+
+def _one_round(function: Callable[[], Any], calls: int) -> float:
+    repeat = range(calls)
+    begin = time.perf_counter_ns()
+    for _ in repeat:
+        function()
+    return (time.perf_counter_ns() - begin) / calls
+
+
+def compare(
+    functions: Mapping[str, Callable[[], Any]], *, rounds: int = 40, calls: int = 2000
+) -> list[Figure]:
+    """Times each function; all of them once a round, in turn. The first is what others relate to.
+
+    The loop's own price, about 20 ns a call, is in every figure alike.
+    """
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        _one_round(function, calls)
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(_one_round(function, calls))
+    first = next(iter(functions))
+    figures = []
+    for name, values in times.items():
+        low, median, high = quartiles(values)
+        ratios = [mine / base for mine, base in zip(values, times[first], strict=True)]
+        ratio = None if name == first else statistics.median(ratios)
+        figures.append(Figure(name, median, low, high, ratio, rounds, calls))
+    return figures
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The quartiles of at least two values, in order."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured: processor, load, versions, commit."""
+    import torch
+
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def commit() -> str:
+    """The checked out commit, with a plus sign when files differ from it."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def as_json(title: str, figures: Iterable[Figure]) -> dict[str, Any]:
+    """A result as it is written by --json."""
+    return {"title": title, "machine": machine(), "figures": [asdict(f) for f in figures]}
+
+
+def print_tables(results: Iterable[Mapping[str, Any]]) -> None:
+    """The figures of one or several results for people, as one table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    where: Mapping[str, Any] = {}
+    table = Table()
+    for heading in ("", "ns", "quartiles", "ratio"):
+        table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
+    for result in results:
+        where = result["machine"]
+        table.add_section()
+        table.add_row(result["title"], style="bold")
+        for figure in result["figures"]:
+            ratio = "" if figure["ratio"] is None else f"{figure['ratio']:.2f}"
+            quartiles = f"{_short(figure['low'])}-{_short(figure['high'])}"
+            table.add_row(f"  {figure['name']}", _short(figure["ns"]), quartiles, ratio)
+    Console(width=100).print(table, markup=False)
+    if where:
+        print(
+            f"{where['processor']}, {where['cores']} cores, load {where['load']}; torch "
+            f"{where['torch']}, Python {where['python']}; commit {where['commit']}, {where['date']}"
+        )
+
+
+def _short(ns: float) -> str:
+    return f"{ns:.0f}" if ns >= 100 else f"{ns:.1f}"
+
+
+def main(title: str, measure: Callable[[argparse.Namespace], list[Figure]]) -> None:
+    """The command line of a benchmark: --json, --rounds, --calls."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of calls by turns")
+    parser.add_argument("--calls", type=int, default=2000, help="calls a round")
+    options = parser.parse_args()
+    pin()
+    result = as_json(title, measure(options))
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_tables([result])
