@@ -1,0 +1,106 @@
+"""Every snippet of the documentation runs.
+
+In each page the `python` blocks are one program and the `console` lines after `$` are shell
+commands, run in the order in which they stand, over one cache. Blocks of `sh` are not run: they
+install, which scripts/check_wheel does.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+from eagercache import config
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN_SHELL = """
+import subprocess
+def run_shell(command):
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+"""
+
+
+def program_of(page: Path) -> str:
+    """One Python program of all that a page asks its reader to run; empty when that is nothing."""
+    parts = []
+    for language, body in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language == "python":
+            parts.append(body)
+        elif language == "console":
+            commands = [line[2:] for line in body.splitlines() if line.startswith("$ ")]
+            printed = [line for line in body.splitlines() if not line.startswith("$ ")]
+            parts.extend(f"shell_output = run_shell({command!r})" for command in commands)
+            if printed:
+                parts.append(f"assert shell_output.splitlines() == {printed!r}, shell_output")
+        else:
+            assert language in ("sh", "text", ""), f"{page}: a block of {language!r}"
+    return "\n".join([RUN_SHELL, *parts]) if parts else ""
+
+
+@pytest.fixture(scope="session")
+def documentation_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of a reader who goes from page to page."""
+    path = tmp_path_factory.mktemp("documentation") / "cache"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if program_of(page)], ids=lambda page: page.stem
+)
+def test_the_snippets_of_a_page_run(page: Path, documentation_cache: Path, tmp_path: Path) -> None:
+    # `eagercache` and `python` are this environment's.
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, command in (("python", ""), ("eagercache", "-m eagercache ")):
+        tool = tools / name
+        tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command}"$@"\n')
+        tool.chmod(0o755)
+    environment = clean_environment(EAGERCACHE_DIR=str(documentation_cache))
+    environment["PATH"] = f"{tools}:{environment['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-c", program_of(page)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_page_is_reached_from_the_first() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in PAGES:
+        name = page.relative_to(ROOT)
+        if name.parts[0] == "docs" and name.name != "index.md":
+            assert str(name.relative_to("docs").with_suffix("")) in index, name
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_environment_table_knows_every_variable_that_code_reads() -> None:
+    known = {variable.name for variable in config.VARIABLES} | {"EAGERCACHE_INSIDE_WORKER"}
+    read = set()
+    for folder in ("python_hooks", "dispatcher", "guards", "kernel_cache"):
+        for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.cc")]:
+            read |= set(re.findall(r"\"(EAGERCACHE_[A-Z_]+)\"", path.read_text(encoding="utf-8")))
+    assert read - known == set()
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    assert "{{ environment_table }}" in page
+    table = config.environment_table()
+    assert all(f"| `{variable.name}` |" in table for variable in config.VARIABLES)
