@@ -5,12 +5,13 @@ TORCH ?= 2.11.0
 export TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench check soak clean
+.PHONY: help setup build demo test docs bench check soak clean
 
 help:
 	@echo 'make demo    a real model on CPU: native, then with compiled kernels, then from the warm cache'
 	@echo 'make test    set up, build, and run all C++ and Python tests'
 	@echo 'make build   set up and build (build/dev-$(TORCH))'
+	@echo 'make docs    build the documentation (build/docs/html)'
 	@echo 'make bench   build and run the benchmarks'
 	@echo 'make check   formatting, linters and type checks'
 	@echo 'make soak    the long torture of the store, then the tests again and again (SOAK_SECONDS, default 1800)'
@@ -30,8 +31,11 @@ demo: build
 test: build
 	@scripts/test
 
-bench: setup
-	@scripts/bench
+docs: build
+	@scripts/docs
+
+bench: build
+	@scripts/bench $(BENCH_ARGS)
 
 check: setup
 	@scripts/check
