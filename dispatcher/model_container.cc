@@ -86,7 +86,13 @@ LoadedKernel::Outcome ModelContainer::run(std::span<TensorHandle> inputs,
     drop(inputs);
     return LoadedKernel::Outcome::kNotStarted;
   }
+  if (watcher_) {
+    watcher_(true);
+  }
   const LoadedKernel::Outcome outcome = run_now(inputs, outputs, device);
+  if (watcher_) {
+    watcher_(false);
+  }
   if (outcome == LoadedKernel::Outcome::kAnswered) {
     ran_once_.store(true, std::memory_order_release);
   }

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 
 #include "dispatcher/loaded_kernel.h"
 #include "kernel_cache/shared_library.h"
@@ -42,6 +44,10 @@ class ModelContainer {
   LoadedKernel::Outcome run(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
                             c10::Device device) noexcept;
 
+  // `watcher` learns of the beginning and the end of every run up to the first one that answers; it
+  // must not throw. Before the container is given to other threads.
+  void watch_first_run(std::function<void(bool begins)> watcher) { watcher_ = std::move(watcher); }
+
   std::size_t num_inputs() const noexcept { return num_inputs_; }
   std::size_t num_outputs() const noexcept { return num_outputs_; }
 
@@ -62,6 +68,7 @@ class ModelContainer {
   // meanwhile do not wait: native answers them.
   std::atomic<bool> ran_once_{false};
   std::mutex first_run_mutex_;
+  std::function<void(bool begins)> watcher_;  // may be empty
 };
 
 }  // namespace eagercache

@@ -64,12 +64,14 @@ bool set_guard(const py::object& module, const std::vector<Entry>& entries,
 using Inputs = std::vector<std::pair<bool, std::size_t>>;
 using Ranges = std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t>>;
 
-// Loads the library at `path`, which must be verified. Libraries are shared: one container each.
-ModelContainer* open_container(const std::filesystem::path& path, c10::Device device) {
+// Loads the library at `path`. Libraries are shared: one container each. `made` tells whether this
+// call made it.
+ModelContainer* open_container(const std::filesystem::path& path, c10::Device device, bool* made) {
   static auto* const mutex = new std::mutex();
   static auto* const known = new std::map<std::pair<std::string, std::string>, ModelContainer*>();
   const std::pair<std::string, std::string> name(path.native(), device.str());
   const std::scoped_lock lock(*mutex);
+  *made = false;
   if (const auto found = known->find(name); found != known->end()) {
     return found->second;
   }
@@ -82,23 +84,43 @@ ModelContainer* open_container(const std::filesystem::path& path, c10::Device de
   if (!model) {
     throw std::runtime_error(model.status().to_string());
   }
+  *made = true;
   return known->emplace(name, std::move(model).value().release()).first->second;
 }
 
-std::filesystem::path verified_path(DiskStore& store, const std::string& digest) {
+void require(const Status& status) {
+  if (!status) {
+    throw std::runtime_error(status.to_string());
+  }
+}
+
+// The container of an entry. Should it kill the process, while it is loaded or first run, later
+// processes know (DiskStore::check_attempts).
+ModelContainer* open_entry(const std::shared_ptr<DiskStore>& store, const std::string& digest,
+                           c10::Device device) {
   const std::optional<Digest> key = Digest::from_hex(digest);
   if (!key) {
-    throw py::value_error("'" + digest + "' is not 64 hexadecimal digits");
+    throw std::invalid_argument("'" + digest + "' is not 64 hexadecimal digits");
   }
-  const Result<Manifest> manifest = store.find(*key);
-  if (!manifest) {
-    throw std::runtime_error(manifest.status().to_string());
+  const Result<Manifest> manifest = store->find(*key);
+  require(manifest.status());
+  require(store->check_attempts(*key));
+  const Result<std::filesystem::path> path = store->verified_shared_object(manifest.value(), 0);
+  require(path.status());
+  store->note_attempt(*key, true);
+  bool made = false;
+  ModelContainer* model = nullptr;
+  try {
+    model = open_container(path.value(), device, &made);
+  } catch (...) {
+    store->note_attempt(*key, false);
+    throw;
   }
-  Result<std::filesystem::path> path = store.verified_shared_object(manifest.value(), 0);
-  if (!path) {
-    throw std::runtime_error(path.status().to_string());
+  store->note_attempt(*key, false);
+  if (made) {
+    model->watch_first_run([store, key = *key](bool begins) { store->note_attempt(key, begins); });
   }
-  return std::move(path).value();
+  return model;
 }
 
 // Never destroyed: records and threads inside it hold plain pointers.
@@ -219,14 +241,14 @@ void bind_modules(py::module_& module) {
   py::class_<ModuleKernel, std::unique_ptr<ModuleKernel, py::nodelete>>(module, "ModuleKernel");
   module.def(
       "load_module_kernel",
-      [](DiskStore& store, const std::string& digest, const std::string& device,
-         const Inputs& inputs, const Ranges& ranges,
+      [](const std::shared_ptr<DiskStore>& store, const std::string& digest,
+         const std::string& device, const Inputs& inputs, const Ranges& ranges,
          const std::vector<std::vector<std::int64_t>>& output_strides,
          const py::object& unflatten) {
         ModelContainer* model = nullptr;
         {
           const py::gil_scoped_release no_gil;
-          model = open_container(verified_path(store, digest), c10::Device(device));
+          model = open_entry(store, digest, c10::Device(device));
         }
         return make_kernel(model, device, inputs, ranges, output_strides, unflatten);
       },
@@ -240,7 +262,8 @@ void bind_modules(py::module_& module) {
         ModelContainer* model = nullptr;
         {
           const py::gil_scoped_release no_gil;
-          model = open_container(path, c10::Device(device));
+          bool made = false;
+          model = open_container(path, c10::Device(device), &made);
         }
         return make_kernel(model, device, inputs, ranges, output_strides, unflatten);
       },
