@@ -26,23 +26,12 @@ std::string excluded_by_tag(const c10::OperatorHandle& op) {
 }
 
 std::string excluded_by_schema(const c10::FunctionSchema& schema) {
-  for (const c10::Argument& argument : schema.arguments()) {
-    if (argument.alias_info() == nullptr) {
-      continue;
-    }
-    return argument.alias_info()->isWrite()
-               ? "it writes its argument '" + argument.name() + "' (in-place and out= are native)"
-               : "it returns a view of its argument '" + argument.name() + "'";
-  }
   if (schema.is_varret() || schema.returns().empty()) {
     return "it returns no tensor";
   }
   for (const c10::Argument& result : schema.returns()) {
     if (result.real_type()->kind() != c10::TypeKind::TensorType) {
       return "it returns " + result.real_type()->str() + ", not only tensors";
-    }
-    if (result.alias_info() != nullptr) {
-      return "it returns a view";
     }
   }
   return {};
@@ -75,6 +64,10 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
     return result;
   }
   result.reason = excluded_by_kernel(op, key, result.composite);
+  result.effects = operator_effects(op.schema());
+  if (result.reason.empty()) {
+    result.reason = result.effects.refusal(op.schema());
+  }
   if (result.reason.empty()) {
     result.reason = excluded_by_schema(op.schema());
   }

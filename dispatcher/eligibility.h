@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 
+#include "dispatcher/operator_effects.h"
 #include "guards/argument_plan.h"
 
 namespace eagercache {
@@ -16,6 +17,7 @@ struct Eligibility {
   // The operator is made of others above the backend (composite-implicit): overriding it at a
   // backend key would take its gradient away. Its parts can be hooked instead.
   bool composite = false;
+  OperatorEffects effects;
   ArgumentPlan plan;            // when eligible
   std::size_t num_returns = 0;  // when eligible; all of them tensors
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dispatcher/counters.h"
+#include "dispatcher/explain.h"
 #include "dispatcher/probe.h"
 #include "dispatcher/runtime.h"
 #include "dispatcher/verification.h"
@@ -88,6 +89,9 @@ void OperatorHook::call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     probe->take_call(keys, stack);
     return;
   }
+  if (Explainer* explainer = Explainer::current()) [[unlikely]] {
+    explainer->take_call(*this, *stack);
+  }
   call_native(keys, stack);
 }
 
@@ -113,6 +117,9 @@ AsideReason OperatorHook::read_call(const torch::jit::Stack& stack, CallView& vi
 
 void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (InsideGuard::active()) {
+    if (Explainer* explainer = Explainer::current()) [[unlikely]] {
+      explainer->take_call(*this, *stack);
+    }
     call_native(keys, stack);
     return;
   }

@@ -30,6 +30,7 @@ class InsideGuard {
   InsideGuard(const InsideGuard&) = delete;
   InsideGuard& operator=(const InsideGuard&) = delete;
   static bool active() noexcept { return depth() != 0; }
+  static bool nested() noexcept { return depth() > 1; }
 
  private:
   static int& depth() noexcept {
@@ -81,6 +82,8 @@ class OperatorHook {
   std::size_t index() const noexcept { return index_; }
   c10::DeviceType device_type() const noexcept { return device_type_; }
   GuardTable& table() noexcept { return table_; }
+  const GuardTable& table() const noexcept { return table_; }
+  const OperatorEffects& effects() const noexcept { return eligibility_.effects; }
 
   // Whether this operator is among those asked for. Inactive hooks go straight to native,
   // uncounted.

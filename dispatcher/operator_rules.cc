@@ -11,49 +11,7 @@ struct Row {
   RuleKind kind;
 };
 
-// Schemas lie. `native_batch_norm` writes its running statistics unmarked and without bumping their
-// version; `_unsafe_view` aliases unmarked. Sources: comparing the inputs of every CPU operator of
-// PyTorch's operator database before and after a native call, and reading schemas for the rest.
 constexpr auto kRows = std::to_array<Row>({
-    {"aten::native_batch_norm", RuleKind::kUnmarkedWrite},
-    {"aten::cudnn_batch_norm", RuleKind::kUnmarkedWrite},
-    {"aten::miopen_batch_norm", RuleKind::kUnmarkedWrite},
-    {"aten::batch_norm_update_stats", RuleKind::kUnmarkedWrite},
-    {"aten::batch_norm_gather_stats", RuleKind::kUnmarkedWrite},
-    {"aten::batch_norm_gather_stats_with_counts", RuleKind::kUnmarkedWrite},
-    {"aten::_unsafe_view", RuleKind::kUnmarkedAlias},
-    {"aten::unsafe_split", RuleKind::kUnmarkedAlias},
-    {"aten::unsafe_split_with_sizes", RuleKind::kUnmarkedAlias},
-    {"aten::unsafe_chunk", RuleKind::kUnmarkedAlias},
-    {"aten::_reshape_alias", RuleKind::kUnmarkedAlias},
-    {"aten::lift_fresh", RuleKind::kUnmarkedAlias},
-    {"aten::lift", RuleKind::kUnmarkedAlias},
-    {"aten::_reshape_copy", RuleKind::kUnmarkedAlias},
-    {"aten::_batch_norm_with_update", RuleKind::kOpaqueOutput},
-    {"aten::_batch_norm_no_update", RuleKind::kOpaqueOutput},
-    {"aten::batch_norm_backward", RuleKind::kOpaqueOutput},
-    {"aten::cudnn_batch_norm_backward", RuleKind::kOpaqueOutput},
-    {"aten::miopen_batch_norm_backward", RuleKind::kOpaqueOutput},
-    {"aten::_batch_norm_impl_index", RuleKind::kOpaqueOutput},
-    {"aten::_cudnn_rnn", RuleKind::kOpaqueOutput},
-    {"aten::_cudnn_rnn_backward", RuleKind::kOpaqueOutput},
-    {"aten::miopen_rnn", RuleKind::kOpaqueOutput},
-    {"aten::mkldnn_rnn_layer", RuleKind::kOpaqueOutput},
-    {"aten::mkldnn_rnn_layer_backward", RuleKind::kOpaqueOutput},
-    {"aten::_thnn_fused_lstm_cell", RuleKind::kOpaqueOutput},
-    {"aten::_thnn_fused_gru_cell", RuleKind::kOpaqueOutput},
-    {"aten::_scaled_dot_product_flash_attention", RuleKind::kOpaqueOutput},
-    {"aten::_scaled_dot_product_efficient_attention", RuleKind::kOpaqueOutput},
-    {"aten::_scaled_dot_product_cudnn_attention", RuleKind::kOpaqueOutput},
-    {"aten::_scaled_dot_product_flash_attention_for_cpu", RuleKind::kOpaqueOutput},
-    {"aten::_ctc_loss", RuleKind::kOpaqueOutput},
-    {"aten::empty", RuleKind::kUnspecifiedContents},
-    {"aten::empty_like", RuleKind::kUnspecifiedContents},
-    {"aten::empty_strided", RuleKind::kUnspecifiedContents},
-    {"aten::empty_permuted", RuleKind::kUnspecifiedContents},
-    {"aten::new_empty", RuleKind::kUnspecifiedContents},
-    {"aten::new_empty_strided", RuleKind::kUnspecifiedContents},
-    {"aten::_efficientzerotensor", RuleKind::kUnspecifiedContents},
     {"aten::mm", RuleKind::kLibrary},
     {"aten::bmm", RuleKind::kLibrary},
     {"aten::addmm", RuleKind::kLibrary},
@@ -104,14 +62,6 @@ constexpr auto kRows = std::to_array<Row>({
 
 constexpr std::string_view reason_of(RuleKind kind) {
   switch (kind) {
-    case RuleKind::kUnmarkedWrite:
-      return "it writes an argument that its schema does not mark";
-    case RuleKind::kUnmarkedAlias:
-      return "it may return a view that its schema does not mark";
-    case RuleKind::kOpaqueOutput:
-      return "it hands on opaque state to its own backward";
-    case RuleKind::kUnspecifiedContents:
-      return "the contents of its output are unspecified";
     case RuleKind::kLibrary:
       return "it is a library call (matrix product, convolution, ...)";
     case RuleKind::kIntegerDivision:

@@ -56,6 +56,8 @@ class Runtime {
   // again), so that nothing answers under a policy that did not choose it.
   void set_policy(const Policy& policy);
   Policy policy() const noexcept { return policy_.load(std::memory_order_relaxed); }
+  // What of the policy is part of an entry's key in the store.
+  std::string policy_tag() const;
 
   // nullptr: no store, every key stays native.
   void set_store(std::shared_ptr<DiskStore> store);
@@ -119,7 +121,6 @@ class Runtime {
   };
 
   Runtime();
-  std::string policy_tag() const;
   bool install_from_store(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                           const std::string& digest, Found* found);
   Found install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,

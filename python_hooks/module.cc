@@ -17,6 +17,7 @@
 #include "dispatcher/verification.h"
 #include "kernel_cache/cpu_features.h"
 #include "kernel_cache/shared_library.h"
+#include "python_hooks/explain_binding.h"
 #include "python_hooks/module_binding.h"
 #include "python_hooks/python_miss_handler.h"
 #include "python_hooks/store_binding.h"
@@ -295,5 +296,6 @@ PYBIND11_MODULE(_C, module) {
   eagercache::bind_store(module);
   eagercache::bind_runtime(module);
   eagercache::bind_probe(module);
+  eagercache::bind_explain(module);
   eagercache::bind_modules(module);
 }

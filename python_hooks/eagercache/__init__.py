@@ -23,11 +23,13 @@ from eagercache.api import (
     register,
     wait,
 )
+from eagercache.explanation import Explanation, explain
 from eagercache.report import KernelInfo, OperatorStats, Stats, kernels, stats
 from eagercache.version import __version__
 
 __all__ = [
     "Enabled",
+    "Explanation",
     "KernelInfo",
     "OperatorStats",
     "Stats",
@@ -37,6 +39,7 @@ __all__ = [
     "default_operators",
     "disable",
     "enable",
+    "explain",
     "explain_module",
     "freeze",
     "is_enabled",
