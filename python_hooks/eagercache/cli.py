@@ -281,6 +281,66 @@ def _remove_entries(store: Any, max_age: float | None, native: bool) -> int:
     return removed
 
 
+@main.command("bisect", context_settings={"ignore_unknown_options": True})
+@_directory_option
+@_json_option
+@click.option("--op", "ops", multiple=True, help="Suspect only operators whose name contains this.")
+@click.option("--timeout", type=float, help="A run that takes longer fails (seconds).")
+@click.option("--show", is_flag=True, help="Let the command's output through.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+def bisect_command(
+    directory: Path | None,
+    as_json: bool,
+    ops: tuple[str, ...],
+    timeout: float | None,
+    show: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Finds the operator, then the kernel, without which COMMAND passes.
+
+    COMMAND is run with fewer and fewer of the store's kernels; it fails when its exit status is not
+    0. Write -- before it. Exit code 1 when kernels are not the reason.
+    """
+    from eagercache import bisection
+
+    store = _open(directory, read_only=True)
+    runner = bisection.StoreWithout(
+        _require_core(),
+        Path(store.root),
+        _environment_text(),
+        command,
+        timeout=timeout,
+        quiet=not show,
+    )
+    entries = [
+        row
+        for row in store.entries(all=False)
+        if not ops or any(op in row["facts"].get("op", "") for op in ops)
+    ]
+    try:
+        found = bisection.bisect(entries, runner.passes, lambda text: click.echo(text, err=True))
+    except bisection.NothingToFind as problem:
+        if as_json:
+            _print_json({"problem": str(problem), "runs": runner.runs})
+        else:
+            click.echo(f"{problem} ({runner.runs} runs)")
+        sys.exit(1)
+    if as_json:
+        _print_json(
+            {
+                "operators": found.operators,
+                "kernels": [dict(entry) for entry in found.kernels],
+                "runs": runner.runs,
+            }
+        )
+        return
+    click.echo(f"COMMAND passes without these kernels ({runner.runs} runs):")
+    for entry in found.kernels:
+        facts = entry["facts"]
+        click.echo(f"  {entry['key'][:12]}  {facts.get('op', '?')}  {_call_text(facts)}")
+    click.echo(f"remedy: EAGERCACHE_SKIP={','.join(found.operators)}, and a report of the bug")
+
+
 @main.command()
 @_directory_option
 @_json_option
