@@ -24,6 +24,8 @@ struct Policy {
   OnMiss on_miss = OnMiss::kBackground;
   Choose choose = Choose::kFaster;
   Numerics numerics = Numerics::kAccurate;
+  // This process is one of several that hold the same parameters: see computes_redundantly().
+  bool replicas = false;
   // A key is handed to the compile service at this many missed calls (kBackground; kWait compiles
   // at the first).
   std::uint32_t compile_after = 2;

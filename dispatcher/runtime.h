@@ -129,7 +129,9 @@ class Runtime {
                   const void* kernel);
   Result<LoadedKernel*> load_kernel(OperatorHook& hook, std::span<const Word> words,
                                     const Manifest& manifest);
-  std::string rejected_by_policy(std::span<const Word> words, const Manifest& manifest) const;
+  std::string rejected_by_policy(const OperatorHook& hook, std::span<const Word> words,
+                                 const Manifest& manifest) const;
+  LoadedKernel* for_replicas(LoadedKernel* kernel, const Manifest& manifest);
   void install_native(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                       const std::string& decision, const std::string& reason,
                       const std::map<std::string, std::string>& facts);
@@ -147,6 +149,7 @@ class Runtime {
   std::shared_ptr<MissHandler> handler_;                              // guarded by registry_mutex_
   std::map<std::string, LoadedKernel*>
       loaded_;  // by object, form and device; guarded by registry_mutex_
+  std::map<LoadedKernel*, LoadedKernel*> replica_kernels_;  // guarded by registry_mutex_
 
   std::atomic<Policy> policy_;
   std::atomic<std::uint64_t> generation_{0};

@@ -9,6 +9,7 @@
 
 #include "dispatcher/kernel_forms.h"
 #include "dispatcher/log.h"
+#include "dispatcher/numerics_rule.h"
 #include "dispatcher/runtime.h"
 
 namespace eagercache {
@@ -125,16 +126,24 @@ bool Runtime::install_from_store(OperatorHook& hook, std::span<const Word> words
   return found->state == EntryState::kKernel || found->state == EntryState::kNative;
 }
 
-std::string Runtime::rejected_by_policy(std::span<const Word> words,
+std::string Runtime::rejected_by_policy(const OperatorHook& hook, std::span<const Word> words,
                                         const Manifest& manifest) const {
   DecodedCall call;
   const bool deterministic = decode_call(words, &call) && call.state.deterministic;
-  const bool needs_bitwise = policy().numerics == Numerics::kBitwise || deterministic;
-  if (needs_bitwise && fact(manifest, "numerics") != "bitwise") {
-    return deterministic ? "not bitwise, and deterministic algorithms are asked for"
-                         : "not bitwise, and numerics is bitwise";
+  return numerics_refusal(fact(manifest, "numerics"), policy().numerics, deterministic,
+                          hook.effects());
+}
+
+LoadedKernel* Runtime::for_replicas(LoadedKernel* kernel, const Manifest& manifest) {
+  if (!policy().replicas || fact(manifest, "numerics") == "bitwise") {
+    return kernel;
   }
-  return {};
+  std::lock_guard lock(registry_mutex_);
+  LoadedKernel*& guarded = replica_kernels_[kernel];
+  if (guarded == nullptr) {
+    guarded = make_replica_kernel(kernel);
+  }
+  return guarded;
 }
 
 Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
@@ -144,7 +153,7 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
                    fact(manifest, "reason"), manifest.facts);
     return {EntryState::kNative, nullptr};
   }
-  if (std::string reason = rejected_by_policy(words, manifest); !reason.empty()) {
+  if (std::string reason = rejected_by_policy(hook, words, manifest); !reason.empty()) {
     install_native(hook, words, hash, "native", reason, manifest.facts);
     return {EntryState::kNative, nullptr};
   }
@@ -166,11 +175,12 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
     install_native(hook, words, hash, "failed", kernel.status().to_string(), manifest.facts);
     return {EntryState::kNative, nullptr};
   }
-  if (!put_kernel(hook, words, hash, kernel.value())) {
+  LoadedKernel* const answers = for_replicas(kernel.value(), manifest);
+  if (!put_kernel(hook, words, hash, answers)) {
     return {EntryState::kPending, nullptr};
   }
   record(hook, words, {manifest.key.hex(), {}, "kernel", {}, manifest.facts});
-  return {EntryState::kKernel, kernel.value()};
+  return {EntryState::kKernel, answers};
 }
 
 bool Runtime::put_kernel(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,

@@ -162,7 +162,7 @@ Enum parse_choice(const std::string& text, const std::vector<std::pair<const cha
 }
 
 void set_policy(const std::string& on_miss, const std::string& choose, const std::string& numerics,
-                std::uint32_t compile_after) {
+                std::uint32_t compile_after, bool replicas) {
   Policy policy;
   policy.on_miss = parse_choice<OnMiss>(
       on_miss,
@@ -173,6 +173,7 @@ void set_policy(const std::string& on_miss, const std::string& choose, const std
   policy.numerics = parse_choice<Numerics>(
       numerics, {{"accurate", Numerics::kAccurate}, {"bitwise", Numerics::kBitwise}}, "numerics");
   policy.compile_after = compile_after;
+  policy.replicas = replicas;
   Runtime::instance().set_policy(policy);
 }
 
@@ -197,7 +198,7 @@ void bind_runtime(py::module_& module) {
     return names;
   });
   module.def("set_policy", &set_policy, py::arg("on_miss"), py::arg("choose"), py::arg("numerics"),
-             py::arg("compile_after") = Policy{}.compile_after);
+             py::arg("compile_after") = Policy{}.compile_after, py::arg("replicas") = false);
   module.def("set_verification_share", &set_verification_share, py::arg("share"));
   module.def("set_answering",
              [](bool answering) { return Runtime::instance().set_answering(answering); });
@@ -257,6 +258,7 @@ void bind_probe(py::module_& module) {
       .def_property_readonly("captured", &Probe::captured)
       .def_property_readonly("forced", &Probe::forced)
       .def_property_readonly("error", &Probe::error)
+      .def_property_readonly("warning", &Probe::warning)
       .def_property_readonly("aside",
                              [](const Probe& probe) {
                                return probe.aside() == AsideReason::kNone

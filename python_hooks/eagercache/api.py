@@ -10,9 +10,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+
+import torch
 
 from eagercache import config, log, operators, store_directory
 from eagercache._load import core
@@ -87,7 +90,19 @@ def _configuration(
         on_miss=settings.on_miss or on_miss,
         choose=settings.choose or choose,
         numerics=settings.numerics or numerics,
+        replicas=_has_replicas(),
     )
+
+
+def _has_replicas() -> bool:
+    """Whether this process is one of several of a distributed job."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size() > 1
+    size = os.environ.get(
+        "WORLD_SIZE", ""
+    )  # what torchrun and others set before init_process_group
+    return size.isdecimal() and int(size) > 1
 
 
 def _is_child_process() -> bool:
@@ -248,7 +263,7 @@ def _submit(call_json: str) -> None:
 def _apply(chosen: Configuration) -> None:
     assert core is not None
     if chosen != session.configuration:
-        core.set_policy(chosen.on_miss, chosen.choose, chosen.numerics)
+        core.set_policy(chosen.on_miss, chosen.choose, chosen.numerics, replicas=chosen.replicas)
         session.configuration = chosen
 
 
@@ -309,7 +324,7 @@ def _switch_on(
     if store is None:
         return False
     if child and chosen.on_miss != "native":
-        chosen = Configuration("native", chosen.choose, chosen.numerics)
+        chosen = replace(chosen, on_miss="native")
     core.thaw()
     changed_store = store is not session.store
     session.store = store
@@ -383,6 +398,11 @@ def enable(
 
     Raises:
         ValueError: an unknown or ineligible operator, or a bad value; nothing has changed then.
+
+    In a job of several processes (torch.distributed is initialized, or WORLD_SIZE says so), kernels
+    that do not equal native bit for bit answer only forward and backward passes: what every replica
+    computes again from equal data (optimizer steps, gradient clipping, all without gradients) stays
+    the same on all of them. Call enable() after init_process_group() when nothing sets WORLD_SIZE.
 
     A directory that cannot be used is warned about once and everything stays native. May be called
     again: the newest call's operators, policy and store hold, and `freeze()` ends. Thread-safe.

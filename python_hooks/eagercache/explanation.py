@@ -118,6 +118,9 @@ def _callable(op: Any) -> tuple[Any, list[operators.OperatorName]]:
     names = operators.resolve(op)
     if not isinstance(op, str):
         return op, names
+    function = getattr(torch, op, None)
+    if function is not None and callable(function):
+        return function, names  # what people call by that name; it may pass other defaults
     space, _, base = names[0][0].partition("::")
     found = getattr(getattr(torch.ops, space), base)
     if len(names) == 1:
@@ -136,7 +139,8 @@ def _why_not_hooked(names: list[operators.OperatorName]) -> str:
     assert core is not None
     if not names:
         return "it calls no operator that is hooked"
-    for name in names:
+    # The form without out= comes first: its overload has the shortest name.
+    for name in sorted(names, key=lambda name: len(name[1]), reverse=True):
         eligible, composite, reason = core.eligibility(name[0], name[1], "CPU")
         if eligible:
             return "it is not among the enabled operators, or the call did not reach a backend"

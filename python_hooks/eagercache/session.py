@@ -19,6 +19,7 @@ class Configuration:
     on_miss: str
     choose: str
     numerics: str
+    replicas: bool = False  # one of several processes that hold the same parameters
 
 
 class Session:
