@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include <limits>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -186,7 +187,23 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
   // Native first: a key goes to the store and the compiler only after native has answered it. If it
   // throws, the call was wrong and nothing happened.
   call_native(keys, stack);
+  if (returned_large(*stack)) [[unlikely]] {
+    // Small operands may broadcast to more than 31 bits count.
+    table_.set_native(view.key.words(), hash);
+    return;
+  }
   runtime.note_missed_call(*this, view.key.words(), hash, note);
+}
+
+bool OperatorHook::returned_large(const torch::jit::Stack& stack) const noexcept {
+  for (std::size_t i = 0; i < num_returns(); ++i) {
+    const c10::IValue& result = stack[stack.size() - 1 - i];
+    if (result.isTensor() && result.toTensor().defined() &&
+        result.toTensor().numel() > std::numeric_limits<std::int32_t>::max()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool OperatorHook::answer_by_kernel(const void* kernel, const CallView& view,

@@ -97,6 +97,8 @@ class OperatorHook {
   void answer(c10::DispatchKeySet keys, torch::jit::Stack* stack);
   void answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
+  // Whether native's results, on top of `stack`, have more elements than 31 bits count.
+  bool returned_large(const torch::jit::Stack& stack) const noexcept;
   // A hit that native computes too; native's answer stands when they differ.
   void answer_verified(const void* kernel, const CallView& view, c10::DispatchKeySet keys,
                        torch::jit::Stack* stack);

@@ -1,6 +1,7 @@
 #include "dispatcher/probe.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,20 @@ namespace eagercache {
 namespace {
 
 thread_local Probe* thread_probe = nullptr;
+
+// Keeps the first warning and shows none.
+class FirstWarning final : public c10::WarningHandler {
+ public:
+  explicit FirstWarning(std::string& text) : text_(text) {}
+  void process(const c10::Warning& warning) override {
+    if (text_.empty()) {
+      text_ = warning.msg();
+    }
+  }
+
+ private:
+  std::string& text_;
+};
 
 }  // namespace
 
@@ -91,7 +106,12 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     if (reason == AsideReason::kNone) {
       words_.assign(view.key.words().begin(), view.key.words().end());
     }
-    hook_.call_native(keys, stack);
+    {
+      warning_.clear();
+      FirstWarning handler(warning_);
+      c10::WarningUtils::WarningHandlerGuard guard(&handler);
+      hook_.call_native(keys, stack);
+    }
     output_strides_.clear();
     for (auto result = stack->end() - static_cast<std::ptrdiff_t>(hook_.num_returns());
          result != stack->end(); ++result) {

@@ -39,6 +39,8 @@ class Probe {
   bool forced() const noexcept { return forced_; }
   AsideReason aside() const noexcept { return aside_; }
   const std::string& error() const noexcept { return error_; }
+  // The first warning of native while it answered the captured call; empty for none.
+  const std::string& warning() const noexcept { return warning_; }
   // The captured call's entry digest under `policy_tag`. Requires captured() and no aside reason.
   std::string digest(std::string_view policy_tag) const;
 
@@ -68,6 +70,7 @@ class Probe {
   bool forced_ = false;
   AsideReason aside_ = AsideReason::kNone;
   std::string error_;
+  std::string warning_;
   torch::jit::Stack stack_;  // the captured call's arguments
   std::vector<Word> words_;  // and its key
   std::vector<std::size_t> undefined_;

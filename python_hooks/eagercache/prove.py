@@ -116,6 +116,9 @@ def capture(call: Call, probe: Probe, sample: Sample, choose: str) -> str:
         raise CannotProve("the rebuilt call did not reach the hook")
     if probe.aside:
         raise CannotProve(f"the rebuilt call steps aside: {probe.aside}")
+    if probe.warning:
+        # A kernel would be silent.
+        raise CannotProve(f"native warns: {probe.warning.splitlines()[0][:200]}")
     return probe.digest(choose)
 
 

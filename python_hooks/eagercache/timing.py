@@ -37,6 +37,7 @@ class Probe(Protocol):
     forced: bool
     aside: str
     error: str
+    warning: str
 
     def capture(self) -> None:
         """Arms: the next call on this thread is answered natively and kept."""

@@ -167,6 +167,9 @@ _FLAG_REWRITES: Mapping[str, str | None] = {
     "-Wall": None,
 }
 
+# Integers wrap in native's code; without this, overflow may do anything in ours.
+COMPILE_FLAGS = ("-fwrapv",)
+
 # Added to every command. The prefix map keeps paths out of the bytes, so that equal code is an
 # equal file; it needs the build folder and is completed in `rewrite_command`.
 LINK_FLAGS = ("-s", "-Wl,--build-id=none", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack")
@@ -175,7 +178,7 @@ LINK_FLAGS = ("-s", "-Wl,--build-id=none", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z
 def flag_facts(isa: Isa) -> str:
     """What `rewrite_command` does to the flags, as text for the environment key."""
     rewrites = " ".join(f"{old}=>{new or ''}" for old, new in sorted(_FLAG_REWRITES.items()))
-    return f"-march={isa.march} {rewrites} {' '.join(LINK_FLAGS)}"
+    return f"-march={isa.march} {rewrites} {' '.join(COMPILE_FLAGS + LINK_FLAGS)}"
 
 
 def rewrite_command(command: Sequence[str], isa: Isa, build_directory: str) -> list[str]:
@@ -193,6 +196,5 @@ def rewrite_command(command: Sequence[str], isa: Isa, build_directory: str) -> l
             words.append(rewritten)
     words.append(f"-march={isa.march}")
     words.append(f"-ffile-prefix-map={build_directory}=.")
-    if "-c" not in words:
-        words.extend(LINK_FLAGS)
+    words.extend(COMPILE_FLAGS if "-c" in words else LINK_FLAGS)
     return words

@@ -4,8 +4,8 @@ Every sample of PyTorch's operator database is run natively, backward included; 
 reaches a backend is made again on copies, and all memory that it could have touched is compared
 before and after. An effect that the table does not know fails the test: the remedy is a row.
 
-By default a sample of samples and dtypes (EAGERCACHE_EFFECTS_SEED picks them); all of them with
-EAGERCACHE_EFFECTS=all.
+By default a sample of samples and dtypes (EFFECTS_SEED picks them); all of them with
+EFFECTS_SAMPLES=all.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from native_effects import (
     tensors_in,
 )
 
-WHOLE = os.environ.get("EAGERCACHE_EFFECTS") == "all"
-SEED = int(os.environ.get("EAGERCACHE_EFFECTS_SEED", "20260817"))
+WHOLE = os.environ.get("EFFECTS_SAMPLES") == "all"
+SEED = int(os.environ.get("EFFECTS_SEED", "20260817"))
 SAMPLES = None if WHOLE else 5
 CALLS = 200 if WHOLE else 5
 OTHER_DTYPES = (

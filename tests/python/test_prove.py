@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Program
 from eagercache import prove
 from eagercache.calls import Call
 from eagercache.prove import CannotProve, ProofFailed
@@ -34,7 +35,7 @@ class PlayedProbe:
     def __init__(self, call: PlayedCall) -> None:
         self._call = call
         self.captured = self.forced = True
-        self.aside = self.error = ""
+        self.aside = self.error = self.warning = ""
 
     def force(self) -> None:
         self._call.forced = True
@@ -233,3 +234,29 @@ def test_native_that_changes_its_mind_cannot_be_compared() -> None:
     description = describe("bernoulli", tensor((50,)), NONE)
     with pytest.raises(CannotProve, match="differ from run to run"):
         prove.native_answers(Call(description))
+
+
+def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
+    result = program(
+        """
+        import torch
+        from eagercache import prove
+        from eagercache._load import core
+        core.register("aten::var", "correction", "CPU")
+        probe = core.Probe("aten::var", "correction", "CPU")
+        class Rebuilt:
+            def invoke(self, values):
+                return [torch.ops.aten.var.correction(values[0], [1], correction=1)]
+        texts = []
+        for columns in (3, 1):
+            try:
+                sample = prove.Sample([torch.ones(4, columns)], [])
+                prove.capture(Rebuilt(), probe, sample, "faster")
+                texts.append("")
+            except prove.CannotProve as error:
+                texts.append(str(error))
+        report(texts=texts)
+        """
+    )
+    assert result["texts"][0] == ""
+    assert "native warns" in result["texts"][1] and "degrees of freedom" in result["texts"][1]

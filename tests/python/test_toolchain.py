@@ -93,6 +93,7 @@ def test_a_compile_command_gets_our_flags_in_place_of_inductors() -> None:
         "-c",
         "-march=x86-64-v3",
         "-ffile-prefix-map=/build=.",
+        "-fwrapv",
     ]
 
 
