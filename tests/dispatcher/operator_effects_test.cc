@@ -166,7 +166,7 @@ TEST(OperatorEffects, EveryRowChangesTheEffectsOfAnOperatorThatExists) {
       EXPECT_TRUE(applies) << row.op << " has no " << row.argument << row.output;
     }
   }
-  EXPECT_LE(missing.size(), 2U) << *missing.begin();
+  EXPECT_TRUE(missing.empty()) << *missing.begin();
 }
 
 }  // namespace
