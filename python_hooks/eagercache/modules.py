@@ -378,6 +378,8 @@ class ModuleManager:
         configuration = session.configuration
         if module is None or store is None or configuration is None:
             return False
+        if core.frozen():
+            return True  # the form stays without a verdict, and its forward answers
         try:
             entry = store.find(digest)
         except core.StoreError as error:

@@ -398,6 +398,18 @@ def test_copies_pickles_and_compiles_of_an_accelerated_module(block: nn.Module) 
     assert json.dumps(sorted(vars(block))) == json.dumps(sorted(vars(module_zoo.make("Block"))))
 
 
+def test_no_kernel_is_picked_up_after_freeze(block: nn.Module) -> None:
+    x = module_zoo.example("Block")
+    other = module_zoo.make("Block")
+    eagercache.freeze()
+    with torch.no_grad():
+        assert answered_by_kernel(block, x)[1]
+        for _ in range(3):
+            answer, by_kernel = answered_by_kernel(other, x)
+            assert not by_kernel
+            torch.testing.assert_close(answer, forward(other, x))
+
+
 def test_modules_are_forgotten_when_they_die(block: nn.Module) -> None:
     import gc
     import weakref
