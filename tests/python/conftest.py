@@ -23,7 +23,14 @@ Program = Callable[..., dict[str, Any]]
 
 # Fixtures that compile kernels, each for its own tests. With pytest-xdist those run in one process,
 # and the kernels are compiled once.
-COSTLY_FIXTURES = {"warm_cache", "upstream", "requests", "documentation_cache", "survey"}
+COSTLY_FIXTURES = {
+    "warm_cache",
+    "upstream",
+    "requests",
+    "documentation_cache",
+    "survey",
+    "filled",
+}
 
 
 @pytest.hookimpl(tryfirst=True)
