@@ -234,5 +234,5 @@ def test_refusals_are_found_inside_the_exceptions_around_them() -> None:
     inner, outer = NoKernelOfItsOwn("inner"), RuntimeError("outer")
     outer.__cause__ = ValueError("between")
     outer.__cause__.__context__ = inner
-    assert compiling._find_cause(outer) is inner
-    assert compiling._find_cause(RuntimeError("alone")) is None
+    assert compiling.find_cause(outer) is inner
+    assert compiling.find_cause(RuntimeError("alone")) is None

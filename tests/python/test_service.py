@@ -421,7 +421,8 @@ def test_a_forked_childs_service_does_nothing(bench: Bench) -> None:
 
 
 PARENT = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from eagercache.service import CompileService, ServiceSettings
 service = CompileService(ServiceSettings(
     store_root="/nowhere", environment="", workers=1, worker_arguments=(sys.argv[1],),

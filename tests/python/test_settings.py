@@ -96,6 +96,8 @@ def test_every_variable_sets_its_field() -> None:
             "EAGERCACHE_CXX": "/usr/bin/g++",
             "EAGERCACHE_WORKERS": "3",
             "EAGERCACHE_VERIFY": "0.25",
+            "EAGERCACHE_TIERS": "/one:/two",
+            "EAGERCACHE_ALLOW_UNTRUSTED": "1",
         }
     )
     assert settings == config.Settings(
@@ -110,6 +112,8 @@ def test_every_variable_sets_its_field() -> None:
         cxx="/usr/bin/g++",
         workers=3,
         verify=0.25,
+        tiers=(Path("/one"), Path("/two")),
+        allow_untrusted=True,
     )
     assert {v.field for v in config.VARIABLES} == set(vars(settings))
     table = config.environment_table()
