@@ -1,7 +1,6 @@
 #include "dispatcher/operator_hook.h"
 
 #include <ATen/Parallel.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include <limits>
@@ -13,38 +12,15 @@
 #include "dispatcher/explain.h"
 #include "dispatcher/probe.h"
 #include "dispatcher/runtime.h"
+#include "dispatcher/thread_state.h"
 #include "dispatcher/verification.h"
 #include "guards/torch_compat.h"
 
 namespace eagercache {
 namespace {
 
-// Thread-local dispatch state under which plain tensors are not what the program means: functorch
-// levels, Python modes, functionalization. They are above us in PyTorch's order and exclude
-// themselves before a backend kernel runs; one that is still included fell through to us.
-constexpr c10::DispatchKeySet kForeignState = c10::DispatchKeySet({
-    c10::DispatchKey::Python,
-    c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-    c10::DispatchKey::FuncTorchDynamicLayerBackMode,
-    c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::FuncTorchVmapMode,
-    c10::DispatchKey::FuncTorchGradWrapper,
-    c10::DispatchKey::Functionalize,
-});
-
 // Tries to enter a key under contention; each gives the processor away once.
 constexpr int kNoteAttempts = 1000;
-
-AsideReason thread_state_reason() noexcept {
-  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  if (((local.included_ - local.excluded_) & kForeignState).raw_repr() != 0) [[unlikely]] {
-    return AsideReason::kDispatchState;
-  }
-  if (!floating_point_mode_is_default()) [[unlikely]] {
-    return AsideReason::kFloatingPointMode;
-  }
-  return AsideReason::kNone;
-}
 
 c10::DeviceType device_type_of(c10::DispatchKey key) { return c10::dispatchKeyToDeviceType(key); }
 

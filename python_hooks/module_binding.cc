@@ -205,7 +205,6 @@ void bind_calls(py::module_& module) {
       py::arg("select"), py::arg("look"), py::arg("missed"));
   module.def("set_modules_active",
              [](bool active) { ModuleRegistry::instance().set_active(active); });
-  module.def("modules_active", [] { return ModuleRegistry::instance().active(); });
 }
 
 void bind_records(py::module_& module) {

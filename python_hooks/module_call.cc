@@ -5,7 +5,6 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <structmember.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -17,6 +16,7 @@
 
 #include "dispatcher/container_kernel.h"
 #include "dispatcher/operator_hook.h"
+#include "dispatcher/thread_state.h"
 #include "guards/key_builder.h"
 
 namespace eagercache {
@@ -24,16 +24,9 @@ namespace {
 
 namespace py = pybind11;
 
-constexpr c10::DispatchKeySet kForeignState = c10::DispatchKeySet({
-    c10::DispatchKey::Python,
-    c10::DispatchKey::PythonTLSSnapshot,
-    c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-    c10::DispatchKey::FuncTorchDynamicLayerBackMode,
-    c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::FuncTorchVmapMode,
-    c10::DispatchKey::FuncTorchGradWrapper,
-    c10::DispatchKey::Functionalize,
-});
+// Above a module's forward a mode's snapshot counts too.
+constexpr c10::DispatchKeySet kForeignToModules =
+    kForeignState | c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
 
 // Watched modules whose own forward runs on this thread right now.
 thread_local int watched_depth = 0;
@@ -62,10 +55,9 @@ py::object call_handler(const py::object& handler, const Args&... args) noexcept
 }
 
 ModuleAside thread_reason() noexcept {
-  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  if (((local.included_ - local.excluded_) & kForeignState).raw_repr() != 0 ||
+  if (thread_state_reason(kForeignToModules) != AsideReason::kNone ||
       at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing() ||
-      !floating_point_mode_is_default() || at::in_parallel_region()) [[unlikely]] {
+      at::in_parallel_region()) [[unlikely]] {
     return ModuleAside::kDispatchState;
   }
   const at::Context& context = at::globalContext();
@@ -78,11 +70,9 @@ ModuleAside thread_reason() noexcept {
 
 // Process and thread state that changes what a forward computes.
 void put_state(ModuleCallForm& form) {
-  const GlobalState state = read_global_state();
-  form.words.push_back(Word{state.default_dtype} | (Word{state.deterministic} << 8) |
-                       (Word{state.deterministic_warn_only} << 9) |
-                       (Word{state.fill_uninitialized_memory} << 10) |
-                       (Word{state.num_threads} << 32));
+  KeyBuffer key;
+  key.put_state(read_global_state());
+  form.words.append(key.words().begin(), key.words().end());
   Word autocast = 0;
   for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
     const bool enabled = at::autocast::is_autocast_enabled(device);

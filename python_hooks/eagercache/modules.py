@@ -77,7 +77,6 @@ class _Info:
     looks: int = 0
     kernels: int = 0
     reason: str = ""
-    notes: dict[bytes, str] = field(default_factory=dict)  # by form: why it has no kernel
 
 
 @dataclass(frozen=True)
@@ -252,11 +251,6 @@ class ModuleManager:
         with self._idle:
             return self._idle.wait_for(lambda: self._unfinished == 0, timeout)
 
-    @property
-    def unfinished(self) -> int:
-        """Modules and forms of call on their way to a verdict."""
-        return self._unfinished
-
     def _look_now(self, reference: weakref.ref[torch.nn.Module]) -> None:
         assert core is not None
         module = reference()
@@ -425,7 +419,6 @@ class ModuleManager:
         info = self._infos.get(module)
         if info is not None:
             info.kernels += 1
-            info.notes.pop(form.key, None)
         log.info("event=module name=%s decision=kernel digest=%s", _class_name(module), digest)
 
     def _install_native(self, form: _Form, reason: str) -> None:
@@ -435,7 +428,6 @@ class ModuleManager:
         if module is None or info is None:
             return
         core.module_install(module, form.identity, form.key, None)
-        info.notes[form.key] = reason
         info.reason = reason
         if info.kernels == 0:
             # Its largest parts may do better.
