@@ -4,6 +4,7 @@
 
 #include "dispatcher/bare_kernel.h"
 #include "dispatcher/container_kernel.h"
+#include "dispatcher/cuda_kernel.h"
 
 namespace eagercache {
 
@@ -33,6 +34,24 @@ Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, 
   }
   return Status(StatusCode::kIncompatible,
                 "entries of form '" + form.form + "' are not understood");
+}
+
+Result<std::unique_ptr<LoadedKernel>> make_cuda_kernel(std::span<const std::string> objects,
+                                                       c10::Device device, const KernelForm& form) {
+  if (form.form != "cuda") {
+    return Status(StatusCode::kIncompatible,
+                  "entries of form '" + form.form + "' do not run on CUDA");
+  }
+  Result<CudaPlan> plan = parse_cuda_plan(form.launch_plan);
+  if (!plan) {
+    return plan.status();
+  }
+  Result<std::unique_ptr<CudaKernel>> kernel =
+      CudaKernel::create(device, std::move(plan).value(), objects);
+  if (!kernel) {
+    return kernel.status();
+  }
+  return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
 }
 
 }  // namespace eagercache

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "dispatcher/loaded_kernel.h"
@@ -11,14 +12,18 @@ namespace eagercache {
 
 // What a manifest's facts say about the kernel in its shared object.
 struct KernelForm {
-  std::string form;            // "bare" or "container"
-  std::string launch_plan;     // bare: see launch_plan.h
+  std::string form;            // "bare", "container" or "cuda"
+  std::string launch_plan;     // bare: see launch_plan.h; cuda: see cuda_plan.h
   std::string output_strides;  // container: see ContainerKernel::set_output_strides
 };
 
-// A kernel of either form out of a loaded library. kCorrupt for malformed facts, kIncompatible for
-// an unknown form or a library that does not hold what the facts say.
+// A kernel of either form for CPU out of a loaded library. kCorrupt for malformed facts,
+// kIncompatible for an unknown form or a library that does not hold what the facts say.
 Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, c10::Device device,
                                                   const KernelForm& form);
+
+// A kernel of form "cuda" out of its cubins' bytes, loaded on `device`. As above.
+Result<std::unique_ptr<LoadedKernel>> make_cuda_kernel(std::span<const std::string> objects,
+                                                       c10::Device device, const KernelForm& form);
 
 }  // namespace eagercache

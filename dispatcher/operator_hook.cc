@@ -3,12 +3,14 @@
 #include <ATen/Parallel.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <limits>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "dispatcher/counters.h"
+#include "dispatcher/cuda_driver.h"
 #include "dispatcher/explain.h"
 #include "dispatcher/probe.h"
 #include "dispatcher/runtime.h"
@@ -128,8 +130,9 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
 void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
   Runtime& runtime = Runtime::instance();
-  if (runtime.frozen()) {
-    // Not entered into the table, so that it is a miss like any other once the freeze has ended.
+  // Nothing is loaded or compiled on behalf of a call that a graph records.
+  if (runtime.frozen() || is_capturing(view.device)) {
+    // Not entered into the table, so that it is a miss like any other afterwards.
     count_call(index_, CallOutcome::kNative);
     call_native(keys, stack);
     return;
@@ -246,11 +249,37 @@ LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const Call
   }
 }
 
+c10::Device OperatorHook::device_of(std::span<const Word> words) const {
+  if (device_type_ == c10::DeviceType::CPU) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  DecodedCall call;
+  c10::DeviceIndex index = 0;
+  const auto is_on_device = [&](const DecodedArgument& argument) {
+    return argument.kind == ArgumentKind::kTensor &&
+           argument.tensor.device_type == static_cast<std::uint8_t>(device_type_);
+  };
+  if (decode_call(words, &call)) {
+    for (const DecodedArgument& argument : call.arguments) {
+      const std::vector<DecodedArgument>& elements = argument.elements;
+      const auto element = std::find_if(elements.begin(), elements.end(), is_on_device);
+      if (is_on_device(argument) || element != elements.end()) {
+        index = (is_on_device(argument) ? argument : *element).tensor.device_index;
+        break;
+      }
+    }
+  }
+  return {device_type_, index};
+}
+
 Digest OperatorHook::entry_digest(std::span<const Word> words, std::string_view policy_tag) const {
   Hasher hasher("eagercache-entry-v1");
   hasher.add_text(full_name_);
   hasher.add_text(schema_text_);
   hasher.add_text(c10::toString(key_));
+  if (device_type_ == c10::DeviceType::CUDA) {
+    hasher.add_text(cuda_architecture(device_of(words)));
+  }
   hasher.add_text(policy_tag);
   const std::vector<Word> persistent = persistent_words(words);
   hasher.add_words(persistent);

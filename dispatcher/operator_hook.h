@@ -65,8 +65,10 @@ class OperatorHook {
   LoadedKernel::Outcome call_kernel(LoadedKernel& kernel, const CallView& view,
                                     torch::jit::Stack* stack) noexcept;
 
-  // The entry's key in the store: operator, schema, dispatch key, choice policy and persistent
-  // words.
+  // The device that a key's tensors are on.
+  c10::Device device_of(std::span<const Word> words) const;
+  // The entry's key in the store: operator, schema, dispatch key (with the GPU's architecture),
+  // choice policy and persistent words.
   Digest entry_digest(std::span<const Word> words, std::string_view policy_tag) const;
 
   // True when somebody registered over us since; that kernel, not ours, is called by now.

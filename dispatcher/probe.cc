@@ -83,10 +83,27 @@ Status Probe::load(const std::string& path, const std::string& launch_plan) {
   if (!kernel) {
     return kernel.status();
   }
+  take_kernel(std::move(kernel).value());
+  return Status::ok();
+}
+
+Status Probe::load_cubins(const std::vector<std::string>& objects, const std::string& launch_plan) {
+  if (!captured_) {
+    return {StatusCode::kInvalidArgument, "a CUDA kernel is loaded for a captured call"};
+  }
+  Result<std::unique_ptr<LoadedKernel>> kernel =
+      make_cuda_kernel(objects, hook_.device_of(words_), {"cuda", launch_plan, {}});
+  if (!kernel) {
+    return kernel.status();
+  }
+  take_kernel(std::move(kernel).value());
+  return Status::ok();
+}
+
+void Probe::take_kernel(std::unique_ptr<LoadedKernel> kernel) {
   // Never destroyed, like every loaded kernel: OpenMP threads may still be inside its library.
   kernel_.release();  // NOLINT(bugprone-unused-return-value)
-  kernel_ = std::move(kernel).value();
-  return Status::ok();
+  kernel_ = std::move(kernel);
 }
 
 void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {

@@ -48,6 +48,9 @@ class Probe {
   // there is a launch plan, else a container, whose outputs get the strides of the captured call's
   // native ones, if there is one.
   Status load(const std::string& path, const std::string& launch_plan);
+  // Loads a CUDA kernel's cubins, given as bytes, on the captured call's device. Requires a
+  // captured call.
+  Status load_cubins(const std::vector<std::string>& objects, const std::string& launch_plan);
 
   // Times the captured call, in pairs of (native, hit) means of `calls` calls each, in nanoseconds.
   // Both are boxed calls below autograd; a hit is the whole path: state checks, key, look-up,
@@ -63,6 +66,7 @@ class Probe {
   enum class Mode : std::uint8_t { kIdle, kCapture, kForce };
 
   double mean_ns(std::size_t calls, bool hit);
+  void take_kernel(std::unique_ptr<LoadedKernel> kernel);
 
   OperatorHook& hook_;
   Mode mode_ = Mode::kIdle;

@@ -20,25 +20,33 @@ constexpr std::size_t kMaxQueue = 65'536;
 // Verdicts remembered for people, per operator.
 constexpr std::size_t kMaxVerdicts = 4'096;
 
-c10::Device device_of(const OperatorHook& hook, std::span<const Word> words) {
-  if (hook.device_type() == c10::DeviceType::CPU) {
-    return c10::Device(c10::DeviceType::CPU);
+Result<std::unique_ptr<LoadedKernel>> load_library(DiskStore& files, const Manifest& manifest,
+                                                   c10::Device device, const KernelForm& form) {
+  Result<std::filesystem::path> path = files.verified_shared_object(manifest, 0);
+  if (!path) {
+    return path.status();
   }
-  DecodedCall call;
-  c10::DeviceIndex index = 0;
-  if (decode_call(words, &call)) {
-    for (const DecodedArgument& argument : call.arguments) {
-      const DecodedArgument& tensor =
-          argument.kind == ArgumentKind::kTensorList && !argument.elements.empty()
-              ? argument.elements.front()
-              : argument;
-      if (tensor.kind == ArgumentKind::kTensor) {
-        index = tensor.tensor.device_index;
-        break;
-      }
+  Result<SharedLibrary> library = SharedLibrary::open(path.value());
+  if (!library) {
+    return library.status();
+  }
+  return make_kernel(library.value(), device, form);
+}
+
+Result<std::unique_ptr<LoadedKernel>> load_cubins(DiskStore& files, const Manifest& manifest,
+                                                  c10::Device device, const KernelForm& form) {
+  std::vector<std::string> objects;
+  for (std::size_t i = 0; i < manifest.objects.size(); ++i) {
+    if (manifest.objects[i].kind != ObjectKind::kCubin) {
+      return Status(StatusCode::kIncompatible, "an object of a CUDA kernel is no cubin");
     }
+    Result<std::string> bytes = files.read_object(manifest, i);
+    if (!bytes) {
+      return bytes.status();
+    }
+    objects.push_back(std::move(bytes).value());
   }
-  return {hook.device_type(), index};
+  return make_cuda_kernel(objects, device, form);
 }
 
 std::size_t count_tensors(const std::vector<DecodedArgument>& arguments) {
@@ -202,7 +210,7 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   if (manifest.objects.empty()) {
     return Status(StatusCode::kIncompatible, "the entry has no object");
   }
-  const c10::Device device = device_of(hook, words);
+  const c10::Device device = hook.device_of(words);
   const KernelForm form{fact(manifest, "form"), fact(manifest, "launch_plan"),
                         fact(manifest, "output_strides")};
   // One object may hold the kernels of many keys.
@@ -218,17 +226,12 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   if (Status status = files->check_attempts(manifest.key); !status) {
     return status;
   }
-  Result<std::filesystem::path> path = files->verified_shared_object(manifest, 0);
-  if (!path) {
-    return path.status();
-  }
-  log_event(LogLevel::kDebug, "load", {{"op", hook.full_name()}, {"path", path.value().native()}});
+  log_event(LogLevel::kDebug, "load",
+            {{"op", hook.full_name()}, {"object", manifest.objects.front().digest.hex()}});
   const Attempt loading(*files, manifest.key);
-  Result<SharedLibrary> library = SharedLibrary::open(path.value());
-  if (!library) {
-    return library.status();
-  }
-  Result<std::unique_ptr<LoadedKernel>> kernel = make_kernel(library.value(), device, form);
+  Result<std::unique_ptr<LoadedKernel>> kernel = device.is_cuda()
+                                                     ? load_cubins(*files, manifest, device, form)
+                                                     : load_library(*files, manifest, device, form);
   if (!kernel) {
     if (kernel.code() == StatusCode::kCorrupt) {
       if (Status status = files->quarantine(manifest.key, kernel.status().message()); !status) {

@@ -57,17 +57,23 @@ class Walk {
       view_.key.put_undefined_tensor();
       return AsideReason::kNone;
     }
+    bool host_number = false;
     if ((impl->key_set().raw_repr() & disallowed_) != 0) [[unlikely]] {
-      return kind_or_device(*impl);
+      host_number = is_host_number(*impl);
+      if (!host_number) {
+        return kind_or_device(*impl);
+      }
     }
-    if (const AsideReason reason = check(*impl); reason != AsideReason::kNone) [[unlikely]] {
+    if (const AsideReason reason = check(*impl, host_number); reason != AsideReason::kNone)
+        [[unlikely]] {
       return reason;
     }
     const c10::ScalarType dtype = c10::typeMetaToScalarType(impl->dtype());
     TensorTraits traits;
     traits.dtype = static_cast<std::uint8_t>(dtype);
-    traits.device_type = static_cast<std::uint8_t>(device_type_);
-    traits.device_index = device_type_ == c10::DeviceType::CPU
+    traits.device_type =
+        static_cast<std::uint8_t>(host_number ? c10::DeviceType::CPU : device_type_);
+    traits.device_index = device_type_ == c10::DeviceType::CPU || host_number
                               ? std::int8_t{-1}
                               : static_cast<std::int8_t>(view_.device.index());
     traits.dim = static_cast<std::uint8_t>(impl->dim());
@@ -175,7 +181,15 @@ class Walk {
                                                                : AsideReason::kTensorKind;
   }
 
-  AsideReason check(const c10::TensorImpl& impl) noexcept {
+  // A number in host memory beside CUDA tensors, as `x * 2` has one: native reads it and hands it
+  // to its kernel by value, and so does ours. Its value is data, not part of the key.
+  bool is_host_number(const c10::TensorImpl& impl) const noexcept {
+    return device_type_ == c10::DeviceType::CUDA && impl.dim() == 0 &&
+           (impl.key_set().raw_repr() & ~kAllowedOnCpu.raw_repr()) == 0 &&
+           !c10::isComplexType(c10::typeMetaToScalarType(impl.dtype()));
+  }
+
+  AsideReason check(const c10::TensorImpl& impl, bool host_number) noexcept {
     if (impl.dim() > std::numeric_limits<decltype(TensorTraits::dim)>::max()) [[unlikely]] {
       return AsideReason::kKeyTooLong;
     }
@@ -183,7 +197,7 @@ class Walk {
     if (dtype >= 64 || ((kCommonDtypes >> dtype) & 1) == 0) [[unlikely]] {
       return AsideReason::kDtype;
     }
-    if (device_type_ != c10::DeviceType::CPU) {
+    if (device_type_ != c10::DeviceType::CPU && !host_number) {
       const c10::Device device = impl.device();
       if (has_device_ && device != view_.device) {
         return AsideReason::kMixedDevices;
@@ -280,7 +294,11 @@ AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arg
   view.key.clear();
   view.tensors.clear();
   view.device = c10::Device(device_type);
-  view.key.put_state(read_global_state());
+  GlobalState state = read_global_state();
+  if (device_type != c10::DeviceType::CPU) {
+    state.num_threads = 1;  // of the host, where nothing is computed
+  }
+  view.key.put_state(state);
   Walk walk(device_type, view);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const AsideReason reason = put_argument(plan.readers[i], arguments[i], walk, view.key);

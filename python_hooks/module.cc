@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "dispatcher/cuda_driver.h"
 #include "dispatcher/default_operators.h"
 #include "dispatcher/log.h"
 #include "dispatcher/probe.h"
@@ -243,6 +244,8 @@ void bind_runtime(py::module_& module) {
   module.def("set_log_level",
              [](int level) { set_log_level(static_cast<LogLevel>(std::clamp(level, 0, 3))); });
   module.def("host_cpu_features", &host_cpu_features);
+  module.def("has_cuda_driver", [] { return CudaDriver::get() != nullptr; });
+  module.def("cuda_compute_mode", &cuda_compute_mode, py::arg("device_index"));
 }
 
 void bind_probe(py::module_& module) {
@@ -278,6 +281,19 @@ void bind_probe(py::module_& module) {
             }
           },
           py::arg("path"), py::arg("launch_plan") = "")
+      .def(
+          "load_cubins",
+          [](Probe& probe, const std::vector<py::bytes>& objects, const std::string& launch_plan) {
+            const std::vector<std::string> copies(objects.begin(), objects.end());
+            const Status status = [&] {
+              py::gil_scoped_release no_gil;
+              return probe.load_cubins(copies, launch_plan);
+            }();
+            if (!status) {
+              throw std::runtime_error(status.to_string());
+            }
+          },
+          py::arg("objects"), py::arg("launch_plan"))
       .def("time", &Probe::time, py::arg("pairs"), py::arg("calls"),
            py::call_guard<py::gil_scoped_release>());
 }

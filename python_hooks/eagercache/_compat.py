@@ -164,3 +164,110 @@ def graph_fields(wrapper: str) -> tuple[int, int, int]:
     if found is None:
         raise ValueError("the generated text has no AOTInductorModelBase constructor")
     return int(found[1]), int(found[2]), int(found[3])
+
+
+def cuda_options() -> dict[str, Any]:
+    """Options of one `compile_to_module` for a static kernel on CUDA."""
+    return {
+        "comprehensive_padding": False,
+        "compile_threads": 1,
+        "cpp_wrapper": False,
+        # Denormals and quotients as native has them.
+        "eager_numerics.disable_ftz": True,
+        "eager_numerics.division_rounding": True,
+        "freezing": False,
+        "fx_graph_cache": False,
+        "fx_graph_remote_cache": False,
+        "graph_partition": False,
+        "keep_output_stride": True,
+        "layout_optimization": False,
+        "max_autotune": False,
+        "pad_channels_last": False,
+        "shape_padding": False,
+        "triton.cudagraphs": False,
+        "use_static_cuda_launcher": True,
+    }
+
+
+def compile_to_module(
+    graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> Any:
+    """The Python module that Inductor generates for ``graph`` on CUDA, loaded.
+
+    It has ``call``, and a tuner of Triton kernels under each kernel's name. None when nothing was
+    generated.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor.graph import GraphLowering
+
+    _keep_machine_code()
+    made: list[Any] = []
+    original = GraphLowering.compile_to_module
+
+    def keep(lowering: Any) -> Any:
+        made.append(original(lowering))
+        return made[-1]
+
+    GraphLowering.compile_to_module = keep
+    try:
+        compile_fx.compile_fx(graph, list(inputs), config_patches=options)
+    finally:
+        GraphLowering.compile_to_module = original
+    return made[-1] if made else None
+
+
+def skip_pattern_setup() -> None:
+    """Keeps Inductor from tracing its library of patterns: seconds, and one node has none."""
+    from torch._inductor.fx_passes import joint_graph
+
+    joint_graph.lazy_init = lambda *_: None
+
+
+@functools.cache
+def _keep_machine_code() -> None:
+    """Lets every launcher of a Triton kernel keep what it was made of."""
+    from torch._inductor.runtime import triton_heuristics
+
+    result = triton_heuristics.StaticTritonCompileResult
+    original = result.make_launcher
+
+    def make_launcher(self: Any) -> Any:
+        kernel = self.kernel
+        # A kernel whose source has been seen before comes back loaded, without its code.
+        if kernel.cubin_raw is not None:
+            kernel.eagercache_cubin = kernel.cubin_raw
+        launcher = original(self)
+        launcher.eagercache_parts = (
+            kernel,
+            getattr(kernel, "eagercache_cubin", None),
+            self.compile_meta["signature"],
+        )
+        return launcher
+
+    result.make_launcher = make_launcher
+
+
+def tuned_kernels(module: Any) -> dict[str, tuple[Any, Any]]:
+    """(tuner, chosen launcher) of every Triton kernel in a module of `compile_to_module`.
+
+    The module must have run. ``launcher.eagercache_parts`` are Triton's kernel, its cubin, and the
+    types of its parameters by name. Raises ValueError when one has not been tuned.
+    """
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    found = {}
+    for name, tuner in vars(module).items():
+        if isinstance(tuner, CachingAutotuner):
+            if len(tuner.launchers) != 1:
+                raise ValueError(f"{name} has {len(tuner.launchers)} launchers")
+            found[name] = (tuner, tuner.launchers[0])
+    return found
+
+
+def triton_grid(meta: Any, numbers: Any) -> tuple[int, int, int]:
+    """Blocks in each dimension. ``meta`` holds "inductor_meta" and the launcher's "config"."""
+    from torch._inductor.runtime.triton_heuristics import GridExpr
+
+    expression = GridExpr.from_meta(meta["inductor_meta"], meta["config"])
+    x, y, z = expression.eval_slow({**meta["config"].kwargs, **numbers})
+    return int(x), int(y), int(z)

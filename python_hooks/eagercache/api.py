@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -21,11 +21,17 @@ from eagercache import config, log, operators, store_directory
 from eagercache._load import core
 from eagercache.session import Configuration, session
 
+if TYPE_CHECKING:
+    from eagercache.service import CompileService
+
 # Set in the environment of compile workers: there nothing is enabled, or a kernel would be
 # compiled to compile a kernel.
 WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
 
-NO_CUDA_KERNELS = "CUDA kernels are not compiled in this version"
+# The driver reserves address space by the terabyte, which a limit on memory would count.
+CUDA_WORKER_BYTES = 1 << 46
+# A worker's context takes memory from the program.
+CUDA_IDLE_SECONDS = 20.0
 
 _Module = TypeVar("_Module")
 
@@ -67,8 +73,13 @@ def is_enabled() -> bool:
     return core is not None and bool(core.answering())
 
 
-def _dispatch_keys(devices: Iterable[str]) -> list[str]:
+def _dispatch_keys(devices: Iterable[str] | str | None) -> list[str]:
+    assert core is not None
+    if devices is None:
+        devices = ("cpu", "cuda") if torch.version.cuda and core.has_cuda_driver() else ("cpu",)
     keys = []
+    if isinstance(devices, str):
+        devices = (devices,)
     for device in devices:
         if device not in _DISPATCH_KEYS:
             raise ValueError(f"device {device!r} is not one of {', '.join(_DISPATCH_KEYS)}")
@@ -228,12 +239,13 @@ def _start_service(
             )
         )
     else:
-        session.service.reconfigure(
-            store_root=store.root,
-            environment=environment_text,
-            choose=chosen.choose,
-            numerics=chosen.numerics,
-        )
+        for running in session.services():
+            running.reconfigure(
+                store_root=store.root,
+                environment=environment_text,
+                choose=chosen.choose,
+                numerics=chosen.numerics,
+            )
     core.set_handler(_submit)
 
 
@@ -242,12 +254,17 @@ def _submit(call_json: str) -> None:
     assert core is not None
     active = session.service
     description = json.loads(call_json)
-    if description["dispatch_key"] != "CPU":
-        core.complete(description["digest"], "native", NO_CUDA_KERNELS)
-        return
     if active is None:
         core.complete(description["digest"], "native", "the compile service is closed")
         return
+    if description["dispatch_key"] == "CUDA":
+        from eagercache import cuda_gate
+
+        reason = cuda_gate.reason_to_stay_off(description, core)
+        if reason:
+            core.complete(description["digest"], "native", reason)
+            return
+        active = _cuda_service(active)
 
     def done(response: Mapping[str, Any]) -> None:
         assert core is not None
@@ -258,6 +275,23 @@ def _submit(call_json: str) -> None:
         )
 
     active.submit(description, done)
+
+
+def _cuda_service(beside: CompileService) -> CompileService:
+    """The service whose workers see the GPUs; started with the first CUDA kernel."""
+    from eagercache import service
+
+    with session.lock:
+        if session.cuda_service is None:
+            session.cuda_service = service.CompileService(
+                replace(
+                    beside.settings,
+                    hide_gpus=False,
+                    memory_bytes=CUDA_WORKER_BYTES,
+                    idle_timeout=CUDA_IDLE_SECONDS,
+                )
+            )
+        return session.cuda_service
 
 
 def _apply(chosen: Configuration) -> None:
@@ -335,8 +369,6 @@ def _switch_on(
         session.configuration = None  # another store may know other kernels: ask it
     _apply(chosen)
     hooked = _register_pairs(pairs)
-    if any(key == "CUDA" for _, key in hooked):
-        session.warn("cuda", f"{NO_CUDA_KERNELS}; calls on CUDA tensors stay native.")
     for name, key in hooked:
         core.set_active(name[0], name[1], key, True)
     if not core.set_answering(True):
@@ -367,7 +399,7 @@ def enable(
     ops: str | Iterable[Any] | None = None,
     *,
     skip: str | Iterable[Any] = (),
-    devices: Iterable[str] = ("cpu",),
+    devices: Iterable[str] | None = None,
     on_miss: str = "background",
     choose: str = "faster",
     numerics: str = "accurate",
@@ -380,7 +412,8 @@ def enable(
         ops: which operators: None for the default list, "all" for every eligible overload, or names
             ("aten::var.correction", "var", torch.ops.aten.var).
         skip: operators to leave alone.
-        devices: "cpu"; "cuda" is hooked too, but nothing is compiled for it in this version.
+        devices: of "cpu" and "cuda". By default "cpu", and "cuda" where torch was built with it and
+            the machine has a driver.
         on_miss: "background" (native answers while a kernel is compiled elsewhere), "wait" (the
             first call of a key waits for its kernel) or "native" (kernels that the store has are
             used, nothing is compiled).
@@ -413,7 +446,7 @@ def enable(
     assert core is not None
     with session.lock:
         chosen = _configuration(settings, on_miss, choose, numerics)
-        keys = _dispatch_keys([devices] if isinstance(devices, str) else devices)
+        keys = _dispatch_keys(devices)
         if modules is not None:
             _check_modules(modules)
         pairs = _selected(ops, _skipped(settings, skip), keys)
@@ -563,8 +596,7 @@ def _close() -> None:
     core.set_handler(None)
     core.set_modules_active(False)
     core.set_module_handlers(None, None, None)
-    service = session.service
-    if service is not None:
+    for service in session.services():
         service.close(timeout=2.0)
     core.shut_down()
 

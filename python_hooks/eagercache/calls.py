@@ -187,10 +187,13 @@ class Call:
 
     def sample(self, fill: str, seed: int) -> Sample:
         """Values by the named rule (one of FILLS), the same for the same seed."""
-        generator = torch.Generator().manual_seed(seed)
+        generators = {
+            device: torch.Generator(device).manual_seed(seed)
+            for device in {spec.device for spec in self.tensors}
+        }
         sample = Sample([], [])
         for spec in self.tensors:
-            value, base = _allocate(spec, fill, generator)
+            value, base = _allocate(spec, fill, generators[spec.device])
             sample.values.append(value)
             sample.bases.append(base)
         return sample
@@ -335,7 +338,6 @@ def _allocate(
     guard = ALIGNMENT // itemsize
     offset = guard if spec.aligned else guard + 1
     base = _fill_flat(offset + spec.extent + guard, spec.dtype, fill, generator)
-    base = base.to(spec.device)
     value = base.as_strided(spec.sizes, spec.strides, offset)
     if (value.data_ptr() % ALIGNMENT == 0) != spec.aligned:
         raise CallError("the allocator gives another alignment than the call had")
@@ -347,11 +349,13 @@ def _fill_flat(
 ) -> torch.Tensor:
     """``count`` elements in memory order; overlapping tensors see some of them twice."""
     if fill == "ones":
-        return torch.ones(count, dtype=dtype)
+        return torch.ones(count, dtype=dtype, device=generator.device)
     if fill == "zeros":
-        return torch.zeros(count, dtype=dtype)
+        return torch.zeros(count, dtype=dtype, device=generator.device)
     if dtype == torch.bool:
-        return torch.randint(0, 2, (count,), dtype=torch.uint8, generator=generator).to(dtype)
+        return torch.randint(
+            0, 2, (count,), dtype=torch.uint8, generator=generator, device=generator.device
+        ).to(dtype)
     if dtype.is_complex:
         part = torch.float32 if dtype == torch.complex64 else torch.float64
         flat = _fill_flat(2 * count, part, fill, generator)
@@ -365,10 +369,16 @@ def _fill_floats(
     count: int, dtype: torch.dtype, fill: str, generator: torch.Generator
 ) -> torch.Tensor:
     if fill == "unit":
-        return torch.rand(count, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.rand(
+            count, generator=generator, dtype=torch.float64, device=generator.device
+        ).to(dtype)
     if fill == "integers":
-        return torch.randint(-4, 5, (count,), generator=generator).to(dtype)
-    flat = torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randint(-4, 5, (count,), generator=generator, device=generator.device).to(
+            dtype
+        )
+    flat = torch.randn(count, generator=generator, dtype=torch.float64, device=generator.device).to(
+        dtype
+    )
     info = torch.finfo(dtype)
     finite = [0.0, -0.0, info.smallest_normal, info.smallest_normal / 2, -info.smallest_normal / 4,
               info.max, info.min, info.eps, 1.0, -1.0]  # fmt: skip
@@ -384,9 +394,11 @@ def _fill_integers(
 ) -> torch.Tensor:
     info = torch.iinfo(dtype)
     if fill == "unit":  # usable as an index, a class label, a shift
-        return torch.randint(0, 2, (count,), generator=generator).to(dtype)
+        return torch.randint(0, 2, (count,), generator=generator, device=generator.device).to(dtype)
     low, high = (max(-100, info.min), 101) if fill == "normal" else (max(-4, info.min), 5)
-    flat = torch.randint(low, high, (count,), generator=generator).to(dtype)
+    flat = torch.randint(low, high, (count,), generator=generator, device=generator.device).to(
+        dtype
+    )
     if fill not in ("extreme", "special", "sparse_special"):
         return flat
     values = torch.tensor([info.min, info.max, info.min + 1, info.max - 1, 0, 1], dtype=dtype)
@@ -397,6 +409,6 @@ def _scatter(
     flat: torch.Tensor, values: torch.Tensor, every: int, generator: torch.Generator
 ) -> torch.Tensor:
     count = flat.numel()
-    chosen = torch.randint(0, every, (count,), generator=generator) == 0
-    which = torch.randint(0, values.numel(), (count,), generator=generator)
-    return torch.where(chosen, values[which], flat)
+    chosen = torch.randint(0, every, (count,), generator=generator, device=flat.device) == 0
+    which = torch.randint(0, values.numel(), (count,), generator=generator, device=flat.device)
+    return torch.where(chosen, values.to(flat.device)[which], flat)

@@ -58,12 +58,12 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel's shared object, and how it is launched."""
+    """A kernel's files, and how it is launched."""
 
-    path: Path
+    objects: tuple[tuple[str, str], ...]  # kind ("so", "cubin") and path
     lowered: Lowered
     form: str
-    launch_plan: str = ""  # for a bare kernel
+    launch_plan: str = ""  # for a bare kernel and one for CUDA
     output_strides: str = ""  # native's, as JSON; for a container
 
 
@@ -199,7 +199,7 @@ class Job:
         if self.lowered.plan is not None and self._library is not None:
             plan = self.lowered.plan.with_strides(strides).to_json()
             try:
-                bare = Built(self._library, self.lowered, "bare", launch_plan=plan)
+                bare = Built(_library(self._library), self.lowered, "bare", launch_plan=plan)
                 return self._prove(call, probe, natives, bare)
             except ProofFailed:
                 raise  # the container's kernel is the same one
@@ -210,14 +210,17 @@ class Job:
             self.lowered = self._lower(call, natives, tools, "container", allow_bare=False)
         assert self.lowered.container is not None
         container = Built(
-            self.lowered.container, self.lowered, "container", output_strides=json.dumps(strides)
+            _library(self.lowered.container),
+            self.lowered,
+            "container",
+            output_strides=json.dumps(strides),
         )
         return self._prove(call, probe, natives, container)
 
     def _prove(self, call: Call, probe: Any, natives: list[Native], kernel: Built) -> Outcome:
         outcome = Outcome("kernel", kernel=kernel)
         with self.clock.step("prove"):
-            probe.load(str(kernel.path), kernel.launch_plan)
+            probe.load(kernel.objects[0][1], kernel.launch_plan)
             outcome.proof = prove.prove(call, probe, natives, reduces=kernel.lowered.text.reduces)
         return outcome
 
@@ -287,15 +290,22 @@ class Job:
             "facts": _facts(self.request, outcome, self.clock.seconds),
         }
         sources: list[tuple[str, str]] = []
-        made = outcome.kernel or outcome.module
-        if outcome.verdict == "kernel" and made is not None:
-            manifest["cpu_features"] = list(pick_isa(self._core.host_cpu_features()).features)
-            sources.append(("so", str(made.path)))
+        if outcome.verdict == "kernel":
+            if outcome.kernel is not None:
+                sources.extend(outcome.kernel.objects)
+            elif outcome.module is not None:
+                sources.extend(_library(outcome.module.path))
+            if any(kind == "so" for kind, _ in sources):
+                manifest["cpu_features"] = list(pick_isa(self._core.host_cpu_features()).features)
         elif outcome.verdict == "failed":
             manifest["failure"] = "transient" if outcome.transient else "deterministic"
             if outcome.transient:
                 manifest["retry_after"] = int(time.time()) + TRANSIENT_RETRY_SECONDS
         self.store.publish(manifest, sources)
+
+
+def _library(path: Path) -> tuple[tuple[str, str], ...]:
+    return (("so", str(path)),)
 
 
 class Clock:
@@ -351,6 +361,7 @@ def _facts(
         facts["kernel_ns"] = f"{outcome.timing.kernel_ns:.1f}"
         facts["spread"] = outcome.timing.spread
         facts["pairs"] = str(outcome.timing.pairs)
+        facts.update(outcome.timing.facts())
     if outcome.module is not None:
         facts.update(outcome.module.facts)
     if outcome.kernel is not None:

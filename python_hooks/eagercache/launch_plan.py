@@ -67,15 +67,7 @@ class LaunchPlan:
 
     def with_strides(self, strides: Sequence[Sequence[int]]) -> LaunchPlan:
         """The plan with ``strides``, native's, where they differ in dimensions of size 1 only."""
-        if len(strides) != len(self.outputs):
-            return self
-        return replace(
-            self,
-            outputs=tuple(
-                _adopt(output, tuple(wanted))
-                for output, wanted in zip(self.outputs, strides, strict=True)
-            ),
-        )
+        return replace(self, outputs=adopt_strides(self.outputs, strides))
 
     def to_json(self) -> str:
         """The canonical text that the manifest stores and the hook reads; without the source."""
@@ -93,6 +85,17 @@ class LaunchPlan:
             sort_keys=True,
             separators=(",", ":"),
         )
+
+
+def adopt_strides(
+    outputs: tuple[Output, ...], strides: Sequence[Sequence[int]]
+) -> tuple[Output, ...]:
+    """``outputs`` with ``strides``, native's, where they differ in dimensions of size 1 only."""
+    if len(strides) != len(outputs):
+        return outputs
+    return tuple(
+        _adopt(output, tuple(wanted)) for output, wanted in zip(outputs, strides, strict=True)
+    )
 
 
 def _adopt(output: Output, wanted: tuple[int, ...]) -> Output:

@@ -95,7 +95,9 @@ def native_answers(call: Call) -> list[Native]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, in Python or in torch's CPU allocator."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(
+        error, (MemoryError, torch.OutOfMemoryError)
+    ) or "can't allocate memory" in str(error)
 
 
 def _check_returns(outputs: Sequence[Any]) -> None:
@@ -129,8 +131,10 @@ class Tolerance:
     Attributes:
         ulps: the error that it may have even where native has none; elsewhere twice native's.
         reduces: the kernel accumulates over elements. Errors then count in units of the larger of
-            the result and the result for the operands' absolute values: what is left of a sum that
-            cancels tells nothing about the rounding of its terms. Data whose squares overflow
+            the result, the result for the operands' absolute values, and the root mean square of
+            the whole result (of an all-zero one: the largest operand): what is left of a sum that
+            cancels tells nothing about the rounding of its terms, its sign of zero included, and a
+            normalised element near zero is such a rest. Data whose squares overflow
             float32 are compared only where the exact result is NaN: an overflow on the way depends
             on the order of the terms, and native's accumulator may be wider. Where a term is
             infinite, an infinity passes for native's NaN: a running mean (Welford's) makes NaN of
@@ -296,7 +300,7 @@ def _compare_values(
         with wide.state.applied():
             values = wide.widen(native.sample)
             references = wide.invoke(values)
-            magnitudes = _magnitudes(wide, values) if tolerance.reduces else references
+            magnitudes = _magnitudes(wide, values, references) if tolerance.reduces else references
     except Exception as error:
         raise ProofFailed(
             f"not equal bit for bit, and there is no wider reference ({native.fill} data)"
@@ -321,13 +325,37 @@ def _compare_values(
     return worst, native_worst
 
 
-def _magnitudes(wide: Call, values: Sequence[Any]) -> list[torch.Tensor]:
-    """The answers of ``wide`` for the absolute values of its floating-point tensors."""
+def _magnitudes(
+    wide: Call, values: Sequence[Any], references: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """How large the terms are that each element of the answers was summed from.
+
+    The answers of ``wide`` for the absolute values of its floating-point tensors, and at least the
+    root mean square of the answer itself.
+    """
     absolute = [
         value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for value in values
     ]
-    return [answer.abs() for answer in wide.invoke(absolute)]
+    largest = max((_largest(value) for value in absolute), default=0.0)
+    magnitudes = []
+    for answer, reference in zip(wide.invoke(absolute), references, strict=True):
+        if not reference.is_floating_point():
+            magnitudes.append(answer)
+            continue
+        known = reference[torch.isfinite(reference)].to(torch.float64)
+        floor = float(known.square().mean().sqrt()) if known.numel() else 0.0
+        floor = floor if math.isfinite(floor) and floor > 0.0 else largest
+        magnitudes.append(answer.abs().clamp_min(floor))
+    return magnitudes
+
+
+def _largest(value: Any) -> float:
+    """The largest finite magnitude in a floating-point tensor, 0 for anything else."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return 0.0
+    finite = value[torch.isfinite(value)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _squares_overflow(sample: Sample) -> bool:
@@ -376,7 +404,8 @@ def compare_with_reference(
     if not bool(same_special.all()):
         raise ProofFailed(f"NaN or infinity where native has none, or the reverse ({where})")
     zero = (expected == 0) & (actual == 0)
-    if bool((zero & (torch.signbit(expected) != torch.signbit(actual))).any()):
+    differs = zero & (torch.signbit(expected) != torch.signbit(actual))
+    if not tolerance.reduces and bool(differs.any()):
         raise ProofFailed(f"another sign of zero ({where})")
     finite = torch.isfinite(expected)
     known = finite & torch.isfinite(wide)

@@ -101,15 +101,15 @@ def stats() -> Stats:
                 "eagercache; that library's kernel is called.",
             )
     rows.sort(key=lambda row: -(row.hits + row.misses + row.pending + row.native + row.aside))
-    service = session.service
+    services = session.services()
     return Stats(
         hits=sum(row.hits for row in rows),
         misses=sum(row.misses for row in rows),
         pending=sum(row.pending for row in rows),
         native=sum(row.native for row in rows),
         aside=sum(row.aside for row in rows),
-        compiles=service.compiles if service is not None else 0,
-        failures=service.failures if service is not None else 0,
+        compiles=sum(service.compiles for service in services),
+        failures=sum(service.failures for service in services),
         loaded=core.loaded_kernels() if core is not None else 0,
         outstanding=core.outstanding() if core is not None and not core.forked() else 0,
         frozen=core is not None and bool(core.frozen()),

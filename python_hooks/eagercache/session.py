@@ -28,10 +28,15 @@ class Session:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.service: CompileService | None = None
+        self.cuda_service: CompileService | None = None  # its workers see the GPUs
         self.store: Any = None
         self.store_identity: tuple[Path, str] | None = None  # directory, environment text
         self.configuration: Configuration | None = None
         self.warned: set[str] = set()
+
+    def services(self) -> list[CompileService]:
+        """The compile services that have been started."""
+        return [one for one in (self.service, self.cuda_service) if one is not None]
 
     def warn(self, key: str, message: str) -> None:
         """Warns once per process for each `key`."""

@@ -52,6 +52,9 @@ class Probe(Protocol):
         """The store's name of the captured call."""
         ...
 
+    def load_cubins(self, objects: Sequence[bytes], launch_plan: str) -> None:
+        """Loads a CUDA kernel for the captured call. Raises RuntimeError."""
+
     def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
         """Nanoseconds a call (native, hit) of the captured call, in alternation."""
         ...
@@ -72,6 +75,10 @@ class Timing:
     def spread(self) -> str:
         """The interval as text."""
         return f"{self.ratio_low:.4f}..{self.ratio_high:.4f}"
+
+    def facts(self) -> dict[str, str]:
+        """What else the store is to hold of it."""
+        return {}
 
 
 @contextlib.contextmanager
@@ -146,12 +153,20 @@ def _seen(pair: tuple[float, float]) -> tuple[float, float]:
 
 
 def _ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """99 % confidence interval of the median of kernel / native, from order statistics.
+    """99 % confidence interval of the median of kernel / native.
 
     It assumes nothing about the distribution. With too few pairs for that confidence it is
     unbounded.
     """
-    ratios = sorted(kernel / native for native, kernel in map(_seen, pairs))
+    return median_interval([kernel / native for native, kernel in map(_seen, pairs)])
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """99 % confidence interval of the median of independent ``values``, from order statistics.
+
+    Unbounded where there are too few.
+    """
+    ratios = sorted(values)
     count = len(ratios)
     if count < _MINIMUM_PAIRS:
         return 0.0, math.inf

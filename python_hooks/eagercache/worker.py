@@ -172,28 +172,35 @@ class Worker:
             )
         return self._stores[key]
 
-    def _find_tools(self, request: Mapping[str, Any]) -> Callable[[Any], Tools]:
+    def _find_tools(self, request: Mapping[str, Any]) -> Callable[[Any], Any]:
+        if request["description"].get("dispatch_key") == "CUDA":
+            return self._make_scratch  # no C++ compiler is needed
         return lambda store: self._make_tools(request, store)
 
     def _make_tools(self, request: Mapping[str, Any], store: Any) -> Tools:
         from .compile import Tools
         from .toolchain import find_compiler, pick_isa
 
-        if self._scratch is None or not self._scratch.is_dir():
-            self._scratch = Path(store.make_work_directory())
-            self._tools = None
-        # The store removes temporary folders that nobody has touched for an hour.
-        os.utime(self._scratch)
+        scratch = self._make_scratch(store)
         if self._tools is None:
-            for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TMPDIR", "tmp")):
-                folder = self._scratch / name
-                folder.mkdir()
-                os.environ[variable] = str(folder)
-            headers = self._scratch / "headers"
+            headers = scratch / "headers"
             headers.mkdir()
             compiler = find_compiler(request.get("cxx"))
             self._tools = Tools(compiler, pick_isa(self._core.host_cpu_features()), headers)
         return self._tools
+
+    def _make_scratch(self, store: Any) -> Path:
+        """A private folder in the store, where Inductor and Triton keep their files."""
+        if self._scratch is None or not self._scratch.is_dir():
+            self._scratch = Path(store.make_work_directory())
+            self._tools = None
+            for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TMPDIR", "tmp")):
+                folder = self._scratch / name
+                folder.mkdir()
+                os.environ[variable] = str(folder)
+        # The store removes temporary folders that nobody has touched for an hour.
+        os.utime(self._scratch)
+        return self._scratch
 
 
 def _make_job(request: Mapping[str, Any], core: Any) -> Job:
@@ -201,6 +208,10 @@ def _make_job(request: Mapping[str, Any], core: Any) -> Job:
         from .module_job import ModuleJob
 
         return ModuleJob(request, core)
+    if request["description"].get("dispatch_key") == "CUDA" and "record" not in request:
+        from .cuda_job import CudaJob
+
+        return CudaJob(request, core)
     from .job import Job
 
     return Job(request, core)

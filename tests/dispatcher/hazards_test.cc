@@ -38,6 +38,28 @@ TEST_F(HazardTest, TensorsOfAnotherDeviceThanTheHooksStepAside) {
   EXPECT_EQ(build_key(plan, {&argument, 1}, c10::DeviceType::CPU, view), AsideReason::kNone);
 }
 
+TEST_F(HazardTest, NumbersInHostMemoryBesideCudaTensorsHaveAKeyWithoutTheirValue) {
+  const ArgumentPlan plan =
+      make_argument_plan(torch::jit::parseSchema("test::op(Tensor x) -> Tensor")).plan;
+  const auto key_of = [&](const at::Tensor& number) {
+    const c10::IValue argument(number);
+    CallView view;
+    EXPECT_EQ(build_key(plan, {&argument, 1}, c10::DeviceType::CUDA, view), AsideReason::kNone);
+    return std::vector<Word>(view.key.words().begin(), view.key.words().end());
+  };
+  EXPECT_EQ(key_of(at::scalar_tensor(2.0)), key_of(at::scalar_tensor(3.0)));
+  EXPECT_NE(key_of(at::scalar_tensor(2.0)), key_of(at::scalar_tensor(2.0, at::dtype(at::kDouble))));
+  const at::Tensor wrapped = at::scalar_tensor(2.0, at::dtype(at::kDouble));
+  const std::vector<Word> plain = key_of(wrapped);
+  wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
+  EXPECT_NE(plain, key_of(wrapped));
+  // A complex number is no argument that our kernels take by value.
+  const c10::IValue complex(at::scalar_tensor(2.0, at::dtype(at::kComplexDouble)));
+  CallView view;
+  EXPECT_EQ(build_key(plan, {&complex, 1}, c10::DeviceType::CUDA, view),
+            AsideReason::kMixedDevices);
+}
+
 TEST_F(HazardTest, CallsFromInsideAParallelRegionStepAside) {
   OperatorHook& sin = hook("aten::sin");
   FakeKernel& fake = filling_kernel(42);

@@ -180,20 +180,24 @@ def test_an_aten_kernel_that_is_a_python_function_is_left_alone(program: Program
     assert any("Python function" in text for text in result["said"])
 
 
-def test_cuda_operators_are_hooked_but_said_to_stay_native(program: Program) -> None:
+def test_cuda_operators_are_hooked_where_asked_and_no_context_is_made(program: Program) -> None:
     result = program(
         """
         import warnings, torch, eagercache
+        from eagercache import _C
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             eagercache.enable(["var.correction"], devices=["cuda"])
-            eagercache.enable(["var.correction"], devices=["cuda"])
+        asked = sorted(eagercache.stats().operators)
         torch.var(torch.ones(3, 3), -1)
-        operators = eagercache.stats().operators
-        report(said=[str(w.message) for w in caught], ops=sorted(operators),
-               cuda=torch.cuda.is_initialized())
+        eagercache.enable(["std.correction"])
+        default = sorted(eagercache.stats().operators)
+        report(said=[str(w.message) for w in caught], asked=asked, default=default,
+               driver=_C.has_cuda_driver(), cuda=torch.cuda.is_initialized())
         """
     )
-    assert len(result["said"]) == 1 and "CUDA kernels are not compiled" in result["said"][0]
-    assert result["ops"] == ["aten::var.correction @CUDA"]
+    assert result["said"] == []
+    assert result["asked"] == ["aten::var.correction @CUDA"]
+    assert ("aten::std.correction @CUDA" in result["default"]) == result["driver"]
+    assert "aten::std.correction" in result["default"]
     assert result["cuda"] is False

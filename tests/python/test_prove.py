@@ -12,7 +12,7 @@ from conftest import Program
 from eagercache import prove
 from eagercache.calls import Call
 from eagercache.prove import CannotProve, ProofFailed
-from test_calls import NONE, boolean, describe, integers, tensor
+from test_calls import NONE, boolean, describe, integers, number, tensor
 
 Kernel = Callable[..., Any]
 
@@ -260,3 +260,36 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
     )
     assert result["texts"][0] == ""
     assert "native warns" in result["texts"][1] and "degrees of freedom" in result["texts"][1]
+
+
+def test_the_sign_of_zero_counts_unless_a_sum_made_it() -> None:
+    zero = torch.zeros(3)
+    prove.compare_with_reference(
+        zero, -zero, zero.double(), prove.Tolerance(reduces=True), "here", zero.double()
+    )
+    with pytest.raises(ProofFailed, match="sign of zero"):
+        prove.compare_with_reference(zero, -zero, zero.double(), prove.Tolerance(), "here")
+
+
+def test_a_normalised_element_near_zero_is_measured_by_the_whole_result() -> None:
+    description = describe(
+        "native_layer_norm", tensor((64, 512)), integers(512), NONE, NONE, number(1e-5)
+    )
+    call = Call(description)
+    wide = call.with_wide_floats()
+    x = torch.rand(64, 512, generator=torch.Generator().manual_seed(3)) + 1.0
+    values = [x.double()]
+    references = wide.invoke(values)
+    magnitudes = prove._magnitudes(wide, values, references)
+    tolerance = prove.tolerance_of(call, references, reduces=True)
+    expected = references[0].float()
+    rounding = torch.full_like(expected, 2.0**-23)
+    prove.compare_with_reference(
+        expected, expected + rounding, references[0], tolerance, "here", magnitudes[0]
+    )
+    # Another epsilon is another result, not rounding.
+    other = torch.nn.functional.layer_norm(x.double(), (512,), eps=1e-4).float()
+    with pytest.raises(ProofFailed, match="ulp"):
+        prove.compare_with_reference(
+            expected, other, references[0], tolerance, "here", magnitudes[0]
+        )

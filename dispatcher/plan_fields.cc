@@ -1,0 +1,95 @@
+#include "dispatcher/plan_fields.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace eagercache {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMaxDimensions = 16;
+
+struct DtypeName {
+  std::string_view name;
+  c10::ScalarType dtype;
+};
+
+constexpr std::array kDtypes{
+    DtypeName{"bool", c10::ScalarType::Bool},
+    DtypeName{"uint8", c10::ScalarType::Byte},
+    DtypeName{"int8", c10::ScalarType::Char},
+    DtypeName{"int16", c10::ScalarType::Short},
+    DtypeName{"int32", c10::ScalarType::Int},
+    DtypeName{"int64", c10::ScalarType::Long},
+    DtypeName{"float16", c10::ScalarType::Half},
+    DtypeName{"bfloat16", c10::ScalarType::BFloat16},
+    DtypeName{"float32", c10::ScalarType::Float},
+    DtypeName{"float64", c10::ScalarType::Double},
+    DtypeName{"complex64", c10::ScalarType::ComplexFloat},
+    DtypeName{"complex128", c10::ScalarType::ComplexDouble},
+};
+
+// Whether the tensor holds something and all of it lies within kMaxPlanBytes of its first element.
+bool fits(const LaunchPlan::Output& output) {
+  std::uint64_t last = 0;
+  for (std::size_t i = 0; i < output.sizes.size(); ++i) {
+    if (output.sizes[i] < 1) {
+      return false;
+    }
+    std::uint64_t step = 0;
+    if (__builtin_mul_overflow(static_cast<std::uint64_t>(output.sizes[i] - 1),
+                               static_cast<std::uint64_t>(output.strides[i]), &step) ||
+        __builtin_add_overflow(last, step, &last) || last > kMaxPlanBytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<std::uint64_t> read_number(const json& value, std::uint64_t limit) {
+  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > limit) {
+    return std::nullopt;
+  }
+  return value.get<std::uint64_t>();
+}
+
+std::optional<std::vector<std::int64_t>> read_numbers(const json& value, std::size_t max_count) {
+  if (!value.is_array() || value.size() > max_count) {
+    return std::nullopt;
+  }
+  std::vector<std::int64_t> numbers;
+  for (const json& element : value) {
+    const auto number = read_number(element, kMaxPlanBytes);
+    if (!number) {
+      return std::nullopt;
+    }
+    numbers.push_back(static_cast<std::int64_t>(*number));
+  }
+  return numbers;
+}
+
+std::optional<LaunchPlan::Output> read_plan_output(const json& value) {
+  if (!value.is_object() || value.size() != 3 || !value.contains("dtype") ||
+      !value.contains("sizes") || !value.contains("strides") || !value["dtype"].is_string()) {
+    return std::nullopt;
+  }
+  const auto& name = value["dtype"].get_ref<const std::string&>();
+  const auto* const dtype = std::find_if(
+      kDtypes.begin(), kDtypes.end(), [&](const DtypeName& known) { return known.name == name; });
+  auto sizes = read_numbers(value["sizes"], kMaxDimensions);
+  auto strides = read_numbers(value["strides"], kMaxDimensions);
+  if (dtype == kDtypes.end() || !sizes || !strides || sizes->size() != strides->size()) {
+    return std::nullopt;
+  }
+  LaunchPlan::Output output{dtype->dtype, std::move(*sizes), std::move(*strides)};
+  return fits(output) ? std::optional(std::move(output)) : std::nullopt;
+}
+
+}  // namespace eagercache

@@ -1,0 +1,53 @@
+"""Whether a compile worker may use a GPU beside the program that runs on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# What a worker holds besides its tensors: the context, and Triton's and PyTorch's modules.
+CONTEXT_BYTES = 1 << 30
+# Copies of the call's tensors that proof and timing hold at once, references in float64 included.
+COPIES = 12
+RESERVED_BYTES = 2 << 30
+DEFAULT_COMPUTE_MODE = 0  # CU_COMPUTEMODE_DEFAULT
+
+
+def reason_to_stay_off(description: Mapping[str, Any], core: Any) -> str:
+    """Why no worker may compile ``description``; empty when one may.
+
+    A worker needs free memory of three times its need and 2 GiB, and a GPU that several processes
+    may use. Called in a process that has CUDA tensors.
+    """
+    import torch
+
+    tensors = list(_tensors(description.get("args", ())))
+    devices = {tensor["device"] for tensor in tensors if tensor["device"].startswith("cuda")}
+    for device in devices:
+        index = torch.device(device).index or 0
+        mode = core.cuda_compute_mode(index)
+        if mode != DEFAULT_COMPUTE_MODE:
+            return f"GPU {index} is in an exclusive compute mode ({mode})"
+        need = CONTEXT_BYTES + COPIES * sum(map(_bytes, tensors))
+        free, _ = torch.cuda.mem_get_info(index)
+        if free < 3 * need + RESERVED_BYTES:
+            return (
+                f"GPU {index} has {free >> 20} MiB free; compiling this call wants "
+                f"{(3 * need + RESERVED_BYTES) >> 20} MiB"
+            )
+    return ""
+
+
+def _tensors(arguments: Any) -> Iterator[Mapping[str, Any]]:
+    for argument in arguments:
+        if argument.get("kind") == "tensor":
+            yield argument
+        elif argument.get("kind") == "tensor_list":
+            yield from _tensors(argument["elements"])
+
+
+def _bytes(tensor: Mapping[str, Any]) -> int:
+    import torch
+
+    return int(math.prod(tensor["sizes"])) * getattr(torch, tensor["dtype"]).itemsize

@@ -1,0 +1,248 @@
+"""Kernels on a real GPU, against native: values, streams, threads, graphs, memory, errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import eagercache
+import pytest
+import torch
+
+F = torch.nn.functional
+Call = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def everything_enabled() -> Iterator[None]:
+    with eagercache.enable(devices=["cuda"], on_miss="wait", choose="always"):
+        yield
+
+
+def rand(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(hash(sizes) & 0xFFFF)
+    return torch.randn(sizes, generator=generator, device="cuda").to(dtype)
+
+
+def hits(name: str) -> int:
+    row = eagercache.stats().operators.get(f"{name} @CUDA")
+    return row.hits if row is not None else 0
+
+
+def flat(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def compare(call: Call, name: str, *, calls: int = 2) -> None:
+    """Native's answer, then ours ``calls`` times, each by a kernel."""
+    call()
+    before = hits(name)
+    answers = [flat(call()) for _ in range(calls)]
+    assert hits(name) == before + calls
+    eagercache.disable()
+    expected = flat(call())
+    for answer in answers:
+        for mine, native in zip(answer, expected, strict=True):
+            assert mine.dtype == native.dtype and mine.device == native.device
+            assert mine.size() == native.size() and mine.stride() == native.stride()
+            torch.testing.assert_close(mine, native, equal_nan=True)
+
+
+OPERATORS: list[tuple[str, Callable[[torch.Tensor, torch.Tensor], Any]]] = [
+    ("aten::abs", lambda a, b: torch.abs(a)),
+    ("aten::add.Tensor", lambda a, b: a + b),
+    ("aten::mul.Tensor", lambda a, b: a * 2.5),
+    ("aten::sigmoid", lambda a, b: torch.sigmoid(a)),
+    ("aten::relu", lambda a, b: torch.relu(a)),
+    ("aten::_softmax", lambda a, b: torch.softmax(a, -1)),
+    ("aten::sum.dim_IntList", lambda a, b: a.sum(-1)),
+    ("aten::native_layer_norm", lambda a, b: F.layer_norm(a, a.shape[-1:])),
+    ("aten::cat", lambda a, b: torch.cat([a, b], -1)),
+    ("aten::clone", lambda a, b: a.transpose(0, 1).clone(memory_format=torch.contiguous_format)),
+    ("aten::_to_copy", lambda a, b: a.to(torch.float64)),
+]
+
+
+@pytest.mark.parametrize("name, call", OPERATORS, ids=[name for name, _ in OPERATORS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_operator_equals_native(
+    name: str, call: Callable[[torch.Tensor, torch.Tensor], Any], dtype: torch.dtype
+) -> None:
+    a, b = rand(64, 384, dtype=dtype), rand(64, 384, dtype=dtype)
+    compare(lambda: call(a, b), name)
+
+
+def test_number_is_passed_by_value_and_not_part_of_the_key() -> None:
+    x = rand(1000)
+    _ = x * 2.0
+    before = hits("aten::mul.Tensor")
+    numbers = (2.0, -3.5, 0.1, 1e-30)
+    products = [x * number for number in numbers]
+    assert hits("aten::mul.Tensor") == before + len(numbers)
+    host = torch.tensor(7.25)
+    _ = x * host
+    by_tensor = x * host
+    assert hits("aten::mul.Tensor") == before + len(numbers) + 1
+    eagercache.disable()
+    for number, product in zip(numbers, products, strict=True):
+        assert torch.equal(product, x * number)
+    assert torch.equal(by_tensor, x * 7.25)
+
+
+def test_side_stream_behind_a_delay() -> None:
+    x = rand(1 << 20)
+    torch.abs(x)
+    stream = torch.cuda.Stream()
+    before = hits("aten::abs")
+    for _ in range(20):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(2_000_000)
+            y = x.clone()
+            y.fill_(-3.0)
+            z = torch.abs(y)
+        stream.synchronize()
+        assert bool((z == 3.0).all())
+    assert hits("aten::abs") == before + 20
+
+
+def test_fresh_thread_without_a_context() -> None:
+    x = rand(4096)
+    torch.abs(x)
+    answers: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: answers.append(torch.abs(x)))
+    thread.start()
+    thread.join()
+    assert torch.equal(answers[0], torch.where(x < 0, -x, x))
+
+
+def test_threads_and_streams_on_one_cold_kernel() -> None:
+    x = rand(333, 77)
+    expected = (x.double().sigmoid()).float()
+    failures: list[str] = []
+
+    def work() -> None:
+        streams = [torch.cuda.Stream() for _ in range(4)]
+        ready = torch.cuda.Event()
+        ready.record()
+        for index in range(2000):
+            stream = streams[index % 4]
+            with torch.cuda.stream(stream):
+                y = torch.sigmoid(x)
+            if index % 250 == 0:
+                stream.synchronize()
+                if not torch.allclose(y, expected, atol=1e-6):
+                    failures.append(f"call {index}")
+        torch.cuda.synchronize()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert hits("aten::sigmoid") >= 8 * 2000 - 8
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_graph_of_a_warm_kernel_replays_with_new_data(mode: str) -> None:
+    x = rand(512, 64)
+    torch.softmax(x, -1)
+    before = hits("aten::_softmax")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        y = torch.softmax(x, -1)
+    assert hits("aten::_softmax") == before + 1
+    for _ in range(3):
+        x.copy_(torch.randn_like(x) * 3)
+        graph.replay()
+        expected = torch.softmax(x.double(), -1).float()
+        torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_cold_key_in_a_capture_is_captured_native(mode: str) -> None:
+    sizes = {"global": 1021, "thread_local": 1019, "relaxed": 1013}
+    x = rand(sizes[mode])
+    before = eagercache.stats()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        y = torch.tanh(x)
+    after = eagercache.stats()
+    assert (after.compiles, after.loaded, after.hits) == (
+        before.compiles,
+        before.loaded,
+        before.hits,
+    )
+    graph.replay()
+    eagercache.disable()
+    torch.testing.assert_close(y, torch.tanh(x))
+
+
+def test_memory_does_not_grow_over_hits() -> None:
+    x = rand(4096)
+    torch.abs(x)
+    torch.cuda.synchronize()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(100_000):
+        torch.abs(x)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_reserved() == reserved
+    assert torch.cuda.mem_get_info()[0] >= free - (2 << 20)
+
+
+def test_gradients_equal_native() -> None:
+    x = rand(128, 512).requires_grad_()
+    w, b = rand(512).requires_grad_(), rand(512).requires_grad_()
+
+    def step() -> list[torch.Tensor]:
+        y = F.layer_norm(torch.sigmoid(x), (512,), w, b)
+        return list(torch.autograd.grad((y * y).sum(), [x, w, b]))
+
+    eagercache.disable()
+    expected = step()
+    eagercache.enable(devices=["cuda"], on_miss="wait", choose="always")
+    step()
+    for mine, native in zip(step(), expected, strict=True):
+        torch.testing.assert_close(mine, native, rtol=1e-4, atol=1e-4)
+
+
+def test_other_device() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x, y = rand(777), rand(777).to("cuda:1")
+    for _ in range(2):
+        a, b = torch.abs(x), torch.abs(y)
+    assert b.device.index == 1 and torch.equal(a.cpu(), b.cpu())
+
+
+def test_broken_context_is_reported_as_native_reports_it() -> None:
+    """In a process of its own: the context does not survive."""
+    program = """
+        import torch, eagercache
+        eagercache.enable(devices=["cuda"], on_miss="wait", choose="always")
+        x = torch.randn(1000, device="cuda")
+        torch.abs(x); torch.abs(x)
+        torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
+        try:
+            for _ in range(1000):
+                torch.abs(x)
+            torch.cuda.synchronize()
+            print("NO ERROR")
+        except RuntimeError as error:
+            print("ERROR", str(error).splitlines()[0])
+        print("FAILURES", eagercache.stats().failures)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "device-side assert" in done.stdout, done.stdout + done.stderr
+    assert "reported an error" not in done.stderr

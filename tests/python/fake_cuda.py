@@ -1,0 +1,171 @@
+"""Makes Inductor and Triton believe in an H200, so that CUDA code is generated without a GPU.
+
+For a process of its own: it replaces functions of torch. Tensors are fake; nothing can run.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+_PROPERTIES = types.SimpleNamespace(
+    name="NVIDIA H200",
+    major=9,
+    minor=0,
+    total_memory=139 << 30,
+    multi_processor_count=132,
+    warp_size=32,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    regs_per_multiprocessor=65536,
+    L2_cache_size=60 << 20,
+    shared_memory_per_block=49152,
+    shared_memory_per_multiprocessor=233472,
+    shared_memory_per_block_optin=232448,
+    gcnArchName="",
+)
+
+
+class _Driver:
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+def install() -> None:
+    """Replaces what asks for a device."""
+    import torch._subclasses.fake_tensor as fake_tensor
+    from torch._dynamo.device_interface import CudaInterface
+    from triton.runtime import driver
+
+    cuda: Any = torch.cuda
+    for name, value in {
+        "_exchange_device": 0,
+        "_lazy_init": None,
+        "_maybe_exchange_device": 0,
+        "current_device": 0,
+        "device_count": 1,
+        "get_device_capability": (9, 0),
+        "get_device_properties": _PROPERTIES,
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+        "is_available": True,
+        "set_device": None,
+        "set_rng_state": None,
+        "synchronize": None,
+    }.items():
+        setattr(cuda, name, lambda *_, _value=value, **__: _value)
+    interface: Any = CudaInterface
+    interface.is_available = staticmethod(lambda: True)
+    interface.get_device_properties = staticmethod(lambda *_: _PROPERTIES)
+    interface.get_compute_capability = staticmethod(lambda *_: 90)
+    interface.Worker.get_device_properties = staticmethod(lambda *_: _PROPERTIES)
+    interface.Worker.current_device = staticmethod(lambda: 0)
+    fake: Any = fake_tensor
+    fake.init_gpu_context = lambda *_: None
+    driver.set_active(_Driver())
+    from torch._inductor.runtime import triton_helpers
+
+    helpers: Any = triton_helpers
+    helpers.set_driver_to_gpu = lambda: None
+
+
+def compile_first_configurations(module: Any) -> dict[str, tuple[Any, Any]]:
+    """What `_compat.tuned_kernels` gives where there is a GPU, of each kernel's first tuning."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    found = {}
+    for name, tuner in vars(module).items():
+        if isinstance(tuner, CachingAutotuner):
+            config = tuner.configs[0]
+            result = tuner._precompile_config(config)
+            parts = (result.kernel, result.kernel.cubin_raw, result.compile_meta["signature"])
+            found[name] = (tuner, types.SimpleNamespace(config=config, eagercache_parts=parts))
+    return found
+
+
+def _tensor(sizes: list[int], dtype: str = "float32", **changes: Any) -> dict[str, Any]:
+    strides = [int(torch.tensor(sizes[i + 1 :]).prod()) for i in range(len(sizes))]
+    return {"kind": "tensor", "dtype": dtype, "device": "cuda:0", "sizes": sizes,
+            "strides": strides, "wrapped": False, "aligned": True, **changes}  # fmt: skip
+
+
+_NUMBER = _tensor([], "float64", device="cpu", wrapped=True)
+_CALLS: dict[str, tuple[str, list[dict[str, Any]], int]] = {
+    "aten::mul": ("Tensor", [_tensor([64, 512]), _NUMBER], 1),
+    "aten::sum": (
+        "dim_IntList",
+        [
+            _tensor([4, 2_000_000]),
+            {"kind": "int_list", "values": [1]},
+            {"kind": "bool", "value": False},
+            {"kind": "none"},
+        ],
+        1,
+    ),
+    "aten::native_layer_norm": (
+        "",
+        [
+            _tensor([64, 512], "bfloat16"),
+            {"kind": "int_list", "values": [512]},
+            _tensor([512], "bfloat16"),
+            _tensor([512], "bfloat16"),
+            {"kind": "float", "bits": "3ee4f8b588e368f1"},
+        ],
+        3,
+    ),
+    "aten::mm": ("", [_tensor([64, 512]), _tensor([512, 64])], 1),
+    "aten::abs": ("", [_tensor([64], aligned=False)], 1),
+}
+_STATE = {
+    "default_dtype": "float32",
+    "deterministic": False,
+    "deterministic_warn_only": False,
+    "fill_uninitialized_memory": True,
+    "num_threads": 1,
+}
+
+
+def compile_some() -> dict[str, Any]:
+    """The plans of some calls, or why there is none, and whether each holds machine code."""
+    install()
+    from eagercache import _compat, cuda_compile
+    from eagercache.calls import Call
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fake = FakeTensorMode()
+
+    def examples(call: Call) -> tuple[torch.Tensor, ...]:
+        with fake:
+            return tuple(
+                torch.empty_strided(s.sizes, s.strides, dtype=s.dtype, device=s.device)
+                for s in call.tensors
+            )
+
+    changed: Any = cuda_compile
+    changed.example_inputs = examples
+    changed._tune = lambda *_: None
+    compat: Any = _compat
+    compat.tuned_kernels = compile_first_configurations
+    tuner: Any = CachingAutotuner
+    tuner.precompile = lambda *_, **__: None
+    result: dict[str, Any] = {"machine_code": True}
+    for name, (overload, arguments, returns) in _CALLS.items():
+        call = Call({"op": name, "overload": overload, "state": _STATE, "args": arguments})
+        try:
+            plan = cuda_compile.lower(call, returns).plan
+        except Exception as error:
+            result[name] = f"{type(error).__name__}: {error}"
+            continue
+        result[name] = plan.to_json()
+        result["machine_code"] &= all(c.startswith(b"\x7fELF") for c in plan.cubins())
+    return result
