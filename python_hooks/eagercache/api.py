@@ -234,6 +234,7 @@ def _start_service(
                 choose=chosen.choose,
                 numerics=chosen.numerics,
                 workers=settings.workers,
+                slots=settings.slots,
                 cxx=settings.cxx,
                 max_bytes=settings.max_bytes,
             )

@@ -185,6 +185,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Compile workers of this process; 0 means half the cores.",
     ),
     Variable(
+        "EAGERCACHE_SLOTS",
+        "slots",
+        _count,
+        0,
+        "Workers of all your processes on the machine that may compile at the same time; 0 means "
+        "half the cores, or EAGERCACHE_WORKERS where that is more.",
+    ),
+    Variable(
         "EAGERCACHE_VERIFY",
         "verify",
         _share,
@@ -211,6 +219,7 @@ class Settings:
     log: str
     cxx: str | None
     workers: int
+    slots: int
     verify: float
 
 

@@ -60,9 +60,9 @@ MODULE_TIMEOUT_FACTOR = 6
 class ServiceSettings:
     """What the service needs to know. Seconds throughout.
 
-    ``workers`` of 0 means half the cores, ``memory_bytes`` of 0 half of the machine's memory for
-    each of a worker's processes. ``slots_folder`` None is the machine's own. ``python`` and
-    ``worker_arguments`` exist for tests.
+    ``workers`` and ``slots`` of 0 mean half the cores, ``memory_bytes`` of 0 half of the machine's
+    memory for each of a worker's processes. ``slots_folder`` None is the machine's own.
+    ``python`` and ``worker_arguments`` exist for tests.
     """
 
     store_root: str
@@ -72,6 +72,7 @@ class ServiceSettings:
     margin: float = 0.03
     max_bytes: int = 10 << 30
     workers: int = 0
+    slots: int = 0
     memory_bytes: int = 0
     slots_folder: Path | None = None
     cxx: str | None = None
@@ -138,7 +139,8 @@ class CompileService:
         self._closed = False
         self._owner = os.getpid()
         self._slots = Slots(
-            max(settings.workers, (os.cpu_count() or 2) // 2, 1), settings.slots_folder
+            settings.slots or max(settings.workers, (os.cpu_count() or 2) // 2, 1),
+            settings.slots_folder,
         )
         self.compiles = 0
         self.failures = 0

@@ -1,4 +1,4 @@
-"""Fixtures: private stores, and programs that run in a process of their own.
+"""Fixtures: private stores, and programs that run in a process of their own (launcher.py).
 
 Hooks are registered once per process and stay, so what a test says about a whole program it says
 about a fresh process.
@@ -6,6 +6,8 @@ about a fresh process.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launcher import Finished, Launcher
 
 PACKAGE_ROOT = str(Path(__import__("eagercache").__file__).parent.parent)
 
@@ -30,6 +33,7 @@ COSTLY_FIXTURES = {
     "documentation_cache",
     "survey",
     "filled",
+    "proofs",
 }
 
 
@@ -42,19 +46,62 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment without eagercache's variables, with `extra` on top."""
+    """The environment without eagercache's variables, with `extra` on top.
+
+    Tests that run side by side, on two cores too, do not wait for each other's compiles.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EAGERCACHE_")}
+    environment["EAGERCACHE_SLOTS"] = "16"
     environment["PYTHONPATH"] = PACKAGE_ROOT
     environment.update(extra)
     return environment
 
 
+@functools.cache
+def _launcher() -> Launcher:
+    launcher = Launcher(clean_environment())
+    atexit.register(launcher.close)
+    return launcher
+
+
+def run_python(
+    code: str,
+    environment: dict[str, str],
+    *arguments: str,
+    folder: Path | None = None,
+    timeout: float = 240,
+) -> Finished:
+    """Runs `code` as a program of its own, in `folder`, until it ends: `python -c code arguments`.
+
+    It is forked from a process that has imported torch, unless torch or the interpreter would read
+    something else of `environment` when they start.
+    """
+    changed = {
+        name
+        for name in environment.keys() | clean_environment().keys()
+        if environment.get(name) != clean_environment().get(name)
+    }
+    folder = folder or Path.cwd()
+    if all(name.startswith("EAGERCACHE_") or name == "PATH" for name in changed):
+        return _launcher().run(code, arguments, environment, folder, timeout)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
 def run_program(
     code: str, cache: Path | None, *, timeout: float = 240, check: bool = True, **variables: str
 ) -> dict[str, Any]:
-    """Runs `code` in a fresh interpreter; it may call `report(name=value, ...)` once.
+    """Runs `code` as a program of its own; it may call `report(name=value, ...)` once.
 
-    Returns the reported values, plus "stderr" and "returncode".
+    Returns the reported values, plus "stdout", "stderr" and "returncode".
     """
     prelude = textwrap.dedent(
         """
@@ -65,13 +112,8 @@ def run_program(
     )
     if cache is not None:
         variables.setdefault("EAGERCACHE_DIR", str(cache))
-    done = subprocess.run(
-        [sys.executable, "-c", prelude + textwrap.dedent(code)],
-        env=clean_environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
+    done = run_python(
+        prelude + textwrap.dedent(code), clean_environment(**variables), timeout=timeout
     )
     if check and done.returncode != 0:
         pytest.fail(f"exit {done.returncode}\n{done.stdout}\n{done.stderr}")

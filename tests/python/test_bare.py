@@ -7,12 +7,10 @@ plan, and its kernel must pass the proof that the worker makes.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from conftest import clean_environment
+from conftest import clean_environment, run_python
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
 
 
@@ -99,13 +97,7 @@ print(json.dumps(result))
 @pytest.fixture(scope="module")
 def proofs() -> dict[str, str]:
     """What became of each call; one process, one translation unit."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(CALLS)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(PROGRAM, clean_environment(), json.dumps(CALLS))
     assert done.returncode == 0, done.stderr
     answer: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import clean_environment, run_python
 from eagercache import config
+
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -67,15 +68,7 @@ def test_the_snippets_of_a_page_run(page: Path, documentation_cache: Path, tmp_p
         tool.chmod(0o755)
     environment = clean_environment(EAGERCACHE_DIR=str(documentation_cache))
     environment["PATH"] = f"{tools}:{environment['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-c", program_of(page)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run_python(program_of(page), environment, folder=tmp_path, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

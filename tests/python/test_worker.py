@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import clean_environment
+from conftest import clean_environment, run_python
 from eagercache import environment, worker
 from eagercache._load import core
 from eagercache.service import CompileService, ServiceSettings
@@ -77,13 +75,8 @@ for description in json.loads(sys.argv[1]):
 
 
 def with_digests(descriptions: list[dict[str, Any]], choose: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-c", DIGESTS, json.dumps(descriptions), choose],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(DIGESTS, clean_environment(), json.dumps(descriptions), choose)
+    assert done.returncode == 0, done.stderr
     digests = done.stdout.split()
     return [{**d, "digest": digest} for d, digest in zip(descriptions, digests, strict=True)]
 
