@@ -15,6 +15,8 @@ from eagercache.bisection import NothingToFind, bisect, smallest_set
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.once
+
 
 def entry(key: str, op: str, kind: str = "kernel") -> dict[str, Any]:
     return {"key": key, "kind": kind, "facts": {"op": op}}

@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from eagercache import _C, cli, environment
 
+pytestmark = pytest.mark.once
+
 CALL = {
     "args": [
         {"kind": "tensor", "name": "self", "dtype": "float32", "sizes": [8, 4], "strides": [4, 1]},

@@ -23,6 +23,8 @@ import pytest
 from conftest import clean_environment
 from eagercache.service import CompileService, ServiceSettings, worker_environment
 
+pytestmark = pytest.mark.once
+
 # Speaks the protocol; `do` in the description says how to behave. Keeps a note of what it was
 # asked.
 WORKER = """

@@ -11,6 +11,8 @@ import pytest
 from conftest import clean_environment
 from eagercache.slots import Slots
 
+pytestmark = pytest.mark.once
+
 HOLDER = """
 import sys, time
 from pathlib import Path

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 from eagercache import timing
 
+pytestmark = pytest.mark.once
+
 
 class Clock:
     """A probe whose times follow a rule; counts what it was asked."""

@@ -8,6 +8,8 @@ import pytest
 from eagercache import toolchain
 from eagercache.toolchain import AVX2, AVX512, SCALAR, ToolchainError
 
+pytestmark = pytest.mark.once
+
 
 def fake_compiler(folder: Path, name: str, first_lines: str, status: int = 0) -> Path:
     """A program that answers ``-v`` on standard error."""
