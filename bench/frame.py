@@ -153,7 +153,7 @@ def print_tables(results: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _short(ns: float) -> str:
-    return f"{ns:.0f}" if ns >= 100 else f"{ns:.1f}"
+    return f"{ns:,.0f}" if ns >= 100 else f"{ns:.1f}"
 
 
 def main(title: str, measure: Callable[[argparse.Namespace], list[Figure]]) -> None:

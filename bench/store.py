@@ -1,6 +1,6 @@
 """How soon a process with a full store is ready, and what the first use of a kernel costs.
 
-Usage: store.py [--entries N] [--runs N] [--json]
+Usage: store.py [--entries N] [--runs N] [--json]; the table's quartiles are those of the runs.
 
 One kernel is compiled into a store of its own, which is then filled with N - 1 entries like it.
 Each run is a fresh process: `enable()` after `import eagercache` (the environment key apart, whose
@@ -13,13 +13,20 @@ import argparse
 import hashlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import frame
+
+STEPS = {
+    "key": "the environment key",
+    "enable": "enable()",
+    "first": "first use of a kernel",
+    "second": "second use",
+}
 _PROCESS = """
 import json, sys, time
 import torch, eagercache
@@ -66,7 +73,7 @@ def fill(store: Path, entries: int) -> None:
 
 
 def main() -> None:
-    """Prints the medians and the worst of all runs, in milliseconds."""
+    """Prints medians and quartiles of all runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--entries", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=10)
@@ -79,18 +86,16 @@ def main() -> None:
         fill(store, arguments.entries)
         results = [run(store) for _ in range(arguments.runs)]
     assert all(result["hits"] == 2 and result["loaded"] == 1 for result in results), results
-    table = {
-        name: {
-            "median_ms": 1e3 * statistics.median(result[name] for result in results),
-            "worst_ms": 1e3 * max(result[name] for result in results),
-        }
-        for name in ("key", "enable", "first", "second")
-    }
+    figures = []
+    for name, label in STEPS.items():
+        low, median, high = frame.quartiles([1e9 * result[name] for result in results])
+        figures.append(frame.Figure(label, median, low, high, None, arguments.runs, 1))
+    title = f"A process with a store of {arguments.entries} entries, from Python"
+    table = frame.as_json(title, figures)
     if arguments.json:
         print(json.dumps(table, indent=2))
-        return
-    for name, row in table.items():
-        print(f"{name:8} median {row['median_ms']:8.3f} ms   worst {row['worst_ms']:8.3f} ms")
+    else:
+        frame.print_tables([table])
 
 
 if __name__ == "__main__":
