@@ -1,15 +1,31 @@
 # Defines eagercache_add_test(). GoogleTest itself is found in Dependencies.cmake.
 include(GoogleTest)
 
-# eagercache_add_test(NAME sources... LIBS targets...): one GoogleTest executable, each of its tests
-# known to ctest.
+# GoogleTest's headers and the standard library's larger ones, precompiled for the tests without torch.
+set(gtest_headers_source "${CMAKE_CURRENT_BINARY_DIR}/gtest_headers.cc")
+if(NOT EXISTS "${gtest_headers_source}")
+  file(WRITE "${gtest_headers_source}" "// Nothing: the headers are what this target is for.\n")
+endif()
+add_library(eagercache_gtest_headers OBJECT "${gtest_headers_source}")
+target_link_libraries(eagercache_gtest_headers PRIVATE eagercache_settings GTest::gtest)
+target_precompile_headers(eagercache_gtest_headers PRIVATE
+  <gtest/gtest.h> <chrono> <filesystem> <fstream> <functional> <map> <string> <thread> <vector>)
+
+# eagercache_add_test(name SOURCES files... LIBS targets... [LABELS ...] [TIMEOUT seconds]
+#                     [HEADERS_OF target]): one GoogleTest executable, each of its tests known to ctest.
+# HEADERS_OF names whose precompiled headers it uses; those are of a library, hence -fPIC.
 function(eagercache_add_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LIBS;LABELS" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE eagercache_settings ${ARG_LIBS} GTest::gtest GTest::gtest_main)
+  cmake_parse_arguments(ARG "" "TIMEOUT;HEADERS_OF" "SOURCES;LIBS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
+  if(NOT ARG_HEADERS_OF)
+    set(ARG_HEADERS_OF eagercache_gtest_headers)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE eagercache_settings ${ARG_LIBS} GTest::gtest GTest::gtest_main)
+  target_compile_options(${name} PRIVATE -fPIC)
+  target_precompile_headers(${name} REUSE_FROM ${ARG_HEADERS_OF})
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()
