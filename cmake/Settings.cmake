@@ -22,6 +22,10 @@ target_compile_options(eagercache_settings INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -fvisibility=hidden
   $<$<BOOL:${EAGERCACHE_WERROR}>:-Werror>)
 
+if(EAGERCACHE_MUTATIONS)
+  target_compile_definitions(eagercache_settings INTERFACE EAGERCACHE_MUTATIONS)
+endif()
+
 if(EAGERCACHE_SANITIZE STREQUAL "address")
   set(sanitize_flags -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
 elseif(EAGERCACHE_SANITIZE STREQUAL "thread")

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "dispatcher/operator_rules.h"
+#include "guards/left_out.h"
 
 namespace eagercache {
 namespace {
@@ -18,7 +19,7 @@ std::string excluded_by_tag(const c10::OperatorHandle& op) {
       {at::Tag::inplace_view, "it changes a tensor's metadata in place"},
   };
   for (const auto& [tag, reason] : kTags) {
-    if (op.hasTag(tag)) {
+    if (op.hasTag(tag) && !left_out("eligible", "tag")) {
       return reason;
     }
   }
@@ -30,6 +31,7 @@ std::string excluded_by_schema(const c10::FunctionSchema& schema) {
     return "it returns no tensor";
   }
   for (const c10::Argument& result : schema.returns()) {
+    if (left_out("eligible", "returns")) break;
     if (result.real_type()->kind() != c10::TypeKind::TensorType) {
       return "it returns " + result.real_type()->str() + ", not only tensors";
     }
@@ -40,7 +42,8 @@ std::string excluded_by_schema(const c10::FunctionSchema& schema) {
 std::string excluded_by_kernel(const c10::OperatorHandle& op, c10::DispatchKey key,
                                bool& composite) {
   const bool direct = op.hasKernelForDispatchKey(key);
-  if (!direct && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+  if (!direct && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !left_out("eligible", "composite")) {
     composite = true;
     return "it is composite: PyTorch takes it apart above the backend, and overriding it there "
            "would "
@@ -65,7 +68,7 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
   }
   result.reason = excluded_by_kernel(op, key, result.composite);
   result.effects = operator_effects(op.schema());
-  if (result.reason.empty()) {
+  if (result.reason.empty() && !left_out("eligible", "effects")) {
     result.reason = result.effects.refusal(op.schema());
   }
   if (result.reason.empty()) {
@@ -75,7 +78,8 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
     result.reason = excluded_by_tag(op);
   }
   const auto rule = find_operator_rule(op.schema().name());
-  if (result.reason.empty() && rule && rule->kind != RuleKind::kIntegerDivision) {
+  if (result.reason.empty() && rule && rule->kind != RuleKind::kIntegerDivision &&
+      !left_out("eligible", "library")) {
     result.reason = rule->reason;
   }
   if (!result.reason.empty()) {

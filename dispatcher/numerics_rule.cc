@@ -1,5 +1,7 @@
 #include "dispatcher/numerics_rule.h"
 
+#include "guards/left_out.h"
+
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -25,6 +27,9 @@ class ReplicaKernel final : public LoadedKernel {
 
 std::string numerics_refusal(std::string_view proved, Numerics asked, bool deterministic,
                              const OperatorEffects& effects) {
+  if (left_out("check", "numerics")) {
+    return {};
+  }
   if (proved == "bitwise") {
     return {};
   }

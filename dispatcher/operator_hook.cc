@@ -16,6 +16,7 @@
 #include "dispatcher/runtime.h"
 #include "dispatcher/thread_state.h"
 #include "dispatcher/verification.h"
+#include "guards/left_out.h"
 #include "guards/torch_compat.h"
 
 namespace eagercache {
@@ -88,14 +89,15 @@ AsideReason OperatorHook::read_call(const torch::jit::Stack& stack, CallView& vi
   if (const AsideReason reason = thread_state_reason(); reason != AsideReason::kNone) {
     return reason;
   }
-  if (device_type_ == c10::DeviceType::CPU && at::in_parallel_region()) [[unlikely]] {
+  if (device_type_ == c10::DeviceType::CPU && at::in_parallel_region() &&
+      applies(AsideReason::kParallelRegion)) [[unlikely]] {
     return AsideReason::kParallelRegion;
   }
   return build_key(eligibility_.plan, arguments(stack), device_type_, view);
 }
 
 void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (InsideGuard::active()) {
+  if (InsideGuard::active() && !left_out("check", "re_entrancy")) {
     if (Explainer* explainer = Explainer::current()) [[unlikely]] {
       explainer->take_call(*this, *stack);
     }
@@ -165,8 +167,11 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
   }
   // Native first: a key goes to the store and the compiler only after native has answered it. If it
   // throws, the call was wrong and nothing happened.
+  if (left_out("check", "native_first")) {
+    runtime.note_missed_call(*this, view.key.words(), hash, note);
+  }
   call_native(keys, stack);
-  if (returned_large(*stack)) [[unlikely]] {
+  if (returned_large(*stack) && !left_out("check", "large_result")) [[unlikely]] {
     // Small operands may broadcast to more than 31 bits count.
     table_.set_native(view.key.words(), hash);
     return;

@@ -7,6 +7,8 @@
 
 #include "dispatcher/log.h"
 #include "dispatcher/runtime.h"
+#include "guards/epoch.h"
+#include "guards/torch_compat.h"
 
 namespace eagercache {
 namespace {
@@ -40,7 +42,11 @@ std::string display_name(const std::string& name, const std::string& overload) {
 
 // The registry says where a kernel was registered: "CUDA: registered at /x/y.py:380 :: (none) [
 // boxed ]" is a Python function in native's place; compiled kernels name a C++ source.
-bool is_python_kernel(const c10::OperatorHandle& op, const std::string& dispatch_key) {
+bool is_python_kernel(const c10::OperatorHandle& op, c10::DispatchKey key,
+                      const std::string& dispatch_key) {
+  if (compat::lookup_kernel(op, key).isValidUnboxed()) {
+    return false;  // Python functions are registered boxed; the text below takes long
+  }
   const std::string state = "\n" + op.dumpState();
   const std::string prefix = "\n" + dispatch_key + ": registered at ";
   const std::size_t line = state.find(prefix);
@@ -98,7 +104,7 @@ Result<OperatorHook*> Runtime::register_operator(const std::string& name,
     return slot.get();
   }
   Eligibility eligibility = check_eligibility(*op, key);
-  if (eligibility.eligible && name.starts_with("aten::") && is_python_kernel(*op, dispatch_key)) {
+  if (eligibility.eligible && name.starts_with("aten::") && is_python_kernel(*op, key, dispatch_key)) {
     eligibility.eligible = false;
     eligibility.reason = "a Python function stands in its native kernel's place";
   }
@@ -189,6 +195,9 @@ void Runtime::freeze() noexcept {
 bool Runtime::set_answering(bool answering) {
   if (answering && forked()) {
     return false;
+  }
+  if (answering) {
+    prepare_epoch();
   }
   hooks_answer.store(answering, std::memory_order_relaxed);
   return true;

@@ -25,10 +25,11 @@ inline constexpr c10::DispatchKeySet kForeignState = c10::DispatchKeySet({
 // dispatch keys that may not be included.
 inline AsideReason thread_state_reason(c10::DispatchKeySet foreign = kForeignState) noexcept {
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  if (((local.included_ - local.excluded_) & foreign).raw_repr() != 0) [[unlikely]] {
+  if (((local.included_ - local.excluded_) & foreign).raw_repr() != 0 &&
+      applies(AsideReason::kDispatchState)) [[unlikely]] {
     return AsideReason::kDispatchState;
   }
-  if (!floating_point_mode_is_default()) [[unlikely]] {
+  if (!floating_point_mode_is_default() && applies(AsideReason::kFloatingPointMode)) [[unlikely]] {
     return AsideReason::kFloatingPointMode;
   }
   return AsideReason::kNone;

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "guards/left_out.h"
+
 namespace eagercache {
 
 // Why a call is answered by native without being counted as a miss. One name per rule of the
@@ -60,6 +62,11 @@ constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
       return "parallel_region";
   }
   return "unknown";
+}
+
+// Whether a rule counts: always, but in the proof that tests watch it (left_out.h).
+constexpr bool applies(AsideReason reason) noexcept {
+  return !kMutations || !left_out("aside", aside_reason_name(reason));
 }
 
 }  // namespace eagercache

@@ -11,6 +11,7 @@ namespace eagercache {
 namespace epoch_detail {
 
 GlobalEpoch global_epoch;
+std::atomic<bool> membarrier_ready{false};
 constinit thread_local ReaderSlot* this_thread_slot __attribute__((tls_model("initial-exec"))) =
     nullptr;
 
@@ -35,13 +36,17 @@ void after_fork_in_child() noexcept {
     slot->in_use.store(false);
   }
   // A kernel may or may not hand the registration on. If this fails, barriers fail too, and then
-  // nothing is freed any more.
-  membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+  // nothing is freed any more. In a process of one thread it takes no time.
+  if (membarrier_ready.load()) membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+}
+
+void* register_membarrier(void* /*unused*/) noexcept {
+  if (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)) membarrier_ready.store(true);
+  return nullptr;
 }
 
 // What the process sets up once, before its first reader.
 struct Process {
-  bool has_membarrier = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
   bool has_key = false;
   pthread_key_t key{};
 
@@ -70,7 +75,6 @@ ReaderSlot* take_free_slot() noexcept {
 ReaderSlot* add_slot() noexcept {
   auto* const slot = new (std::nothrow) ReaderSlot;
   if (slot == nullptr) return nullptr;
-  slot->ordered_stores = !process().has_membarrier;
   slot->next = all_slots.load();
   while (!all_slots.compare_exchange_weak(slot->next, slot)) {
   }
@@ -97,8 +101,8 @@ namespace {
 // The oldest epoch in which some reader may be; the largest number when there is none. False when
 // readers could not be ordered, so that nothing is known.
 bool oldest_reader(std::uint64_t* oldest) noexcept {
-  using epoch_detail::process;
-  if (process().has_membarrier && !epoch_detail::membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) {
+  if (epoch_detail::membarrier_ready.load(std::memory_order_seq_cst) &&
+      !epoch_detail::membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) {
     return false;
   }
   *oldest = UINT64_MAX;
@@ -164,6 +168,18 @@ std::size_t epoch_reader_slots() noexcept {
   return count;
 }
 
-bool epoch_uses_membarrier() noexcept { return epoch_detail::process().has_membarrier; }
+void prepare_epoch() noexcept {
+  if (epoch_detail::kThreadSanitizer) return;
+  static const bool kStarted = [] {
+    epoch_detail::process();  // fork handlers first
+    pthread_t thread{};
+    const bool started =
+        pthread_create(&thread, nullptr, epoch_detail::register_membarrier, nullptr) == 0;
+    return started && pthread_detach(thread) == 0;
+  }();
+  (void)kStarted;
+}
+
+bool epoch_uses_membarrier() noexcept { return epoch_detail::membarrier_ready.load(); }
 
 }  // namespace eagercache

@@ -27,9 +27,14 @@
 //       single order gives the same two cases. On x86-64 that costs something in S alone, so L, U
 //       and R are always sequentially consistent.
 //   (3) Leaving is a release store and R an acquire load, so all uses come before the free.
-// A slot published after R's walk of the slots is covered too: its publication is a sequentially
-// consistent operation after R's, so the reader's L, later still, sees U.
-// A thread that stays inside delays frees, never correctness. Numbers of 64 bits do not wrap.
+// Registering for membarrier waits for all processors (milliseconds once threads exist), so
+// nobody's path does it: prepare_epoch() has a thread do it, and until `membarrier_ready` readers
+// order their own stores. A reader that saw it true was preceded, in the single order of
+// sequentially consistent operations, by every writer that saw it false, and so by that writer's U:
+// its L, later still, sees U. Writers that saw it true use membarrier. A slot published after R's
+// walk of the slots is covered too: its publication is a sequentially consistent operation after
+// R's, so the reader's L, later still, sees U. A thread that stays inside delays frees, never
+// correctness. Numbers of 64 bits do not wrap.
 //
 // Slots belong to threads, are handed on when a thread ends, and are never freed. In a forked child
 // only the forking thread exists, so the child's fork handler empties all other slots.
@@ -46,7 +51,7 @@ inline constexpr bool kThreadSanitizer =
 
 struct alignas(64) ReaderSlot {
   std::atomic<std::uint64_t> epoch{0};  // 0: outside
-  bool ordered_stores = false;          // S must be sequentially consistent: no membarrier here
+  bool ordered_stores = true;           // S must be sequentially consistent; its thread's own
   std::atomic<bool> in_use{true};
   ReaderSlot* next = nullptr;  // written before the slot is published
 };
@@ -56,6 +61,9 @@ struct alignas(64) GlobalEpoch {
   std::atomic<std::uint64_t> number{1};
 };
 extern GlobalEpoch global_epoch;
+
+// The process is registered for membarrier, and writers use it. Set once.
+extern std::atomic<bool> membarrier_ready;
 
 // This thread's slot, null before its first section. Initial-exec: one instruction, no call, and
 // eight bytes of the static TLS that the loader keeps for late libraries.
@@ -82,6 +90,8 @@ class ReadSection {
     const std::uint64_t now = epoch_detail::global_epoch.number.load(std::memory_order_acquire);
     if (epoch_detail::kThreadSanitizer || slot_->ordered_stores) [[unlikely]] {
       slot_->epoch.store(now, std::memory_order_seq_cst);
+      slot_->ordered_stores =
+          !epoch_detail::membarrier_ready.load(std::memory_order_seq_cst);  // from the next one on
     } else {
       slot_->epoch.store(now, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -152,7 +162,11 @@ class Limbo {
 // Reader slots made so far: the largest number of threads that were reading threads at one time.
 std::size_t epoch_reader_slots() noexcept;
 
-// True when readers are ordered by membarrier, false when by their own stores.
+// Starts the registration for membarrier in a thread of its own, once a process. Without it, and
+// until it is done, sections are right and cost some nanoseconds more.
+void prepare_epoch() noexcept;
+
+// True when writers order readers by membarrier, false when readers do it by their own stores.
 bool epoch_uses_membarrier() noexcept;
 
 }  // namespace eagercache

@@ -1,30 +1,13 @@
 #include "guards/guard_table.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <mutex>
+#include <new>
 #include <vector>
 
-#include "guards/epoch.h"
-#include "guards/guard_table_entry.h"
+#include "guards/guard_table_impl.h"
 
-// Invariants.
-// - slots_ points to an array of which at most half is not null. An entry is in it once, on its
-// probe
-//   path, with no null slot before it. Writers keep that true after every single store, because
-//   readers look at any time: an entry is stored complete, one is taken away by a tombstone (or
-//   null, when the next slot is null), and an array is outgrown by publishing another.
-// - A reader may hold an array or an entry that is unlinked already. It then gives the verdict of a
-//   moment ago, which is a true one; epoch.h keeps the memory.
-// - Every live entry is in exactly one queue: pending or decided.
-// - Recency: a tick counts inserted entries, coarsely. A hit stores the tick in its entry only when
-//   it differs, so that hits of a settled program write nothing shared. Eviction takes the oldest
-//   of a queue, and gives those used since it last looked a second chance. Pending entries go
-//   first, but an eighth of the table is theirs: among decided entries alone a new key could never
-//   become known.
 namespace eagercache {
 
 using guard_table_detail::Entry;
@@ -42,116 +25,25 @@ constexpr std::size_t kPendingShare = 8;       // 1/8 of the entries
 
 }  // namespace
 
-class GuardTable::Impl {
- public:
-  explicit Impl(std::size_t max_entries);
-  ~Impl();
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
-
-  Found find(std::span<const Word> key, std::uint64_t hash) const noexcept;
-  MissNote note_miss(std::span<const Word> key, std::uint64_t hash) noexcept;
-  void set(std::span<const Word> key, std::uint64_t hash, Verdict verdict) noexcept;
-  bool erase(std::span<const Word> key, std::uint64_t hash) noexcept;
-  void clear() noexcept;
-  void for_each(
-      const std::function<void(std::span<const Word>, Found, std::uint64_t)>& visit) const;
-
-  std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
-  std::size_t max_entries() const noexcept { return max_entries_; }
-
- private:
-  class ForkGuard;
-
-  // Marks an entry as used now. The caller is in a read section or holds mutex_.
-  void touch(Entry* entry) const noexcept {
-    const std::uint32_t now = tick_.load(std::memory_order_relaxed);
-    if (entry->tick.load(std::memory_order_relaxed) != now) {
-      entry->tick.store(now, std::memory_order_relaxed);
-    }
-  }
-
-  // The methods below require mutex_.
-  Slots* slots() const noexcept { return slots_.load(std::memory_order_relaxed); }
-  Queue& queue_of(const Entry* entry) noexcept { return entry->decided ? decided_ : pending_; }
-  Entry* insert(std::span<const Word> key, std::uint64_t hash, Verdict verdict,
-                std::uint64_t calls) noexcept;
-  bool make_room() noexcept;
-  bool rebuild() noexcept;
-  void link(Entry* entry) noexcept;
-  void unlink(Entry* entry) noexcept;
-  void evict() noexcept;
-  void collect_if_due() noexcept;
-
-  // What find() reads, on one cache line.
-  alignas(64) std::atomic<Slots*> slots_{nullptr};
-  std::atomic<std::uint32_t> tick_{1};
-  const std::size_t max_entries_;
-
-  alignas(64) mutable std::mutex mutex_;  // guards all below, and every store to the above
-  std::atomic<std::size_t> size_{0};      // live entries; written under mutex_
-  std::size_t used_ = 0;                  // slots that are not null
-  std::size_t inserted_ = 0;              // entries since the last tick
-  Queue pending_;
-  Queue decided_;
-  Limbo entry_limbo_{Entry::free};
-  Limbo slots_limbo_{Slots::free};
-
-  Impl* next_ = nullptr;  // guarded by ForkGuard's mutex
-  Impl* previous_ = nullptr;
-};
-
-// Every table's lock is taken around fork(), so that the child finds no table half changed and no
-// lock held by a thread that it does not have. Lock order: this class's mutex, then the tables'.
-class GuardTable::Impl::ForkGuard {
- public:
-  static void add(Impl* table) {
-    const std::lock_guard lock(mutex());
-    static const int kRegistered = pthread_atfork(before, after, after);
-    (void)kRegistered;
-    table->next_ = first_;
-    if (first_ != nullptr) first_->previous_ = table;
-    first_ = table;
-  }
-
-  static void remove(Impl* table) noexcept {
-    const std::lock_guard lock(mutex());
-    (table->previous_ != nullptr ? table->previous_->next_ : first_) = table->next_;
-    if (table->next_ != nullptr) table->next_->previous_ = table->previous_;
-  }
-
- private:
-  static std::mutex& mutex() noexcept {
-    static auto* const kMutex = new std::mutex;  // outlives every table with static storage
-    return *kMutex;
-  }
-  static void before() noexcept {
-    mutex().lock();
-    for (auto* table = first_; table != nullptr; table = table->next_) table->mutex_.lock();
-  }
-  static void after() noexcept {
-    for (auto* table = first_; table != nullptr; table = table->next_) table->mutex_.unlock();
-    mutex().unlock();
-  }
-
-  static inline Impl* first_ = nullptr;
-};
-
-GuardTable::Impl::Impl(std::size_t max_entries) : max_entries_(max_entries) {
-  Slots* const slots = Slots::make(kMinCapacity);
-  if (slots == nullptr) throw std::bad_alloc();
-  slots_.store(slots, std::memory_order_seq_cst);
-  ForkGuard::add(this);
+GuardTable::Impl::Impl(std::size_t max_entries, TableBudget& budget)
+    : budget_(budget), max_entries_(max_entries) {
+  Slots* const first = Slots::make(kMinCapacity);
+  if (first == nullptr) throw std::bad_alloc();
+  slots_.store(first, std::memory_order_seq_cst);
+  budget_.add_bytes(first->bytes());
+  AllTables::add(this);
 }
 
 GuardTable::Impl::~Impl() {
-  ForkGuard::remove(this);
+  AllTables::remove(this);
   for (Queue* queue : {&pending_, &decided_}) {
     while (Entry* const entry = queue->oldest()) {
       queue->remove(entry);
+      budget_.remove_entry(entry->bytes());
       Entry::free(entry);
     }
   }
+  budget_.remove_bytes(slots()->bytes());
   Slots::free(slots());
 }
 
@@ -178,28 +70,33 @@ MissNote GuardTable::Impl::note_miss(std::span<const Word> key, std::uint64_t ha
     Entry* const entry = slots_.load(std::memory_order_seq_cst)->probe(key, hash);
     if (entry != nullptr) return count(entry);
   }
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return {};
-  if (Entry* const entry = slots()->probe(key, hash)) return count(entry);
-  if (insert(key, hash, Verdict(EntryState::kPending, nullptr), 1) == nullptr) return {};
-  collect_if_due();
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return {};
+    if (Entry* const entry = slots()->probe(key, hash)) return count(entry);
+    if (insert(key, hash, Verdict(EntryState::kPending, nullptr), 1) == nullptr) return {};
+    collect_if_due();
+  }
+  if (budget_.exceeded()) AllTables::make_room(budget_);
   return {EntryState::kPending, nullptr, true, 1};
 }
 
 void GuardTable::Impl::set(std::span<const Word> key, std::uint64_t hash,
                            Verdict verdict) noexcept {
-  const std::lock_guard lock(mutex_);
-  Entry* const entry = slots()->probe(key, hash);
-  if (entry == nullptr) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (Entry* const entry = slots()->probe(key, hash)) {
+      entry->verdict.store(verdict, std::memory_order_release);
+      touch(entry);
+      queue_of(entry).remove(entry);
+      entry->decided = true;
+      decided_.push_newest(entry);
+      return;
+    }
     insert(key, hash, verdict, 0);
     collect_if_due();
-    return;
   }
-  entry->verdict.store(verdict, std::memory_order_release);
-  touch(entry);
-  queue_of(entry).remove(entry);
-  entry->decided = true;
-  decided_.push_newest(entry);
+  if (budget_.exceeded()) AllTables::make_room(budget_);
 }
 
 bool GuardTable::Impl::erase(std::span<const Word> key, std::uint64_t hash) noexcept {
@@ -250,9 +147,10 @@ Entry* GuardTable::Impl::insert(std::span<const Word> key, std::uint64_t hash, V
   if (entry == nullptr) return nullptr;
   if (++inserted_ > max_entries_ / kTicksPerTable) {
     inserted_ = 0;
-    tick_.store(tick_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    budget_.advance_tick();
   }
-  const std::uint32_t now = tick_.load(std::memory_order_relaxed);
+  budget_.add_entry(entry->bytes());
+  const std::uint32_t now = budget_.tick();
   entry->verdict.store(verdict, std::memory_order_relaxed);
   entry->calls.store(calls, std::memory_order_relaxed);
   entry->tick.store(now, std::memory_order_relaxed);
@@ -286,6 +184,8 @@ bool GuardTable::Impl::rebuild() noexcept {
   Slots* const outgrown = slots();
   slots_.store(fresh, std::memory_order_seq_cst);
   used_ = size();
+  budget_.add_bytes(fresh->bytes());
+  budget_.remove_bytes(outgrown->bytes());
   slots_limbo_.retire(outgrown, outgrown->bytes());
   return true;
 }
@@ -320,13 +220,17 @@ void GuardTable::Impl::unlink(Entry* entry) noexcept {
   }
   queue_of(entry).remove(entry);
   size_.store(size() - 1, std::memory_order_relaxed);
+  budget_.remove_entry(entry->bytes());
   entry_limbo_.retire(entry, entry->bytes());
 }
 
 void GuardTable::Impl::evict() noexcept {
   const bool from_pending = decided_.empty() || pending_.size() > max_entries_ / kPendingShare;
-  Queue& queue = from_pending ? pending_ : decided_;
-  for (std::size_t i = 0; i < kMaxSecondChances && i < queue.size(); ++i) {
+  unlink(oldest(from_pending ? pending_ : decided_, kMaxSecondChances));
+}
+
+Entry* GuardTable::Impl::oldest(Queue& queue, std::size_t chances) noexcept {
+  for (std::size_t i = 0; i < chances && i < queue.size(); ++i) {
     Entry* const entry = queue.oldest();
     const std::uint32_t used = entry->tick.load(std::memory_order_relaxed);
     if (used == entry->checked_tick) break;
@@ -334,7 +238,7 @@ void GuardTable::Impl::evict() noexcept {
     queue.remove(entry);
     queue.push_newest(entry);
   }
-  unlink(queue.oldest());
+  return queue.oldest();
 }
 
 void GuardTable::Impl::collect_if_due() noexcept {
@@ -342,7 +246,8 @@ void GuardTable::Impl::collect_if_due() noexcept {
   if (slots_limbo_.due()) slots_limbo_.collect();
 }
 
-GuardTable::GuardTable(std::size_t max_entries) : impl_(std::make_unique<Impl>(max_entries)) {}
+GuardTable::GuardTable(std::size_t max_entries, TableBudget& budget)
+    : impl_(std::make_unique<Impl>(max_entries, budget)) {}
 
 GuardTable::~GuardTable() = default;
 

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "guards/call_key.h"
+#include "guards/table_budget.h"
 
 namespace eagercache {
 
@@ -44,12 +45,14 @@ struct MissNote {
 //
 // Bounded: past `max_entries` the least recently used entries are forgotten, pending ones first as
 // long as they are more than an eighth. Recency is coarse: a sixteenth of max_entries insertions.
+// Tables that share a budget are bounded together as well; then an insertion into one may forget
+// entries of another.
 //
 // Without memory for an entry, verdicts are dropped and the key stays absent. After fork() the
 // child has whole tables, and no lock that nobody holds.
 class GuardTable {
  public:
-  explicit GuardTable(std::size_t max_entries = 4096);
+  explicit GuardTable(std::size_t max_entries = 4096, TableBudget& budget = TableBudget::process());
   ~GuardTable();  // requires that no other thread is inside
   GuardTable(const GuardTable&) = delete;
   GuardTable& operator=(const GuardTable&) = delete;

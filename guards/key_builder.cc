@@ -61,7 +61,8 @@ class Walk {
     if ((impl->key_set().raw_repr() & disallowed_) != 0) [[unlikely]] {
       host_number = is_host_number(*impl);
       if (!host_number) {
-        return kind_or_device(*impl);
+        const AsideReason reason = kind_or_device(*impl);
+        if (applies(reason)) return reason;
       }
     }
     if (const AsideReason reason = check(*impl, host_number); reason != AsideReason::kNone)
@@ -81,12 +82,14 @@ class Walk {
     traits.aligned = (reinterpret_cast<std::uintptr_t>(impl->data()) % kAlignment) == 0;
     all_integral_ = all_integral_ && c10::isIntegralType(dtype, /*includeBool=*/true);
     view_.key.put_tensor(traits, impl->sizes().data(), impl->strides().data());
-    return view_.tensors.push(&tensor) ? AsideReason::kNone : AsideReason::kKeyTooLong;
+    return view_.tensors.push(&tensor) || !applies(AsideReason::kKeyTooLong)
+               ? AsideReason::kNone
+               : AsideReason::kKeyTooLong;
   }
 
   AsideReason tensor_list(const c10::IValue& value) noexcept {
     if (!value.isList()) {
-      return AsideReason::kUnexpectedValue;
+      return unreadable(AsideReason::kUnexpectedValue);
     }
     const c10::ArrayRef<c10::IValue> elements = value.toListRef();
     view_.key.put_tensor_list(elements.size());
@@ -97,7 +100,7 @@ class Walk {
         if (const AsideReason reason = tensor(element.toTensor()); reason != AsideReason::kNone) {
           return reason;
         }
-      } else {
+      } else if (applies(AsideReason::kUnexpectedValue)) {
         return AsideReason::kUnexpectedValue;
       }
     }
@@ -117,9 +120,7 @@ class Walk {
       const c10::complex<double> number = value.toComplexDouble();
       view_.key.put_complex(number.real(), number.imag());
     } else {
-      return value.isSymInt() || value.isSymFloat() || value.isSymBool()
-                 ? AsideReason::kSymbolic
-                 : AsideReason::kUnexpectedValue;
+      return unreadable(value);
     }
     return AsideReason::kNone;
   }
@@ -127,7 +128,7 @@ class Walk {
   // Every list on the stack is one vector of IValues; reading it in place copies nothing.
   AsideReason list(ArgumentReader reader, const c10::IValue& value) noexcept {
     if (!value.isList()) {
-      return AsideReason::kUnexpectedValue;
+      return unreadable(AsideReason::kUnexpectedValue);
     }
     const c10::ArrayRef<c10::IValue> elements = value.toListRef();
     switch (reader) {
@@ -155,6 +156,13 @@ class Walk {
     return AsideReason::kNone;
   }
 
+  // What a value that has no encoding is answered with.
+  AsideReason unreadable(AsideReason reason) noexcept {
+    if (applies(reason)) return reason;
+    view_.key.put_none();
+    return AsideReason::kNone;
+  }
+
   bool all_integral() const noexcept { return all_integral_; }
 
  private:
@@ -163,13 +171,17 @@ class Walk {
                          Read read) noexcept {
     for (const c10::IValue& element : elements) {
       if (!(element.*has_tag)()) [[unlikely]] {
-        return element.isSymInt() || element.isSymFloat() || element.isSymBool()
-                   ? AsideReason::kSymbolic
-                   : AsideReason::kUnexpectedValue;
+        return unreadable(element);
       }
       view_.key.put_word(read(element));
     }
     return AsideReason::kNone;
+  }
+
+  AsideReason unreadable(const c10::IValue& value) noexcept {
+    return unreadable(value.isSymInt() || value.isSymFloat() || value.isSymBool()
+                          ? AsideReason::kSymbolic
+                          : AsideReason::kUnexpectedValue);
   }
 
   AsideReason kind_or_device(const c10::TensorImpl& impl) const noexcept {
@@ -194,21 +206,23 @@ class Walk {
       return AsideReason::kKeyTooLong;
     }
     const auto dtype = static_cast<unsigned>(c10::typeMetaToScalarType(impl.dtype()));
-    if (dtype >= 64 || ((kCommonDtypes >> dtype) & 1) == 0) [[unlikely]] {
+    if ((dtype >= 64 || ((kCommonDtypes >> dtype) & 1) == 0) && applies(AsideReason::kDtype))
+        [[unlikely]] {
       return AsideReason::kDtype;
     }
     if (device_type_ != c10::DeviceType::CPU && !host_number) {
       const c10::Device device = impl.device();
-      if (has_device_ && device != view_.device) {
+      if (has_device_ && device != view_.device && applies(AsideReason::kMixedDevices)) {
         return AsideReason::kMixedDevices;
       }
       view_.device = device;
       has_device_ = true;
     }
-    if (impl.numel() == 0) [[unlikely]] {
+    if (impl.numel() == 0 && applies(AsideReason::kEmptyTensor)) [[unlikely]] {
       return AsideReason::kEmptyTensor;
     }
-    if (impl.unsafe_storage().unsafeGetStorageImpl()->data() == nullptr) [[unlikely]] {
+    if (impl.unsafe_storage().unsafeGetStorageImpl()->data() == nullptr &&
+        applies(AsideReason::kNoStorage)) [[unlikely]] {
       return AsideReason::kNoStorage;
     }
     std::int64_t extent = 0;
@@ -220,11 +234,13 @@ class Walk {
       std::int64_t step = 0;
       if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &step) ||
           __builtin_add_overflow(extent, step, &extent)) {
-        return AsideReason::kLargeExtent;
+        extent = std::numeric_limits<std::int64_t>::max();
+        break;
       }
     }
-    return extent > kMaxExtent || impl.numel() > kMaxExtent ? AsideReason::kLargeExtent
-                                                            : AsideReason::kNone;
+    const bool is_large = extent > kMaxExtent || impl.numel() > kMaxExtent;
+    return is_large && applies(AsideReason::kLargeExtent) ? AsideReason::kLargeExtent
+                                                          : AsideReason::kNone;
   }
 
   CallView& view_;
@@ -242,7 +258,8 @@ AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& 
   }
   switch (reader) {
     case ArgumentReader::kTensor:
-      return value.isTensor() ? walk.tensor(value.toTensor()) : AsideReason::kUnexpectedValue;
+      return value.isTensor() ? walk.tensor(value.toTensor())
+                              : walk.unreadable(AsideReason::kUnexpectedValue);
     case ArgumentReader::kTensorList:
       return walk.tensor_list(value);
     case ArgumentReader::kInt:
@@ -252,7 +269,7 @@ AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& 
       return walk.scalar(value);
     case ArgumentReader::kString:
       if (!value.isString()) {
-        return AsideReason::kUnexpectedValue;
+        return walk.unreadable(AsideReason::kUnexpectedValue);
       }
       key.put_string(value.toStringRef());
       return AsideReason::kNone;
@@ -263,7 +280,7 @@ AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& 
       return walk.list(reader, value);
     case ArgumentReader::kDevice: {
       if (!value.isDevice()) {
-        return AsideReason::kUnexpectedValue;
+        return walk.unreadable(AsideReason::kUnexpectedValue);
       }
       const c10::Device device = value.toDevice();
       key.put_device(static_cast<std::int64_t>(device.type()), device.index());
@@ -273,7 +290,7 @@ AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& 
     case ArgumentReader::kLayout:
     case ArgumentReader::kMemoryFormat:
       if (!value.isInt()) {
-        return AsideReason::kUnexpectedValue;
+        return walk.unreadable(AsideReason::kUnexpectedValue);
       }
       if (reader == ArgumentReader::kScalarType) {
         key.put_scalar_type(value.toInt());
@@ -306,10 +323,11 @@ AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arg
       return reason;
     }
   }
-  if (plan.aside_if_integral && walk.all_integral()) {
+  if (plan.aside_if_integral && walk.all_integral() && applies(AsideReason::kIntegerDivision)) {
     return AsideReason::kIntegerDivision;
   }
-  return view.key.overflowed() ? AsideReason::kKeyTooLong : AsideReason::kNone;
+  return view.key.overflowed() && applies(AsideReason::kKeyTooLong) ? AsideReason::kKeyTooLong
+                                                                    : AsideReason::kNone;
 }
 
 GlobalState read_global_state() noexcept {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "guards/left_out.h"
+
 // The list of everything a call key holds: one row per field, each at a fixed place in one class of
 // 64-bit word. The encoder can write a bit only through field_bits<KeyField::k...>(), so a field
 // that is not in this list does not compile; the decoder rejects every bit that is in no row; and
@@ -173,6 +175,9 @@ constexpr auto field_bits(Value value) noexcept {
   constexpr KeyFieldInfo kInfo = field_info(kField);
   static_assert(std::is_unsigned_v<Value>, "convert signed values to two's complement first");
   static_assert(key_fields_detail::kValueBits<Value> <= kInfo.bits, "the value does not fit");
+  if constexpr (kMutations) {
+    if (!std::is_constant_evaluated() && left_out("field", kInfo.name)) value = Value{};
+  }
   return KeyBits<kInfo.word>(static_cast<std::uint64_t>(value) << kInfo.offset);
 }
 

@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from eagercache import config, log, operators, store_directory
+from eagercache import config, environment, facts, log, operators, store_directory
 from eagercache._load import core
 from eagercache.session import Configuration, session
 
@@ -166,19 +165,18 @@ def _register_pairs(pairs: Iterable[tuple[operators.OperatorName, str]]) -> list
     return hooked
 
 
-def _open_store(
-    settings: config.Settings,
-    cache_dir: str | os.PathLike[str] | None,
-    environment_text: str,
-    read_only: bool,
-) -> Any:
-    """The store, or None after one warning that names the directory and the remedy."""
-    assert core is not None
+def _store_paths(settings: config.Settings, cache_dir: str | os.PathLike[str] | None) -> list[Path]:
     explicit = Path(cache_dir) if cache_dir is not None else settings.directory
     if explicit is not None:
-        paths = [explicit.absolute()]
-    else:
-        paths = store_directory.candidates(os.environ, os.getuid())
+        return [explicit.absolute()]
+    return store_directory.candidates(os.environ, os.getuid())
+
+
+def _open_store(
+    settings: config.Settings, paths: Iterable[Path], environment_text: str, read_only: bool
+) -> Any:
+    """The first store of `paths` that can be used; None after a warning with the remedy."""
+    assert core is not None
     problems = []
     for path in paths:
         identity = (path, environment_text)
@@ -222,38 +220,25 @@ def _say_whom_it_trusts(store: Any) -> None:
 def _start_service(
     settings: config.Settings, store: Any, environment_text: str, chosen: Configuration
 ) -> None:
-    """Plugs the compile service into the core; workers start with the first compile."""
+    """Plugs the compile service into the core; it and its workers start with the first compile."""
     assert core is not None
-    from eagercache import service
-
-    if session.service is None:
-        session.service = service.CompileService(
-            service.ServiceSettings(
-                store_root=store.root,
-                environment=environment_text,
-                choose=chosen.choose,
-                numerics=chosen.numerics,
-                workers=settings.workers,
-                slots=settings.slots,
-                cxx=settings.cxx,
-                max_bytes=settings.max_bytes,
-            )
-        )
-    else:
-        for running in session.services():
-            running.reconfigure(
-                store_root=store.root,
-                environment=environment_text,
-                choose=chosen.choose,
-                numerics=chosen.numerics,
-            )
+    session.configure_service(
+        store_root=store.root,
+        environment=environment_text,
+        choose=chosen.choose,
+        numerics=chosen.numerics,
+        workers=settings.workers,
+        slots=settings.slots,
+        cxx=settings.cxx,
+        max_bytes=settings.max_bytes,
+    )
     core.set_handler(_submit)
 
 
 def _submit(call_json: str) -> None:
     """Called by the core's loader thread for a key to compile. Queues and returns."""
     assert core is not None
-    active = session.service
+    active = session.compile_service()
     description = json.loads(call_json)
     if active is None:
         core.complete(description["digest"], "native", "the compile service is closed")
@@ -348,16 +333,18 @@ def _switch_on(
 ) -> bool:
     """Opens the store, starts the service, sets the policy and lets the hooks answer."""
     assert core is not None
-    from eagercache import environment
-
     log.set_level(settings.log)
     core.set_log_level(config.LOG_LEVELS[settings.log])
     core.set_verification_share(settings.verify)
     child = _is_child_process()
-    environment_text = environment.environment_text(cxx=settings.cxx)
-    store = _open_store(settings, cache_dir, environment_text, read_only=child)
+    paths = _store_paths(settings, cache_dir)
+    remembered = facts.Facts(paths[0])
+    environment_text = environment.environment_text(cxx=settings.cxx, facts=remembered)
+    store = _open_store(settings, paths, environment_text, read_only=child)
     if store is None:
         return False
+    if not store.read_only and store.root == str(paths[0]):
+        remembered.save()
     if child and chosen.on_miss != "native":
         chosen = replace(chosen, on_miss="native")
     core.thaw()
@@ -597,12 +584,10 @@ def _close() -> None:
     core.set_handler(None)
     core.set_modules_active(False)
     core.set_module_handlers(None, None, None)
-    for service in session.services():
-        service.close(timeout=2.0)
+    session.close_service(timeout=2.0)
     core.shut_down()
 
 
 atexit.register(_close)
 if hasattr(os, "register_at_fork"):
-    # The child's copy of the lock may be held by a thread that does not exist there.
-    os.register_at_fork(after_in_child=lambda: setattr(session, "lock", threading.RLock()))
+    os.register_at_fork(after_in_child=session.after_fork)

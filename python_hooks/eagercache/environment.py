@@ -4,25 +4,27 @@ One line ``field: value`` per field of FIELDS, in that order. Two processes shar
 when their texts are equal; the text is stored beside the entries, so that `diff` can say what
 differs. Paths, users, hosts and times are not part of it.
 
-Computed in milliseconds and without importing Inductor: torch's own sources are covered by the
-hashes in its installation record.
+Computed without importing Inductor: torch's own sources are covered by the hashes in its
+installation record. What takes long to read from files is remembered (facts.py).
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
+import importlib.util
 import os
 import platform
 import sys
-import sysconfig
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 
+from ._load import core
+from .facts import Facts
 from .toolchain import (
     Compiler,
     Isa,
@@ -80,6 +82,7 @@ _LOWERING_SOURCES = (
     "cuda_text.py",
     "cuda_timing.py",
     "environment.py",
+    "facts.py",
     "generated_text.py",
     "job.py",
     "launch_plan.py",
@@ -104,6 +107,7 @@ class Context:
     binutils: Mapping[str, str]
     isa: Isa
     environ: Mapping[str, str]
+    facts: Facts = field(default_factory=Facts)
 
 
 @dataclass(frozen=True)
@@ -124,17 +128,13 @@ def _variable_field(name: str) -> Callable[[Context], str]:
 
 
 def _record_field(name: str) -> Callable[[Context], str]:
-    return lambda context: _record(name)
-
-
-def _hash_own_sources(_: Context) -> str:
-    return _own_sources()
+    return lambda context: _record(name, context.facts)
 
 
 FIELDS: tuple[Field, ...] = (
     Field("format", "meaning of the other fields", lambda c: str(FORMAT)),
     Field("eagercache.version", "what is compiled and how it is proved", lambda c: __version__),
-    Field("eagercache.sources", "the same, between releases", _hash_own_sources),
+    Field("eagercache.sources", "the same, between releases", lambda c: _own_sources(c.facts)),
     Field("eagercache.core", "the same, of the C++ half", lambda c: _core_sources()),
     Field("torch.version", "lowerings, native kernels, C ABI", lambda c: str(torch.__version__)),
     Field("torch.git", "the same, between releases", lambda c: str(torch.version.git_version)),
@@ -149,9 +149,7 @@ FIELDS: tuple[Field, ...] = (
     Field("triton.record", "the same, between releases", _record_field("triton")),
     Field("sympy.version", "simplified index expressions", lambda c: _version("sympy")),
     Field("python.version", "code generation runs in it", lambda c: platform.python_version()),
-    Field(
-        "python.abi", "the extension module's ABI", lambda c: str(sysconfig.get_config_var("SOABI"))
-    ),
+    Field("python.abi", "the extension module's ABI", lambda c: EXTENSION_SUFFIXES[0]),
     Field("compiler.version", "machine code", _compiler_field(lambda c: c.version)),
     Field("compiler.target", "machine code", _compiler_field(lambda c: c.target)),
     Field("compiler.configuration", "default options", _compiler_field(lambda c: c.configuration)),
@@ -179,30 +177,40 @@ FIELDS: tuple[Field, ...] = (
 )
 
 
-def environment_text(*, cxx: str | None = None, cpu_features: Collection[str] | None = None) -> str:
+def environment_text(
+    *,
+    cxx: str | None = None,
+    cpu_features: Collection[str] | None = None,
+    facts: Facts | None = None,
+) -> str:
     """The environment key of this process.
 
     ``cxx`` is the user's choice of compiler (EAGERCACHE_CXX); ``cpu_features`` defaults to the
     host's. A machine without a usable compiler has a key too, under which nothing is compiled.
     """
-    return text_of(read_context(cxx=cxx, cpu_features=cpu_features))
+    return text_of(read_context(cxx=cxx, cpu_features=cpu_features, facts=facts))
 
 
-def read_context(*, cxx: str | None = None, cpu_features: Collection[str] | None = None) -> Context:
-    """What `environment_text` reads on this host. Runs the compiler once a process."""
+def read_context(
+    *,
+    cxx: str | None = None,
+    cpu_features: Collection[str] | None = None,
+    facts: Facts | None = None,
+) -> Context:
+    """What `environment_text` reads on this host. Without ``facts`` it runs the compiler."""
+    facts = facts or Facts()
     if cpu_features is None:
-        from ._load import core
-
         cpu_features = core.host_cpu_features() if core is not None else ()
     try:
-        compiler = find_compiler(cxx)
+        compiler = find_compiler(cxx, facts=facts)
     except ToolchainError:
         compiler = None
     return Context(
         compiler=compiler,
-        binutils=binutils_digests(),
+        binutils=binutils_digests(facts=facts),
         isa=pick_isa(cpu_features),
         environ=os.environ,
+        facts=facts,
     )
 
 
@@ -239,9 +247,14 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
+def _own_sources(facts: Facts) -> str:
+    folder = Path(__file__).absolute().parent
+    files = [folder / name for name in _LOWERING_SOURCES]
+    return str(facts.recall("sources", files, functools.partial(_hash_sources, folder)))
+
+
 @functools.cache
-def _own_sources() -> str:
-    folder = Path(__file__).parent
+def _hash_sources(folder: Path) -> str:
     digest = hashlib.sha256()
     for name in _LOWERING_SOURCES:
         content = (folder / name).read_bytes()
@@ -251,36 +264,51 @@ def _own_sources() -> str:
 
 
 def _core_sources() -> str:
-    from ._load import core
-
     return str(core.source_digest)[:32] if core is not None else "none"
 
 
 @functools.cache
-def _distribution(name: str) -> importlib.metadata.Distribution | None:
+def _distribution(name: str) -> tuple[str, Path | None]:
+    """(version, installation record) of an installed package; ("none", None) without one."""
+    spec = sys.modules[name].__spec__ if name in sys.modules else importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None:
+        # Beside the package that is imported, which need not be the first that has metadata.
+        folder = Path(spec.origin).parent.parent
+        found = list(folder.glob(f"{name}-*.dist-info"))
+        if len(found) == 1:
+            version = found[0].name.removeprefix(f"{name}-").removesuffix(".dist-info")
+            return version, found[0] / "RECORD"
+    from importlib import metadata
+
     try:
-        return importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        distribution = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return "none", None
+    record = distribution.locate_file(f"{name}-{distribution.version}.dist-info/RECORD")
+    return distribution.version, Path(str(record))
 
 
 def _version(name: str) -> str:
-    distribution = _distribution(name)
-    return distribution.version if distribution is not None else "none"
+    return _distribution(name)[0]
+
+
+def _record(name: str, facts: Facts) -> str:
+    """Hash of the installed files' hashes; "none" where nothing is recorded (a source build)."""
+    path = _distribution(name)[1]
+    if path is None or not path.exists():
+        return "none"
+    return str(facts.recall("record", [path], functools.partial(_hash_record, path)))
 
 
 @functools.cache
-def _record(name: str) -> str:
-    """Hash of the installed files' hashes; "none" where nothing is recorded (a source build)."""
-    distribution = _distribution(name)
-    text = distribution.read_text("RECORD") if distribution is not None else None
-    if not text:
-        return "none"
+def _hash_record(path: Path) -> str:
     # Byte code and console scripts are made on the spot: their lines differ between equal installs.
     lines = [
-        line for line in text.splitlines() if ".pyc," not in line and not line.startswith("..")
+        line
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if ".pyc," not in line and not line.startswith("..")
     ]
-    return _digest("\n".join(sorted(lines)).encode())
+    return _digest("\n".join(sorted(lines)).encode()) if lines else "none"
 
 
 def _libc() -> str:

@@ -298,7 +298,7 @@ class ModuleManager:
         self._submit(digest, module, missed)
 
     def _submit(self, digest: str, module: torch.nn.Module, missed: _Missed) -> None:
-        service = session.service
+        service = session.compile_service()
         with self._lock:
             waiting = self._in_flight.get(digest)
             if waiting is not None:

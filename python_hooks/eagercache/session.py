@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from dataclasses import dataclass
@@ -23,12 +24,15 @@ class Configuration:
 
 
 class Session:
-    """What this process has switched on. Guarded by `lock`."""
+    """What this process has switched on. Guarded by `lock`, but the service, which has its own."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.service: CompileService | None = None
+        self.service: CompileService | None = None  # once there was something to compile
         self.cuda_service: CompileService | None = None  # its workers see the GPUs
+        self._service_lock = threading.Lock()
+        self._service_settings: dict[str, Any] | None = None
+        self._service_owner = 0
         self.store: Any = None
         self.store_identity: tuple[Path, str] | None = None  # directory, environment text
         self.configuration: Configuration | None = None
@@ -37,6 +41,40 @@ class Session:
     def services(self) -> list[CompileService]:
         """The compile services that have been started."""
         return [one for one in (self.service, self.cuda_service) if one is not None]
+
+    def configure_service(self, **settings: Any) -> None:
+        """Says how kernels are compiled from now on: fields of `ServiceSettings`."""
+        with self._service_lock:
+            self._service_settings = settings
+            self._service_owner = os.getpid()
+            for running in self.services():
+                running.reconfigure(**settings)
+
+    def compile_service(self) -> CompileService | None:
+        """The compile service, which the first caller makes; None where nothing is compiled."""
+        with self._service_lock:
+            if self.service is None and self._service_settings is not None:
+                if self._service_owner != os.getpid():
+                    return None  # a forked child
+                from eagercache import service
+
+                self.service = service.CompileService(
+                    service.ServiceSettings(**self._service_settings)
+                )
+            return self.service
+
+    def close_service(self, timeout: float) -> None:
+        """Ends the services within about `timeout` seconds each; none is made afterwards."""
+        with self._service_lock:
+            self._service_settings = None
+            running = self.services()
+        for service in running:
+            service.close(timeout=timeout)
+
+    def after_fork(self) -> None:
+        """In a child: its copies of locks may be held by threads that do not exist there."""
+        self.lock = threading.RLock()
+        self._service_lock = threading.Lock()
 
     def warn(self, key: str, message: str) -> None:
         """Warns once per process for each `key`."""

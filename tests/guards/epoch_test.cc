@@ -1,7 +1,10 @@
 #include "guards/epoch.h"
 
 #include <gtest/gtest.h>
+#include <linux/membarrier.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -149,6 +152,31 @@ TEST_F(EpochTest, AThreadMayReadWhileItsThreadLocalObjectsAreDestroyed) {
   EXPECT_EQ(freed, 1);
 }
 
+TEST_F(EpochTest, ReadersAreOrderedByMembarrierOnceItIsRegistered) {
+  if (epoch_detail::kThreadSanitizer ||
+      ::syscall(__NR_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) < 0) {
+    GTEST_SKIP() << "membarrier is not used here";
+  }
+  std::thread([] {
+    { const ReadSection registers_this_thread; }
+    prepare_epoch();
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!epoch_uses_membarrier() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(epoch_uses_membarrier());
+    { const ReadSection sees_it; }
+    EXPECT_FALSE(epoch_detail::this_thread_slot->ordered_stores);
+  }).join();
+  auto reader = std::make_unique<ReadSection>();
+  retire();
+  limbo_.collect();
+  EXPECT_EQ(freed, 0);
+  reader.reset();
+  limbo_.collect();
+  EXPECT_EQ(freed, 1);
+}
+
 // The protocol with real threads: an object is poisoned when freed, and no reader may ever see
 // poison. This finds objects freed too early by the count of epochs. A missing barrier is too rare
 // to be provoked here: that rests on the argument in epoch.h.
@@ -192,6 +220,8 @@ TEST_F(EpochTest, NoReaderEverSeesAFreedObject) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   int batches = 0;
   while (batches < kBatches && std::chrono::steady_clock::now() < deadline) {
+    // Readers change from ordered stores to membarrier under way.
+    if (batches == kBatches / 4) prepare_epoch();
     limbo.retire(shared.exchange(new Cell), sizeof(Cell));
     const std::size_t before = graveyard.size();
     limbo.collect();

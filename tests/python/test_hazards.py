@@ -63,6 +63,23 @@ def test_the_map_has_every_defect_every_rule_and_every_section_once() -> None:
     assert sorted(rules) == sorted(known), "each rule by which calls step aside has one row"
 
 
+def test_every_rule_that_can_be_left_out_is_in_the_map_and_the_other_way_round() -> None:
+    mapped = {name for row in ROWS for name in row.get("mutations", [])}
+    rows = re.findall(r"^  X\((\w+),", (ROOT / "guards/key_fields.h").read_text(), re.MULTILINE)
+    names = re.findall(r'return "(\w+)";', (ROOT / "guards/aside_reason.h").read_text())
+    asides = set(names) - {"none", "unknown"}
+    checks: set[str] = set()
+    for folder in ("guards", "dispatcher"):
+        for path in (ROOT / folder).glob("*.[ch]*"):
+            text = path.read_text()
+            checks.update(".".join(m) for m in re.findall(r'left_out\("(\w+)", "(\w+)"\)', text))
+    assert (
+        len(rows) > 20
+        and len(asides) == len(_enumerators("guards/aside_reason.h", "AsideReason")) - 1
+    )
+    assert mapped == {*(f"field.{r}" for r in rows), *(f"aside.{a}" for a in asides), *checks}
+
+
 def test_a_profiler_sees_the_operators_name_on_a_hit(warm_program: Program) -> None:
     result = warm_program(
         """
