@@ -170,6 +170,7 @@ class Runtime {
   mutable std::mutex verdicts_mutex_;
   // By hook, then digest; guarded by verdicts_mutex_.
   std::unordered_map<const OperatorHook*, std::map<std::string, VerdictRecord>> verdicts_;
+  std::size_t verdict_count_ = 0;  // guarded by verdicts_mutex_
 };
 
 }  // namespace eagercache

@@ -17,8 +17,9 @@ namespace {
 
 // Keys beyond this are not queued; they stay pending and are offered again by later calls.
 constexpr std::size_t kMaxQueue = 65'536;
-// Verdicts remembered for people, per operator.
+// Verdicts remembered for people, per operator and in all.
 constexpr std::size_t kMaxVerdicts = 4'096;
+constexpr std::size_t kMaxAllVerdicts = 16'384;
 
 Result<std::unique_ptr<LoadedKernel>> load_library(DiskStore& files, const Manifest& manifest,
                                                    c10::Device device, const KernelForm& form) {
@@ -274,9 +275,10 @@ void Runtime::record(OperatorHook& hook, std::span<const Word> words, VerdictRec
              {"reason", verdict.reason}});
   std::lock_guard lock(verdicts_mutex_);
   auto& known = verdicts_[&hook];
-  if (known.size() < kMaxVerdicts || known.contains(verdict.digest)) {
+  const bool has_room = known.size() < kMaxVerdicts && verdict_count_ < kMaxAllVerdicts;
+  if (has_room || known.contains(verdict.digest)) {
     std::string digest = verdict.digest;
-    known.insert_or_assign(std::move(digest), std::move(verdict));
+    verdict_count_ += known.insert_or_assign(std::move(digest), std::move(verdict)).second;
   }
 }
 

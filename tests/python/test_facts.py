@@ -216,13 +216,14 @@ def test_the_environment_key_is_the_same_computed_and_remembered(folder: Path) -
     assert environment.environment_text(facts=Facts(folder)) == plain
 
 
-def test_a_second_process_runs_no_program_to_know_its_environment(warm_cache: Path) -> None:
+def test_a_second_process_runs_no_program_and_makes_no_service_before_it_compiles(warm_cache: Path) -> None:
     code = """
     import sys, torch
     started = []
     sys.addaudithook(lambda name, _: started.append(name) if name == "subprocess.Popen" else None)
     import eagercache
-    report(active=eagercache.enable("var", on_miss="native").active, started=started)
+    report(active=eagercache.enable("var").active, started=started,
+           service="eagercache.service" in sys.modules)
     """
     result = run_program(code, warm_cache)
-    assert (result["active"], result["started"]) == (True, [])
+    assert (result["active"], result["started"], result["service"]) == (True, [], False)
