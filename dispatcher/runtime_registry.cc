@@ -104,7 +104,8 @@ Result<OperatorHook*> Runtime::register_operator(const std::string& name,
     return slot.get();
   }
   Eligibility eligibility = check_eligibility(*op, key);
-  if (eligibility.eligible && name.starts_with("aten::") && is_python_kernel(*op, key, dispatch_key)) {
+  if (eligibility.eligible && name.starts_with("aten::") &&
+      is_python_kernel(*op, key, dispatch_key)) {
     eligibility.eligible = false;
     eligibility.reason = "a Python function stands in its native kernel's place";
   }

@@ -16,19 +16,19 @@
 //
 // Invariants.
 // - slots_ points to an array of which at most half is not null. An entry is in it once, on its
-// probe
-//   path, with no null slot before it. Writers keep that true after every single store, because
-//   readers look at any time: an entry is stored complete, one is taken away by a tombstone (or
-//   null, when the next slot is null), and an array is outgrown by publishing another.
-// - A reader may hold an array or an entry that is unlinked already. It then gives the verdict of a
-//   moment ago, which is a true one; epoch.h keeps the memory.
+//   probe path, with no null slot before it. Writers keep that true after every single store,
+//   because readers look at any time: an entry is stored complete, one is taken away by a
+//   tombstone (or null, when the next slot is null), and an array is outgrown by publishing
+//   another.
+// - A reader may hold an array or an entry that is unlinked already. It then gives the verdict
+//   of a moment ago, which is a true one; epoch.h keeps the memory.
 // - Every live entry is in exactly one queue: pending or decided.
 // - Recency: the budget's tick counts inserted entries, coarsely. A hit stores the tick in its
-// entry only when
-//   it differs, so that hits of a settled program write nothing shared. Eviction takes the oldest
-//   of a queue, and gives those used since it last looked a second chance. Pending entries go
-//   first, but an eighth of the table is theirs: among decided entries alone a new key could never
-//   become known.
+//   entry only when it differs, so that hits of a settled program write nothing shared.
+//   Eviction takes the oldest of a queue, and gives those used since it last looked a second
+//   chance. Pending entries go first, but an eighth of the table is theirs: among decided
+//   entries alone a new key could never become known. When all tables together hold too much,
+//   recency alone counts.
 namespace eagercache {
 
 class GuardTable::Impl {

@@ -2,6 +2,9 @@
 # shellcheck shell=bash disable=SC2034  # what is set here is used by those who source it
 set -euo pipefail
 
+# Every test program and compile worker is a process that imports torch, several times as quickly from byte code.
+unset PYTHONDONTWRITEBYTECODE
+
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 
