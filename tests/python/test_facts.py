@@ -216,7 +216,9 @@ def test_the_environment_key_is_the_same_computed_and_remembered(folder: Path) -
     assert environment.environment_text(facts=Facts(folder)) == plain
 
 
-def test_a_second_process_runs_no_program_and_makes_no_service_before_it_compiles(warm_cache: Path) -> None:
+def test_a_second_process_runs_no_program_and_makes_no_service_before_it_compiles(
+    warm_cache: Path,
+) -> None:
     code = """
     import sys, torch
     started = []
