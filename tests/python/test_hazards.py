@@ -31,7 +31,7 @@ def _tests_in_the_tree() -> frozenset[str]:
     for path in (ROOT / "tests").rglob("*_test.cc"):
         text = path.read_text()
         names.update(f"{s}.{n}" for s, n in re.findall(r"TEST(?:_[FP])?\((\w+),\s*(\w+)\)", text))
-    for path in (ROOT / "tests" / "python").glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         names.update(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
     for path in (ROOT / "tests").rglob("CMakeLists.txt"):
         names.update(re.findall(r"add_test\(NAME ([\w.]+)", path.read_text()))
