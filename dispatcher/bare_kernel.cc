@@ -4,6 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <array>
+#include <memory>
 #include <string>
 
 namespace eagercache {
@@ -12,6 +13,8 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 // Scratch up to this size lies on the stack.
 constexpr std::size_t kStackScratch = 2048;
+// Calls with more tensors and scratch buffers than that allocate the array of their pointers.
+constexpr std::size_t kInlinePointers = 112;
 
 }  // namespace
 
@@ -34,26 +37,42 @@ Result<std::unique_ptr<BareKernel>> BareKernel::create(const SharedLibrary& libr
   return std::unique_ptr<BareKernel>(new BareKernel(std::move(plan), entry));
 }
 
+void** BareKernel::prepare(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+                           void** pointers) const {
+  void** next = pointers;
+  for (const at::Tensor* input : inputs) {
+    *next++ = const_cast<void*>(input->const_data_ptr());  // entries read them as const
+  }
+  for (const std::size_t written : plan_.writes) {
+    pointers[written] = inputs[written]->mutable_data_ptr();
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const LaunchPlan::Output& wanted = plan_.outputs[i];
+    outputs[i] =
+        at::Tensor(at::detail::empty_strided_cpu(wanted.sizes, wanted.strides, wanted.dtype));
+    *next++ = outputs[i].mutable_data_ptr();
+  }
+  return next;
+}
+
 LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
                                       std::span<at::Tensor> outputs,
                                       c10::Device /*device*/) noexcept {
   if (inputs.size() != plan_.num_inputs || outputs.size() != plan_.outputs.size()) {
-    return Outcome::kFailed;
+    return Outcome::kNotStarted;
   }
   try {
-    std::array<void*, LaunchPlan::kMaxPointers> pointers;  // uninitialised: on the path of a hit
-    void** next = pointers.data();
-    for (const at::Tensor* input : inputs) {
-      *next++ = const_cast<void*>(input->const_data_ptr());  // entries read them as const
+    std::array<void*, kInlinePointers> inline_pointers;  // uninitialised: on the path of a hit
+    std::unique_ptr<void*[]> many;                       // NOLINT(modernize-avoid-c-arrays)
+    void** pointers = inline_pointers.data();
+    if (const std::size_t count = inputs.size() + outputs.size() + scratch_offsets_.size();
+        count > kInlinePointers) {
+      many.reset(new void*[count]);
+      pointers = many.get();
     }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      const LaunchPlan::Output& wanted = plan_.outputs[i];
-      outputs[i] =
-          at::Tensor(at::detail::empty_strided_cpu(wanted.sizes, wanted.strides, wanted.dtype));
-      *next++ = outputs[i].mutable_data_ptr();
-    }
+    void** next = prepare(inputs, outputs, pointers);
     if (scratch_bytes_ == 0) [[likely]] {
-      return entry_(pointers.data()) == 0 ? Outcome::kAnswered : Outcome::kFailed;
+      return entry_(pointers) == 0 ? Outcome::kAnswered : Outcome::kFailed;
     }
     alignas(kAlignment) std::array<std::byte, kStackScratch> local;
     c10::DataPtr allocated;
@@ -65,9 +84,9 @@ LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
     for (const std::size_t offset : scratch_offsets_) {
       *next++ = scratch + offset;
     }
-    return entry_(pointers.data()) == 0 ? Outcome::kAnswered : Outcome::kFailed;
+    return entry_(pointers) == 0 ? Outcome::kAnswered : Outcome::kFailed;
   } catch (...) {
-    return Outcome::kFailed;
+    return Outcome::kNotStarted;  // entries do not throw; an allocation failed
   }
 }
 

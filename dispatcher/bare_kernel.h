@@ -26,11 +26,16 @@ class BareKernel final : public LoadedKernel {
               c10::Device device) noexcept override;
   std::size_t num_inputs() const noexcept override { return plan_.num_inputs; }
   std::size_t num_outputs() const noexcept override { return plan_.outputs.size(); }
+  bool writes_inputs() const noexcept override { return !plan_.writes.empty(); }
 
  private:
   using Entry = std::int32_t (*)(void* const* pointers);
 
   BareKernel(LaunchPlan plan, Entry entry);
+
+  // Fills `outputs` and all pointers but the scratch's.
+  void** prepare(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+                 void** pointers) const;
 
   const LaunchPlan plan_;
   const Entry entry_;

@@ -6,6 +6,7 @@
 
 #include "dispatcher/operator_rules.h"
 #include "guards/left_out.h"
+#include "guards/overlap.h"
 
 namespace eagercache {
 namespace {
@@ -26,9 +27,25 @@ std::string excluded_by_tag(const c10::OperatorHandle& op) {
   return {};
 }
 
-std::string excluded_by_schema(const c10::FunctionSchema& schema) {
-  if (schema.is_varret() || schema.returns().empty()) {
+bool is_tensor_list(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::ListType && type.containedTypeSize() == 1 &&
+         type.containedType(0)->kind() == c10::TypeKind::TensorType;
+}
+
+std::string excluded_by_schema(const c10::FunctionSchema& schema, const OperatorEffects& effects) {
+  if (schema.is_varret() || (schema.returns().empty() && !effects.writes_arguments())) {
     return "it returns no tensor";
+  }
+  if (effects.writes.size() > WrittenTensors::kMaxArguments) {
+    return "it writes too many arguments";
+  }
+  for (const OutputEffect& output : effects.outputs) {
+    if (output.kind == OutputKind::kArgument && output.arguments.size() != 1) {
+      return "it returns one of several arguments";
+    }
+  }
+  if (schema.returns().size() == 1 && is_tensor_list(*schema.returns().front().real_type())) {
+    return effects.writes_arguments() ? "it writes arguments and returns a list" : "";
   }
   for (const c10::Argument& result : schema.returns()) {
     if (left_out("eligible", "returns")) break;
@@ -58,6 +75,28 @@ std::string excluded_by_kernel(const c10::OperatorHandle& op, c10::DispatchKey k
   return {};
 }
 
+// What a kernel writes, and what of its results is an argument.
+void read_results(const c10::OperatorHandle& op, Eligibility& result) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (result.effects.writes_arguments()) {
+    result.plan.written.resize(schema.arguments().size());
+    // In-place and out= forms have their versions moved at ADInplaceOrView. Where the operator has
+    // no kernel there (_foreach_add_), the parts that native calls have.
+    const bool above = op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
+    for (WrittenArgument& write : result.effects.writes) {
+      result.plan.written[write.index] = 1;
+      write.moves_version = write.moves_version && !above;
+    }
+  }
+  result.num_returns = schema.returns().size();
+  for (const OutputEffect& output : result.effects.outputs) {
+    result.returned_arguments.push_back(
+        output.kind == OutputKind::kArgument ? output.arguments.front() : Eligibility::kFresh);
+  }
+  result.returns_list =
+      schema.returns().size() == 1 && is_tensor_list(*schema.returns().front().real_type());
+}
+
 }  // namespace
 
 Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey key) {
@@ -72,7 +111,7 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
     result.reason = result.effects.refusal(op.schema());
   }
   if (result.reason.empty()) {
-    result.reason = excluded_by_schema(op.schema());
+    result.reason = excluded_by_schema(op.schema(), result.effects);
   }
   if (result.reason.empty()) {
     result.reason = excluded_by_tag(op);
@@ -92,7 +131,7 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
   }
   result.plan = std::move(plan.plan);
   result.plan.aside_if_integral = rule && rule->kind == RuleKind::kIntegerDivision;
-  result.num_returns = op.schema().returns().size();
+  read_results(op, result);
   result.eligible = true;
   return result;
 }

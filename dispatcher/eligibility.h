@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "dispatcher/operator_effects.h"
 #include "guards/argument_plan.h"
@@ -17,9 +18,13 @@ struct Eligibility {
   // The operator is made of others above the backend (composite-implicit): overriding it at a
   // backend key would take its gradient away. Its parts can be hooked instead.
   bool composite = false;
-  OperatorEffects effects;
+  OperatorEffects effects;      // moves_version: by native's kernel at this key, not above it
   ArgumentPlan plan;            // when eligible
-  std::size_t num_returns = 0;  // when eligible; all of them tensors
+  std::size_t num_returns = 0;  // when eligible; values on the stack, all of them tensors or lists
+  // When eligible: for each return the argument that is handed back, or kFresh.
+  static constexpr std::size_t kFresh = static_cast<std::size_t>(-1);
+  std::vector<std::size_t> returned_arguments;
+  bool returns_list = false;  // its only return is a list of tensors
 };
 
 // `key` is a backend key (CPU, CUDA). Reads the registry only.

@@ -1,6 +1,7 @@
 #include "dispatcher/launch_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -11,12 +12,26 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kVersion = 2;
 constexpr std::size_t kMaxEntryLength = 128;
 constexpr std::string_view kEntryPrefix = "eagercache_kernel_";
 
 Status malformed(const char* what) {
   return {StatusCode::kCorrupt, std::string("the manifest's launch plan is malformed: ") + what};
+}
+
+// Ascending indices below `limit`, each once.
+std::optional<std::vector<std::size_t>> read_indices(const json& value, std::size_t limit) {
+  const auto numbers = read_numbers(value, limit);
+  if (!numbers) {
+    return std::nullopt;
+  }
+  std::vector<std::size_t> indices(numbers->begin(), numbers->end());
+  if (std::ranges::adjacent_find(indices, std::greater_equal<>()) != indices.end() ||
+      (!indices.empty() && indices.back() >= limit)) {
+    return std::nullopt;
+  }
+  return indices;
 }
 
 bool is_entry_name(const std::string& name) {
@@ -40,8 +55,8 @@ Result<LaunchPlan> parse_launch_plan(std::string_view text) {
   if (all.dump(-1, ' ', false, json::error_handler_t::replace) != text) {
     return malformed("not canonical");
   }
-  if (all.size() != 5 || !all.contains("entry") || !all.contains("inputs") ||
-      !all.contains("outputs") || !all.contains("scratch")) {
+  if (all.size() != 6 || !all.contains("entry") || !all.contains("inputs") ||
+      !all.contains("outputs") || !all.contains("scratch") || !all.contains("writes")) {
     return malformed("other fields");
   }
   LaunchPlan plan;
@@ -51,8 +66,14 @@ Result<LaunchPlan> parse_launch_plan(std::string_view text) {
   }
   plan.num_inputs = *inputs;
   plan.entry = all["entry"].get<std::string>();
+  auto writes = read_indices(all["writes"], plan.num_inputs);
+  if (!writes) {
+    return malformed("writes");
+  }
+  plan.writes = std::move(*writes);
   const json& outputs = all["outputs"];
-  if (!outputs.is_array() || outputs.empty() || outputs.size() > LaunchPlan::kMaxOutputs) {
+  if (!outputs.is_array() || (outputs.empty() && plan.writes.empty()) ||
+      outputs.size() > LaunchPlan::kMaxOutputs) {
     return malformed("outputs");
   }
   for (const json& element : outputs) {

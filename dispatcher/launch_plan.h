@@ -14,6 +14,7 @@ namespace eagercache {
 
 // How to launch a bare kernel: what the hook allocates, and the function that it then calls with
 // one array of pointers: the call's tensors in argument order, the outputs, the scratch buffers.
+// What a call returns of its own arguments is no output.
 struct LaunchPlan {
   struct Output {
     c10::ScalarType dtype = c10::ScalarType::Undefined;
@@ -21,14 +22,14 @@ struct LaunchPlan {
     std::vector<std::int64_t> strides;
   };
 
-  static constexpr std::size_t kMaxInputs = 64;
-  static constexpr std::size_t kMaxOutputs = 16;
-  static constexpr std::size_t kMaxScratch = 32;
-  static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
+  static constexpr std::size_t kMaxInputs = 1024;
+  static constexpr std::size_t kMaxOutputs = 1024;
+  static constexpr std::size_t kMaxScratch = 1024;
 
   std::string entry;  // the function's symbol: std::int32_t(void* const*), 0 for success
   std::size_t num_inputs = 0;
-  std::vector<Output> outputs;
+  std::vector<std::size_t> writes;     // the inputs that the function writes; ascending
+  std::vector<Output> outputs;         // none only where it writes
   std::vector<std::uint64_t> scratch;  // bytes of each buffer
 };
 

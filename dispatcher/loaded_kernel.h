@@ -17,8 +17,8 @@ class LoadedKernel {
  public:
   enum class Outcome {
     kAnswered,    // outputs hold the answer
-    kNotStarted,  // nothing ran (first run in progress on another thread); native may answer
-    kFailed,      // the kernel reported an error; it wrote nothing but its own outputs
+    kNotStarted,  // nothing ran (first run in progress, no memory); native may answer
+    kFailed,      // the kernel reported an error; it may have written its inputs, if it ever does
   };
 
   virtual ~LoadedKernel() = default;
@@ -53,6 +53,8 @@ class LoadedKernel {
 
   virtual std::size_t num_inputs() const noexcept = 0;
   virtual std::size_t num_outputs() const noexcept = 0;
+  // Whether it writes some of its inputs. After kFailed native must then not run for the same call.
+  virtual bool writes_inputs() const noexcept { return false; }
 
  private:
   std::atomic<bool> watched_{false};

@@ -18,6 +18,7 @@ class ReplicaKernel final : public LoadedKernel {
   }
   std::size_t num_inputs() const noexcept override { return kernel_->num_inputs(); }
   std::size_t num_outputs() const noexcept override { return kernel_->num_outputs(); }
+  bool writes_inputs() const noexcept override { return kernel_->writes_inputs(); }
 
  private:
   LoadedKernel* const kernel_;
@@ -26,7 +27,7 @@ class ReplicaKernel final : public LoadedKernel {
 }  // namespace
 
 std::string numerics_refusal(std::string_view proved, Numerics asked, bool deterministic,
-                             const OperatorEffects& effects) {
+                             bool writes_arguments) {
   if (left_out("check", "numerics")) {
     return {};
   }
@@ -39,7 +40,7 @@ std::string numerics_refusal(std::string_view proved, Numerics asked, bool deter
   if (asked == Numerics::kBitwise) {
     return "not bitwise, and numerics is bitwise";
   }
-  if (effects.writes_arguments()) {
+  if (writes_arguments) {
     return "not bitwise, and the operator writes its arguments";
   }
   return {};

@@ -4,17 +4,16 @@
 #include <string_view>
 
 #include "dispatcher/loaded_kernel.h"
-#include "dispatcher/operator_effects.h"
 #include "dispatcher/policy.h"
 
 namespace eagercache {
 
 // Why a kernel whose proof ended in the class `proved` ("bitwise", "accurate" or "") may not answer
-// calls of an operator with these effects; empty when it may. Operators that write their arguments
-// have bitwise kernels only: a parameter that differs in its last bit stays different, on every
+// calls that write their arguments or do not; empty when it may. Those that do have bitwise kernels
+// only: a parameter that differs in its last bit stays different, on every
 // replica in another way.
 std::string numerics_refusal(std::string_view proved, Numerics asked, bool deterministic,
-                             const OperatorEffects& effects);
+                             bool writes_arguments);
 
 // Whether the thread computes what other replicas of a data-parallel job may be computing from
 // equal data: outside of a backward pass, with gradients off. Optimizer steps, gradient clipping

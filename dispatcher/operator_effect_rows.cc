@@ -29,6 +29,7 @@ constexpr EffectRow outside(std::string_view op, std::string_view clause) {
 }
 
 constexpr std::string_view kAsserts = "it raises by the values of its arguments";
+constexpr std::string_view kReshapes = "it changes more of its argument than the contents";
 
 constexpr auto kRows = std::to_array<EffectRow>({
     // Running statistics. native_batch_norm does not mark them; none moves their version.
@@ -118,6 +119,17 @@ constexpr auto kRows = std::to_array<EffectRow>({
     outside("aten::_make_dep_token", "it orders other calls"),
     outside("aten::_pin_memory", "its result is in pinned memory"),
     outside("aten::from_file", "it reads a file"),
+    outside("aten::resize_", kReshapes),
+    outside("aten::resize_as_", kReshapes),
+    outside("aten::resize_as_sparse_", kReshapes),
+    outside("aten::_resize_output_", kReshapes),
+    outside("aten::set_", kReshapes),
+    outside("aten::set_data", kReshapes),
+    outside("aten::sparse_resize_", kReshapes),
+    outside("aten::sparse_resize_and_clear_", kReshapes),
+    outside("aten::_coalesced_", kReshapes),
+    outside("aten::copy_sparse_to_sparse_", kReshapes),
+    outside("aten::rename_", kReshapes),
 });
 
 }  // namespace

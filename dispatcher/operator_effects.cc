@@ -188,7 +188,7 @@ void apply_row(const c10::FunctionSchema& schema, const EffectRow& row, Operator
 std::string output_refusal(OutputKind kind, bool marked) {
   switch (kind) {
     case OutputKind::kFresh:
-    case OutputKind::kArgument:  // then it writes, which has been said
+    case OutputKind::kArgument:
       return {};
     case OutputKind::kAlias:
       return marked ? "it returns a view" : "it may return a view that its schema does not mark";
@@ -211,12 +211,6 @@ const WrittenArgument* OperatorEffects::write_of(std::size_t argument) const noe
 }
 
 std::string OperatorEffects::refusal(const c10::FunctionSchema& schema) const {
-  if (!writes.empty()) {
-    const WrittenArgument& write = writes.front();
-    const std::string& name = schema.arguments()[write.index].name();
-    return write.marked ? "it writes its argument '" + name + "' (in-place and out= are native)"
-                        : "it writes an argument that its schema does not mark ('" + name + "')";
-  }
   if (!outside.empty()) {
     return std::string(outside);
   }

@@ -48,8 +48,8 @@ struct OperatorEffects {
 
   bool writes_arguments() const noexcept { return !writes.empty(); }
   const WrittenArgument* write_of(std::size_t argument) const noexcept;
-  // Why a kernel that only makes new outputs cannot stand in for the operator, in one clause; empty
-  // when it can. Kernels that write are not made, so an operator that writes is refused too.
+  // Why a kernel, which reads tensors, writes those of `writes` and makes new ones, cannot stand in
+  // for the operator, in one clause; empty when it can.
   std::string refusal(const c10::FunctionSchema& schema) const;
 };
 

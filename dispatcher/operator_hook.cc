@@ -1,6 +1,7 @@
 #include "dispatcher/operator_hook.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -31,6 +32,38 @@ std::string overload_qualified(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
+// Tables hold the pointers that Runtime installed: LoadedKernels, as const void* to keep the guards
+// layer free of torch.
+LoadedKernel& loaded_kernel(const void* kernel) {
+  return *static_cast<LoadedKernel*>(const_cast<void*>(kernel));
+}
+
+// Native has nothing to compare with once the kernel has written its arguments.
+bool writes_inputs(const void* kernel) { return loaded_kernel(kernel).writes_inputs(); }
+
+// As the in-place operators do that native is made of.
+void move_version(const c10::IValue& value) {
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
+    return;
+  }
+  if (value.isTensorList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      move_version(element);
+    }
+  } else if (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_inference()) {
+    value.toTensor().unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+bool is_large(const c10::IValue& value) {
+  if (value.isTensorList()) {
+    const c10::ArrayRef<c10::IValue> elements = value.toListRef();
+    return std::any_of(elements.begin(), elements.end(), is_large);
+  }
+  return value.isTensor() && value.toTensor().defined() &&
+         value.toTensor().numel() > std::numeric_limits<std::int32_t>::max();
+}
+
 }  // namespace
 
 OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
@@ -39,6 +72,8 @@ OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
       key_(key),
       device_type_(device_type_of(key)),
       eligibility_(std::move(eligibility)),
+      num_fresh_(static_cast<std::size_t>(
+          std::ranges::count(eligibility_.returned_arguments, Eligibility::kFresh))),
       index_(index),
       name_(op.operator_name().name),
       overload_(op.operator_name().overload_name),
@@ -113,7 +148,7 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::uint64_t hash = hash_words(view.key.words());
   const Found found = table_.find(view.key.words(), hash);
   if (found.state == EntryState::kKernel) [[likely]] {
-    if (verification_chosen()) [[unlikely]] {
+    if (verification_chosen() && !writes_inputs(found.kernel)) [[unlikely]] {
       answer_verified(found.kernel, view, keys, stack);
       return;
     }
@@ -181,9 +216,7 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
 
 bool OperatorHook::returned_large(const torch::jit::Stack& stack) const noexcept {
   for (std::size_t i = 0; i < num_returns(); ++i) {
-    const c10::IValue& result = stack[stack.size() - 1 - i];
-    if (result.isTensor() && result.toTensor().defined() &&
-        result.toTensor().numel() > std::numeric_limits<std::int32_t>::max()) {
+    if (is_large(stack[stack.size() - 1 - i])) {
       return true;
     }
   }
@@ -192,12 +225,15 @@ bool OperatorHook::returned_large(const torch::jit::Stack& stack) const noexcept
 
 bool OperatorHook::answer_by_kernel(const void* kernel, const CallView& view,
                                     torch::jit::Stack* stack) {
-  // Tables hold the pointers that Runtime installed: LoadedKernels, as const void* to keep the
-  // guards layer free of torch.
-  auto* loaded = static_cast<LoadedKernel*>(const_cast<void*>(kernel));
-  const LoadedKernel::Outcome outcome = call_kernel(*loaded, view, stack);
+  LoadedKernel& loaded = loaded_kernel(kernel);
+  const LoadedKernel::Outcome outcome = call_kernel(loaded, view, stack);
   if (outcome == LoadedKernel::Outcome::kFailed) [[unlikely]] {
-    Runtime::instance().note_kernel_failure(*this, view.key.words());
+    Runtime& runtime = Runtime::instance();
+    runtime.note_kernel_failure(*this, view.key.words());
+    TORCH_CHECK(!loaded.writes_inputs(), "eagercache: a kernel for ", full_name_, " (entry ",
+                entry_digest(view.key.words(), runtime.policy_tag()).hex(),
+                ") failed after it may have written its arguments; their contents are undefined. "
+                "Native answers such calls from now on.");
   }
   return outcome == LoadedKernel::Outcome::kAnswered;
 }
@@ -232,7 +268,7 @@ void OperatorHook::answer_verified(const void* kernel, const CallView& view,
 LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const CallView& view,
                                                 torch::jit::Stack* stack) noexcept {
   try {
-    c10::SmallVector<at::Tensor, 4> outputs(eligibility_.num_returns);
+    c10::SmallVector<at::Tensor, 4> outputs(kernel.num_outputs());
     {
       InsideGuard inside;
       const LoadedKernel::Outcome outcome =
@@ -241,13 +277,13 @@ LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const Call
         return outcome;
       }
     }
-    // `view` points into the stack, so it may move only now; and what may throw comes before the
-    // arguments are dropped, so that native can still answer.
-    stack->reserve(stack->size() + outputs.size());
-    torch::jit::drop(*stack, eligibility_.plan.readers.size());
-    for (at::Tensor& output : outputs) {
-      stack->emplace_back(std::move(output));
+    for (const WrittenArgument& write : effects().writes) {
+      if (write.moves_version) {
+        move_version(arguments(*stack)[write.index]);
+      }
     }
+    // `view` points into the stack, so it may move only now.
+    put_results({outputs.data(), outputs.size()}, stack);
     return LoadedKernel::Outcome::kAnswered;
   } catch (...) {
     return LoadedKernel::Outcome::kFailed;
@@ -275,6 +311,60 @@ c10::Device OperatorHook::device_of(std::span<const Word> words) const {
     }
   }
   return {device_type_, index};
+}
+
+void OperatorHook::put_results(std::span<at::Tensor> outputs, torch::jit::Stack* stack) const {
+  // What may throw comes before the arguments are dropped, so that native can still answer.
+  stack->reserve(stack->size() + num_returns());
+  const std::size_t num_arguments = eligibility_.plan.readers.size();
+  if (eligibility_.returns_list) {
+    c10::List<at::Tensor> list;
+    list.reserve(outputs.size());
+    for (at::Tensor& output : outputs) {
+      list.push_back(std::move(output));
+    }
+    torch::jit::drop(*stack, num_arguments);
+    stack->emplace_back(std::move(list));
+    return;
+  }
+  if (num_fresh_ == num_returns()) [[likely]] {
+    torch::jit::drop(*stack, num_arguments);
+    for (at::Tensor& output : outputs) {
+      stack->emplace_back(std::move(output));
+    }
+    return;
+  }
+  c10::SmallVector<c10::IValue, 4> results;
+  results.reserve(num_returns());
+  at::Tensor* fresh = outputs.data();
+  const std::span<const c10::IValue> own = arguments(*stack);
+  for (const std::size_t argument : eligibility_.returned_arguments) {
+    if (argument == Eligibility::kFresh) {
+      results.emplace_back(std::move(*fresh++));
+    } else {
+      results.push_back(own[argument]);
+    }
+  }
+  torch::jit::drop(*stack, num_arguments);
+  for (c10::IValue& result : results) {
+    stack->push_back(std::move(result));
+  }
+}
+
+bool OperatorHook::writes_in(const DecodedCall& call) const {
+  const std::vector<std::string>& names = plan().names;
+  return std::ranges::any_of(effects().writes, [&](const WrittenArgument& write) {
+    const ArgumentKind kind = call.arguments.at(write.index).kind;
+    if (kind == ArgumentKind::kNone || kind == ArgumentKind::kUndefinedTensor) {
+      return false;
+    }
+    const auto when = std::ranges::find(names, write.when);
+    if (when == names.end()) {
+      return true;
+    }
+    const DecodedArgument& flag = call.arguments.at(static_cast<std::size_t>(when - names.begin()));
+    return flag.kind != ArgumentKind::kBool || flag.payload.front() != 0;
+  });
 }
 
 Digest OperatorHook::entry_digest(std::span<const Word> words, std::string_view policy_tag) const {

@@ -51,7 +51,8 @@ class OperatorHook {
   OperatorHook& operator=(const OperatorHook&) = delete;
 
   // The boxed kernel: steps 1 to 3 of "life of a call" in ARCHITECTURE.md. Takes the operator's
-  // arguments off `stack` and leaves its results. Throws only what native throws.
+  // arguments off `stack` and leaves its results. Throws only what native throws, but for one case:
+  // when a kernel that writes arguments fails, they may be half written, and native must not run.
   void call(c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
   // The displaced native kernel, with hooks below it disabled.
@@ -61,7 +62,9 @@ class OperatorHook {
   AsideReason read_call(const torch::jit::Stack& stack, CallView& view) const noexcept;
 
   // Runs `kernel` on the call that `view` was read from, replaces the arguments by the results on
-  // success, and leaves the stack alone otherwise.
+  // success, and leaves the stack alone otherwise. Arguments that the operator returns are the very
+  // objects. kFailed also when something went wrong after the kernel answered; native must not run
+  // then if the kernel writes.
   LoadedKernel::Outcome call_kernel(LoadedKernel& kernel, const CallView& view,
                                     torch::jit::Stack* stack) noexcept;
 
@@ -81,6 +84,12 @@ class OperatorHook {
   c10::DispatchKey dispatch_key() const noexcept { return key_; }
   const ArgumentPlan& plan() const noexcept { return eligibility_.plan; }
   std::size_t num_returns() const noexcept { return eligibility_.num_returns; }
+  // Whether this very call of the operator writes an argument ("training" may be off).
+  bool writes_in(const DecodedCall& call) const;
+  // Whether a kernel that makes so many tensors can answer.
+  bool takes_outputs(std::size_t count) const noexcept {
+    return eligibility_.returns_list ? count != 0 : count == num_fresh_;
+  }
   std::size_t index() const noexcept { return index_; }
   c10::DeviceType device_type() const noexcept { return device_type_; }
   GuardTable& table() noexcept { return table_; }
@@ -105,12 +114,15 @@ class OperatorHook {
   void answer_verified(const void* kernel, const CallView& view, c10::DispatchKeySet keys,
                        torch::jit::Stack* stack);
   bool answer_by_kernel(const void* kernel, const CallView& view, torch::jit::Stack* stack);
+  // The results of a call out of what the kernel made and of what it was given.
+  void put_results(std::span<at::Tensor> outputs, torch::jit::Stack* stack) const;
   std::span<const c10::IValue> arguments(const torch::jit::Stack& stack) const noexcept;
 
   const c10::OperatorHandle op_;
   const c10::DispatchKey key_;
   const c10::DeviceType device_type_;
   const Eligibility eligibility_;
+  const std::size_t num_fresh_;  // returns that are no arguments
   const std::size_t index_;
   const std::string name_;
   const std::string overload_;

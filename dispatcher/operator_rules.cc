@@ -70,6 +70,21 @@ constexpr std::string_view reason_of(RuleKind kind) {
   return "";
 }
 
+// "aten::div" for "aten::div_" and "aten::_foreach_div_": they compute the same.
+bool computes_as(std::string_view name, std::string_view plain) noexcept {
+  constexpr std::string_view kNamespace = "aten::";
+  constexpr std::string_view kForeach = "_foreach_";
+  if (!name.starts_with(kNamespace)) {
+    return false;
+  }
+  name.remove_prefix(kNamespace.size());
+  plain.remove_prefix(kNamespace.size());
+  if (name.starts_with(kForeach)) {
+    name.remove_prefix(kForeach.size());
+  }
+  return name == plain || (name.ends_with('_') && name.substr(0, name.size() - 1) == plain);
+}
+
 }  // namespace
 
 std::optional<OperatorRule> find_operator_rule(std::string_view name) noexcept {
@@ -77,7 +92,7 @@ std::optional<OperatorRule> find_operator_rule(std::string_view name) noexcept {
     return OperatorRule{RuleKind::kLibrary, reason_of(RuleKind::kLibrary)};
   }
   const auto* row = std::find_if(kRows.begin(), kRows.end(),
-                                 [name](const Row& candidate) { return candidate.name == name; });
+                                 [name](const Row& each) { return computes_as(name, each.name); });
   if (row == kRows.end()) {
     return std::nullopt;
   }

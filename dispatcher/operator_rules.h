@@ -18,8 +18,8 @@ struct OperatorRule {
   std::string_view reason;  // one clause for people
 };
 
-// The rule for an operator by its name without overload ("aten::mm"), if there is
-// one. kIntegerDivision leaves the operator eligible; the other does not.
+// The rule for an operator by its name without overload ("aten::mm"), if there is one; in-place and
+// list forms have the plain form's. kIntegerDivision leaves it eligible; the other does not.
 std::optional<OperatorRule> find_operator_rule(std::string_view name) noexcept;
 
 }  // namespace eagercache

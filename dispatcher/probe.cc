@@ -29,6 +29,17 @@ class FirstWarning final : public c10::WarningHandler {
   std::string& text_;
 };
 
+void add_strides(const c10::IValue& result, std::vector<std::vector<std::int64_t>>& strides) {
+  if (result.isTensorList()) {
+    for (const c10::IValue& element : result.toListRef()) {
+      add_strides(element, strides);
+    }
+    return;
+  }
+  const at::Tensor& output = result.toTensor();
+  strides.push_back(output.defined() ? output.strides().vec() : std::vector<std::int64_t>{});
+}
+
 }  // namespace
 
 Probe::Probe(OperatorHook& hook) : hook_(hook) {
@@ -118,6 +129,7 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const AsideReason reason = hook_.read_call(*stack, view);
   if (mode == Mode::kCapture) {
     stack_.assign(stack->end() - static_cast<std::ptrdiff_t>(num_arguments), stack->end());
+    rehearsal_.reset();
     aside_ = reason;
     words_.clear();
     if (reason == AsideReason::kNone) {
@@ -132,9 +144,7 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     output_strides_.clear();
     for (auto result = stack->end() - static_cast<std::ptrdiff_t>(hook_.num_returns());
          result != stack->end(); ++result) {
-      const at::Tensor& output = result->toTensor();
-      output_strides_.push_back(output.defined() ? output.strides().vec()
-                                                 : std::vector<std::int64_t>{});
+      add_strides(*result, output_strides_);
     }
     captured_ = true;
     return;
@@ -145,14 +155,17 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     return;
   }
   if (kernel_->num_inputs() != view.tensors.view().size() ||
-      kernel_->num_outputs() != hook_.num_returns()) {
+      !hook_.takes_outputs(kernel_->num_outputs())) {
     error_ = "the kernel takes or returns another number of tensors";
     hook_.call_native(keys, stack);
     return;
   }
-  forced_ = hook_.call_kernel(*kernel_, view, stack) == LoadedKernel::Outcome::kAnswered;
+  const LoadedKernel::Outcome outcome = hook_.call_kernel(*kernel_, view, stack);
+  forced_ = outcome == LoadedKernel::Outcome::kAnswered;
   if (!forced_) {
     error_ = "the kernel reported an error";
+    TORCH_CHECK(outcome == LoadedKernel::Outcome::kNotStarted || !kernel_->writes_inputs(),
+                hook_.full_name(), ": a kernel that writes its arguments failed");
     hook_.call_native(keys, stack);
   }
 }
@@ -162,22 +175,29 @@ double Probe::mean_ns(std::size_t calls, bool hit) {
   GuardTable table(4);
   table.set_kernel(words_, hash_words(words_), kernel_.get());
   torch::jit::Stack stack;
-  const auto start = std::chrono::steady_clock::now();
-  for (std::size_t i = 0; i < calls; ++i) {
-    stack.assign(stack_.begin(), stack_.end());
-    if (hit) {
-      CallView view;
-      if (hook_.read_call(stack, view) != AsideReason::kNone ||
-          table.find(view.key.words(), hash_words(view.key.words())).state != EntryState::kKernel ||
-          hook_.call_kernel(*kernel_, view, &stack) != LoadedKernel::Outcome::kAnswered) {
-        throw std::runtime_error("the kernel did not answer while it was timed");
+  std::chrono::duration<double, std::nano> elapsed{0};
+  for (std::size_t done = 0; done < calls;) {
+    rehearsal_->reset();
+    const std::size_t end = std::min(calls, done + rehearsal_->period());
+    const auto start = std::chrono::steady_clock::now();
+    for (; done < end; ++done) {
+      const torch::jit::Stack& arguments = rehearsal_->arguments(done);
+      stack.assign(arguments.begin(), arguments.end());
+      if (hit) {
+        CallView view;
+        if (hook_.read_call(stack, view) != AsideReason::kNone ||
+            table.find(view.key.words(), hash_words(view.key.words())).state !=
+                EntryState::kKernel ||
+            hook_.call_kernel(*kernel_, view, &stack) != LoadedKernel::Outcome::kAnswered) {
+          throw std::runtime_error("the kernel did not answer while it was timed");
+        }
+      } else {
+        hook_.call_native(keys, &stack);
       }
-    } else {
-      hook_.call_native(keys, &stack);
+      stack.clear();
     }
-    stack.clear();
+    elapsed += std::chrono::steady_clock::now() - start;
   }
-  const std::chrono::duration<double, std::nano> elapsed = std::chrono::steady_clock::now() - start;
   return elapsed.count() / static_cast<double>(calls);
 }
 
@@ -186,6 +206,9 @@ std::vector<std::pair<double, double>> Probe::time(std::size_t pairs, std::size_
     throw std::logic_error("time needs a captured call with a key and a loaded kernel");
   }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (!rehearsal_) {
+    rehearsal_ = std::make_unique<Rehearsal>(stack_, hook_.plan().written);
+  }
   std::vector<std::pair<double, double>> result;
   result.reserve(pairs);
   for (std::size_t i = 0; i < pairs; ++i) {

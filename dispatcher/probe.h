@@ -10,6 +10,7 @@
 
 #include "dispatcher/loaded_kernel.h"
 #include "dispatcher/operator_hook.h"
+#include "dispatcher/rehearsal.h"
 #include "kernel_cache/status.h"
 
 namespace eagercache {
@@ -54,7 +55,8 @@ class Probe {
 
   // Times the captured call, in pairs of (native, hit) means of `calls` calls each, in nanoseconds.
   // Both are boxed calls below autograd; a hit is the whole path: state checks, key, look-up,
-  // kernel. Throws what native throws.
+  // kernel. What is written is a copy, with the same values each time. Throws what native throws,
+  // and std::logic_error without a captured call that has a key.
   std::vector<std::pair<double, double>> time(std::size_t pairs, std::size_t calls);
 
   // The thread's probe when it waits for a call of `hook`, else nullptr. One thread-local read.
@@ -80,6 +82,7 @@ class Probe {
   std::vector<std::size_t> undefined_;
   std::vector<std::vector<std::int64_t>> output_strides_;  // what native gave
   std::unique_ptr<LoadedKernel> kernel_;
+  std::unique_ptr<Rehearsal> rehearsal_;  // of the captured call; made when it is first timed
 };
 
 }  // namespace eagercache

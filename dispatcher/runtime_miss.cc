@@ -138,9 +138,9 @@ bool Runtime::install_from_store(OperatorHook& hook, std::span<const Word> words
 std::string Runtime::rejected_by_policy(const OperatorHook& hook, std::span<const Word> words,
                                         const Manifest& manifest) const {
   DecodedCall call;
-  const bool deterministic = decode_call(words, &call) && call.state.deterministic;
-  return numerics_refusal(fact(manifest, "numerics"), policy().numerics, deterministic,
-                          hook.effects());
+  const bool known = decode_call(words, &call);
+  return numerics_refusal(fact(manifest, "numerics"), policy().numerics,
+                          known && call.state.deterministic, hook.writes_in(call));
 }
 
 LoadedKernel* Runtime::for_replicas(LoadedKernel* kernel, const Manifest& manifest) {
@@ -245,9 +245,12 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
       [files, key = manifest.key](bool begins) { files->note_attempt(key, begins); });
   DecodedCall call;
   if (!decode_call(words, &call) || kernel.value()->num_inputs() != count_tensors(call.arguments) ||
-      kernel.value()->num_outputs() != hook.num_returns()) {
+      !hook.takes_outputs(kernel.value()->num_outputs())) {
     return Status(StatusCode::kIncompatible,
                   "the kernel takes or returns another number of tensors");
+  }
+  if (kernel.value()->writes_inputs() != hook.writes_in(call)) {
+    return Status(StatusCode::kIncompatible, "the kernel does not write what the operator writes");
   }
   std::lock_guard lock(registry_mutex_);
   // Two threads may have loaded the same object; the first one stays, the other is leaked like

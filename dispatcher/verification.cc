@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <thread>
+#include <vector>
 
 namespace eagercache {
 namespace {
@@ -68,6 +69,23 @@ std::string difference(const at::Tensor& kernel, const at::Tensor& native) {
              : std::string("other values");
 }
 
+std::string difference(const c10::IValue& kernel, const c10::IValue& native) {
+  if (!native.isTensorList()) {
+    return difference(kernel.toTensor(), native.toTensor());
+  }
+  const std::vector<at::Tensor> mine = kernel.toTensorVector();
+  const std::vector<at::Tensor> natives = native.toTensorVector();
+  if (mine.size() != natives.size()) {
+    return "another number of tensors";
+  }
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    if (std::string found = difference(mine[i], natives[i]); !found.empty()) {
+      return found;
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 void set_verification_share(double share) noexcept {
@@ -84,8 +102,7 @@ std::string difference_from_native(const torch::jit::Stack& kernel, const torch:
                                    std::size_t count) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (std::size_t i = 1; i <= count; ++i) {
-    std::string found =
-        difference(kernel[kernel.size() - i].toTensor(), native[native.size() - i].toTensor());
+    std::string found = difference(kernel[kernel.size() - i], native[native.size() - i]);
     if (!found.empty()) {
       return "output " + std::to_string(count - i) + ": " + found;
     }

@@ -33,6 +33,9 @@ enum class ArgumentReader : std::uint8_t {
 struct ArgumentPlan {
   std::vector<ArgumentReader> readers;
   std::vector<std::string> names;
+  // Whether a call may write the argument, for each; empty where no argument is written. Set by who
+  // knows the operator's effects.
+  std::vector<std::uint8_t> written;
   // Integral operands step aside: native raises on a zero divisor, compiled code traps.
   bool aside_if_integral = false;
 };

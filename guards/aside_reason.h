@@ -25,8 +25,9 @@ enum class AsideReason : std::uint8_t {
   kDispatchState,      // functorch, a Python mode or functionalization is active below us
   kFloatingPointMode,  // flush-denormal or another rounding mode is set on this thread
   kParallelRegion,     // called from inside an OpenMP region
+  kOverlap,            // a written tensor shares memory with another one, or with itself
 };
-inline constexpr std::size_t kAsideReasonCount = 15;
+inline constexpr std::size_t kAsideReasonCount = 16;
 
 constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
   switch (reason) {
@@ -60,6 +61,8 @@ constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
       return "floating_point_mode";
     case AsideReason::kParallelRegion:
       return "parallel_region";
+    case AsideReason::kOverlap:
+      return "overlap";
   }
   return "unknown";
 }

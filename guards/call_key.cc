@@ -1,6 +1,8 @@
 #include "guards/call_key.h"
 
+#include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "guards/key_fields.h"
@@ -301,6 +303,20 @@ bool put_argument(const DecodedArgument& argument, KeyBuffer* buffer) {
 }
 
 }  // namespace
+
+bool KeyBuffer::grow(std::size_t count) noexcept {
+  if (room_ == kCapacity || count > kCapacity - size_) {
+    return false;
+  }
+  long_.reset(new (std::nothrow) Word[kCapacity]);
+  if (!long_) {
+    return false;
+  }
+  std::copy_n(inline_, size_, long_.get());
+  words_ = long_.get();
+  room_ = kCapacity;
+  return true;
+}
 
 bool decode_call(std::span<const Word> words, DecodedCall* call) {
   *call = {};

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -68,13 +69,15 @@ struct GlobalState {
   friend bool operator==(const GlobalState&, const GlobalState&) = default;
 };
 
-// Fixed-capacity writer for a key. No allocation; past the capacity it only remembers that it
-// overflowed, and the call steps aside to native.
+// Writer for a key. Keys of up to kInline words allocate nothing, longer ones (lists of tensors)
+// once; past the capacity, or without memory, it only remembers that it overflowed, and the call
+// steps aside to native.
 class KeyBuffer {
  public:
-  static constexpr std::size_t kCapacity = 512;  // words; cat of 60 four-dimensional tensors
+  static constexpr std::size_t kInline = 512;     // words; cat of 60 four-dimensional tensors
+  static constexpr std::size_t kCapacity = 4096;  // an optimizer's step over 300 matrices
 
-  KeyBuffer() noexcept {}  // words_ stays uninitialised on purpose: 4 KB would cost 40 ns to clear
+  KeyBuffer() noexcept {}  // inline_ stays uninitialised on purpose: 4 KB would cost 40 ns to clear
   KeyBuffer(const KeyBuffer&) = delete;
   KeyBuffer& operator=(const KeyBuffer&) = delete;
 
@@ -113,13 +116,18 @@ class KeyBuffer {
  private:
   // Room for `count` more words, or null (and overflowed) past the capacity.
   Word* extend(std::size_t count) noexcept;
+  // Moves to memory of kCapacity words; false where that is not enough or not to be had.
+  bool grow(std::size_t count) noexcept;
   void put_plain(ArgumentKind kind) noexcept;
   // Header of a list of `count` elements, followed by room for `payload` words, which is returned.
   Word* put_counted(ArgumentKind kind, std::size_t count, std::size_t payload) noexcept;
   template <KeyWord kClass>
   void put_scalar(ArgumentKind kind, KeyBits<kClass> payload) noexcept;
 
-  Word words_[kCapacity];  // NOLINT(modernize-avoid-c-arrays)
+  Word inline_[kInline];  // NOLINT(modernize-avoid-c-arrays)
+  Word* words_ = inline_;
+  std::size_t room_ = kInline;
+  std::unique_ptr<Word[]> long_;  // NOLINT(modernize-avoid-c-arrays)
   std::size_t size_ = 0;
   bool overflowed_ = false;
 };

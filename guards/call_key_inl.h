@@ -32,7 +32,7 @@ inline Word multiply_mix(Word left, Word right) noexcept {
 }  // namespace call_key_detail
 
 inline Word* KeyBuffer::extend(std::size_t count) noexcept {
-  if (count > kCapacity - size_) [[unlikely]] {
+  if (count > room_ - size_ && !grow(count)) [[unlikely]] {
     overflowed_ = true;
     return nullptr;
   }

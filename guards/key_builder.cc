@@ -7,9 +7,12 @@
 #include <c10/core/TensorImpl.h>
 #include <xmmintrin.h>
 
+#include <algorithm>
 #include <bit>
 #include <limits>
+#include <new>
 
+#include "guards/overlap.h"
 #include "guards/torch_compat.h"
 
 namespace eagercache {
@@ -306,6 +309,20 @@ AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& 
 
 }  // namespace
 
+bool TensorArguments::grow() noexcept {
+  if (room_ == kCapacity) {
+    return false;
+  }
+  many_.reset(new (std::nothrow) const at::Tensor*[kCapacity]);
+  if (!many_) {
+    return false;
+  }
+  std::copy_n(inline_, size_, many_.get());
+  slots_ = many_.get();
+  room_ = kCapacity;
+  return true;
+}
+
 AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arguments,
                       c10::DeviceType device_type, CallView& view) noexcept {
   view.key.clear();
@@ -317,11 +334,20 @@ AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arg
   }
   view.key.put_state(state);
   Walk walk(device_type, view);
+  WrittenTensors written;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::size_t first = view.tensors.size();
     const AsideReason reason = put_argument(plan.readers[i], arguments[i], walk, view.key);
     if (reason != AsideReason::kNone) [[unlikely]] {
       return reason;
     }
+    if (!plan.written.empty() && plan.written[i] != 0) {
+      written.add(first, view.tensors.size());
+    }
+  }
+  if (!plan.written.empty() && written.overlap(view.tensors.view()) &&
+      applies(AsideReason::kOverlap)) [[unlikely]] {
+    return AsideReason::kOverlap;
   }
   if (plan.aside_if_integral && walk.all_integral() && applies(AsideReason::kIntegerDivision)) {
     return AsideReason::kIntegerDivision;

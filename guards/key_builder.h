@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstddef>
+#include <memory>
 #include <span>
 
 #include "guards/argument_plan.h"
@@ -15,22 +16,31 @@ namespace eagercache {
 // out: what a kernel takes as its inputs. Points into the caller's stack; no ownership.
 class TensorArguments {
  public:
-  static constexpr std::size_t kCapacity = 64;
+  static constexpr std::size_t kInline = 64;  // more of them take one allocation
+  static constexpr std::size_t kCapacity = 1024;
 
-  TensorArguments() noexcept {}  // slots_ stays uninitialised: it is on the path of every call
+  TensorArguments() noexcept {}  // inline_ stays uninitialised: it is on the path of every call
+  TensorArguments(const TensorArguments&) = delete;
+  TensorArguments& operator=(const TensorArguments&) = delete;
   void clear() noexcept { size_ = 0; }
-  // False when full; the call then steps aside.
+  // False when full, or without memory; the call then steps aside.
   bool push(const at::Tensor* tensor) noexcept {
-    if (size_ == kCapacity) {
+    if (size_ == room_ && !grow()) [[unlikely]] {
       return false;
     }
     slots_[size_++] = tensor;
     return true;
   }
+  std::size_t size() const noexcept { return size_; }
   std::span<const at::Tensor* const> view() const noexcept { return {slots_, size_}; }
 
  private:
-  const at::Tensor* slots_[kCapacity];  // NOLINT(modernize-avoid-c-arrays)
+  bool grow() noexcept;
+
+  const at::Tensor* inline_[kInline];  // NOLINT(modernize-avoid-c-arrays)
+  const at::Tensor** slots_ = inline_;
+  std::size_t room_ = kInline;
+  std::unique_ptr<const at::Tensor*[]> many_;  // NOLINT(modernize-avoid-c-arrays)
   std::size_t size_ = 0;
 };
 

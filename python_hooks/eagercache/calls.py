@@ -8,6 +8,7 @@ exactly the described metadata and fills them from a seed; `Call.invoke` calls t
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
+
+from ._load import core
 
 ALIGNMENT = 64  # bytes; kAlignment of guards/call_key.h
 
@@ -57,6 +60,14 @@ class _Slot:
     """Where the tensor of this index stands among the arguments."""
 
     index: int
+
+
+def _slots(argument: Any) -> Iterator[int]:
+    if isinstance(argument, _Slot):
+        yield argument.index
+    elif isinstance(argument, list):
+        for element in argument:
+            yield from _slots(element)
 
 
 @dataclass
@@ -156,10 +167,33 @@ class Call:
             raise CallError(f"unknown argument kind {kind!r}")
         return decoder(argument)
 
-    @property
-    def is_mutable(self) -> bool:
-        """Whether the schema says that an argument is written."""
-        return bool(self.op._schema.is_mutable)
+    @functools.cached_property
+    def effects(self) -> dict[str, Any]:
+        """What the operator writes and returns: `_C.operator_effects`."""
+        schema = self.op._schema
+        if core is None:
+            raise CallError("eagercache does not work on this platform")
+        return core.operator_effects(schema.name, schema.overload_name)
+
+    @functools.cached_property
+    def written(self) -> frozenset[int]:
+        """Indices of the tensors that this very call writes."""
+        names = [argument.name for argument in self.op._schema.arguments]
+        arguments = dict(zip(names, self._arguments, strict=True))
+        written: set[int] = set()
+        for write in self.effects["writes"]:
+            if not write["when"] or arguments.get(write["when"]) is not False:
+                written.update(_slots(arguments[write["argument"]]))
+        return frozenset(written)
+
+    @functools.cached_property
+    def fresh(self) -> tuple[int, ...]:
+        """The returns of the operator that are no arguments."""
+        return tuple(
+            index
+            for index, output in enumerate(self.effects["outputs"])
+            if output["kind"] != "argument"
+        )
 
     def bind(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The call's (args, kwargs) with ``values`` in the tensor positions."""

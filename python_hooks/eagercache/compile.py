@@ -24,6 +24,7 @@ from .bare import BareBuilder
 from .calls import Call, TensorSpec
 from .commands import CompileFailed, CompileRefused
 from .container import BuildCommands
+from .foreach import each_alone
 from .generated_text import GeneratedText, admit, read_generated_text
 from .launch_plan import LaunchPlan, NotUnderstood, read_launch_plan
 from .toolchain import Compiler, Isa
@@ -41,7 +42,11 @@ class Lowered:
 
 
 def build_graph(call: Call, num_returns: int) -> torch.fx.GraphModule:
-    """The graph of one node: a placeholder per tensor, everything else baked in."""
+    """The graph of one node: a placeholder per tensor, everything else baked in.
+
+    It returns what the operator makes anew. What the operator writes the graph writes too: Inductor
+    turns that into kernels that write their inputs. ``num_returns`` tells a list's length.
+    """
     graph = torch.fx.Graph()
     placeholders = [graph.placeholder(f"arg{i}") for i in range(len(call.tensors))]
     values = [
@@ -49,14 +54,26 @@ def build_graph(call: Call, num_returns: int) -> torch.fx.GraphModule:
         for node, spec in zip(placeholders, call.tensors, strict=True)
     ]
     args, kwargs = call.bind(values)
-    node = graph.call_function(call.op, tuple(args), kwargs)
+    if call.name.startswith("aten::_foreach_"):
+        parts = each_alone(graph, call.op, args, kwargs)
+        if parts is not None:
+            graph.output(tuple(parts) if call.fresh else ())
+            return torch.fx.GraphModule(torch.nn.Module(), graph)
+    node = graph.call_function(_marked_form(call), tuple(args), kwargs)
     returns = call.op._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
-        graph.output((node,))
+        graph.output((node,) if call.fresh else ())
     else:
-        parts = [graph.call_function(operator.getitem, (node, i)) for i in range(num_returns)]
-        graph.output(tuple(parts))
+        wanted = call.fresh if len(returns) > 1 else range(num_returns if call.fresh else 0)
+        graph.output(tuple(graph.call_function(operator.getitem, (node, i)) for i in wanted))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _marked_form(call: Call) -> torch._ops.OpOverload:
+    """The operator, or one that does the same and whose schema marks what it writes."""
+    if call.written and call.name == "aten::native_batch_norm":
+        return torch.ops.aten._native_batch_norm_legit.default
+    return call.op
 
 
 def _category(dtype: torch.dtype) -> int:
@@ -231,8 +248,16 @@ class _TextTaker:
         try:
             self.plan = read_launch_plan(wrapper, kernel)
         except NotUnderstood as error:
+            if self._call.written:
+                raise CompileRefused(
+                    f"it writes its arguments, and its text has {error}"
+                ) from error
             self.why_container = str(error)
             return None
+        if bool(self.plan.writes) != bool(self._call.written):
+            raise CompileRefused("the generated code does not write what the operator writes")
+        if not self._call.written.issuperset(self.plan.writes):
+            raise CompileRefused("the generated code writes an argument that the operator reads")
         return "bare"
 
 

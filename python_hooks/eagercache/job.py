@@ -18,7 +18,7 @@ from . import prove, timing
 from .calls import Call
 from .commands import CompileFailed, CompileRefused
 from .compile import Tools
-from .prove import CannotProve, ProofFailed
+from .prove import CannotProve, NotBitwise, ProofFailed, Reshaped
 from .toolchain import pick_isa
 
 if TYPE_CHECKING:
@@ -99,7 +99,10 @@ class Job:
         self._call = call = Call(self.description)
         with call.state.applied():
             with self.clock.step("native"):
-                natives, _ = self._rebuild(call)
+                try:
+                    natives, _ = self._rebuild(call)
+                except Reshaped as reshaped:
+                    raise CompileRefused(str(reshaped)) from reshaped
             tools = find_tools(store)
             self.lowered = self._lower(call, natives, tools, "bare", allow_bare=True)
         if sum(native.bytes for native in natives) <= KEPT_BYTES:
@@ -201,11 +204,15 @@ class Job:
             try:
                 bare = Built(_library(self._library), self.lowered, "bare", launch_plan=plan)
                 return self._prove(call, probe, natives, bare)
+            except NotBitwise as differs:
+                raise CompileRefused(str(differs)) from differs
             except ProofFailed:
                 raise  # the container's kernel is the same one
             except RuntimeError as error:
                 traceback.print_exc(file=sys.stderr)
                 forget_locals(error)
+                if call.written:
+                    raise  # a container allocates what it returns; none is made that writes
             tools = find_tools(self.store)
             self.lowered = self._lower(call, natives, tools, "container", allow_bare=False)
         assert self.lowered.container is not None

@@ -6,7 +6,8 @@ becomes a plan, which the hook executes; a statement that is not one of the few 
 2.15.
 
 A plan numbers pointers: first the inputs in argument order, then the outputs, then the scratch
-buffers. Views are resolved here: in the plan they are a pointer and an offset.
+buffers. Views are resolved here: in the plan they are a pointer and an offset. Inputs that a kernel
+takes as a pointer to non-const are written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-VERSION = 1
+VERSION = 2
 ENTRY_PREFIX = "eagercache_kernel_"
 _MAX_DIMENSIONS = 16
 
@@ -61,6 +62,7 @@ class LaunchPlan:
 
     entry: str
     num_inputs: int
+    writes: tuple[int, ...]  # inputs that are written, ascending
     outputs: tuple[Output, ...]
     scratch: tuple[int, ...]  # bytes of each buffer
     source: str = field(repr=False)
@@ -81,6 +83,7 @@ class LaunchPlan:
                     for o in self.outputs
                 ],
                 "scratch": list(self.scratch),
+                "writes": list(self.writes),
             },
             sort_keys=True,
             separators=(",", ":"),
@@ -210,6 +213,7 @@ class _Reader:
         self._buffers: list[_Buffer] = []
         self._calls: list[tuple[str, list[_Argument]]] = []
         self._outputs: dict[int, _Value] = {}
+        self._written: set[int] = set()
 
     def read(self, statement: str) -> None:
         for pattern, action in _FORMS:
@@ -317,7 +321,7 @@ class _Reader:
         if found:
             value = self._value(found[2])
             if isinstance(value.root, int) and not found[1].startswith("const "):
-                raise NotUnderstood("a kernel that writes an input")
+                self._written.add(value.root)
             return _Argument(found[1], value)
         if _LITERAL.fullmatch(text):
             return _Argument("", text)
@@ -326,7 +330,9 @@ class _Reader:
     def plan(self, definitions: str) -> LaunchPlan:
         if not self._calls or self._num_inputs < 0:
             raise NotUnderstood("no call of a kernel")
-        if sorted(self._outputs) != list(range(len(self._outputs))) or not self._outputs:
+        if sorted(self._outputs) != list(range(len(self._outputs))) or not (
+            self._outputs or self._written
+        ):
             raise NotUnderstood("the outputs")
         returned = [self._outputs[index] for index in range(len(self._outputs))]
         roots = [id(value.buffer) for value in returned]
@@ -348,6 +354,7 @@ class _Reader:
         return LaunchPlan(
             entry=entry,
             num_inputs=self._num_inputs,
+            writes=tuple(sorted(self._written)),
             outputs=tuple(Output(v.buffer.dtype, v.sizes, v.strides) for v in returned),
             scratch=tuple(buffer.bytes for buffer in scratch),
             source=_SOURCE.format(digest=digest, definitions=definitions, entry=entry, calls=calls),

@@ -7,7 +7,7 @@ through `_C.Probe`, which lets it answer one call of the hooked operator exactly
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,17 @@ class ProofFailed(Exception):
     """The kernel is not native's equal. The text is one clause that says where."""
 
 
+class NotBitwise(ProofFailed):
+    """A call that writes its arguments, whose kernel does not do so bit for bit as native does.
+
+    What differs in its last bit stays different, in each replica of a job in another way.
+    """
+
+
+class Reshaped(Exception):
+    """Native gives an argument another size, other strides or other memory."""
+
+
 class CannotProve(Exception):
     """No comparison could be made. ``str()`` says why; the kernel says nothing about it."""
 
@@ -41,11 +52,12 @@ class Native:
     seed: int
     sample: Sample
     outputs: list[Any]
+    after: Sample | None  # what it was given, as it left it, for a call that writes
 
     @property
     def bytes(self) -> int:
         """What the sample and the answer take."""
-        tensors = [*self.sample.bases, *self.outputs]
+        tensors = [*self.sample.bases, *self.outputs, *(self.after.bases if self.after else ())]
         return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
 
 
@@ -63,7 +75,8 @@ class Proof:
 def native_answers(call: Call) -> list[Native]:
     """Native's answers to the fills that it accepts, at most one per fill.
 
-    Raises CannotProve when it accepts too few, or when its own answers are not repeatable.
+    Raises CannotProve when it accepts too few, or when its own answers are not repeatable, and
+    Reshaped.
     """
     size = sum(spec.extent * spec.dtype.itemsize for spec in call.tensors)
     limit = FILLS_OF_LARGE_CALLS if size > LARGE_CALL_BYTES else len(FILLS)
@@ -74,8 +87,10 @@ def native_answers(call: Call) -> list[Native]:
             break
         seed = SEED + index
         sample = call.sample(fill, seed)
+        given = sample.clone()
+        places = [_place(value) for value in given.values]
         try:
-            outputs = call.invoke(sample.clone().values)
+            outputs = call.invoke(given.values)
         except CallError:
             raise
         except Exception as error:
@@ -83,14 +98,37 @@ def native_answers(call: Call) -> list[Native]:
                 raise
             last_error = str(error).splitlines()[0] if str(error) else type(error).__name__
             continue
-        accepted.append(Native(fill, seed, sample, outputs))
+        if [_place(value) for value in given.values] != places:
+            raise Reshaped("native resizes an argument")
+        accepted.append(Native(fill, seed, sample, outputs, given if call.written else None))
     if len(accepted) < MINIMUM_FILLS:
         raise CannotProve(f"native raises on made-up data: {last_error[:200]}")
-    _check_returns(accepted[0].outputs)
-    again = call.invoke(accepted[0].sample.clone().values)
-    if any(not same_bits(a, b) for a, b in zip(accepted[0].outputs, again, strict=True)):
+    first = accepted[0]
+    _check_returns(call, first.outputs)
+    given = first.sample.clone()
+    answers = [*call.invoke(given.values), *_tensors_at(given, call.written)]
+    expected = [*first.outputs, *_tensors_at(first.after, call.written)]
+    if any(not same_bits(a, b) for a, b in zip(expected, answers, strict=True)):
         raise CannotProve("native's own answers differ from run to run")
     return accepted
+
+
+def _tensors_at(sample: Sample | None, indices: Iterable[int]) -> list[torch.Tensor]:
+    values = [sample.values[index] for index in sorted(indices)] if sample is not None else []
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _place(value: Any) -> Any:
+    """Where a tensor's memory is and how it is laid out."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return value.data_ptr(), tuple(value.size()), tuple(value.stride()), value.storage_offset()
+
+
+def _version(value: Any) -> int | None:
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return None
+    return value._version
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -100,8 +138,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     ) or "can't allocate memory" in str(error)
 
 
-def _check_returns(outputs: Sequence[Any]) -> None:
-    if not outputs:
+def _check_returns(call: Call, outputs: Sequence[Any]) -> None:
+    if not outputs and not call.written:
         raise CannotProve("the operator returns nothing")
     for output in outputs:
         if output is None:
@@ -174,7 +212,7 @@ def prove(call: Call, probe: Probe, natives: Sequence[Native], *, reduces: bool 
 
     ``reduces`` tells whether the kernel accumulates over elements; see `tolerance_of`.
 
-    Raises ProofFailed.
+    Raises ProofFailed (NotBitwise among them).
     """
     tolerance = tolerance_of(call, natives[0].outputs, reduces)
     numerics = "bitwise"
@@ -184,6 +222,8 @@ def prove(call: Call, probe: Probe, natives: Sequence[Native], *, reduces: bool 
         _compare_metadata(native.outputs, outputs, native.fill)
         if all(same_bits(a, b) for a, b in zip(native.outputs, outputs, strict=True)):
             continue
+        if call.written:
+            raise NotBitwise(f"not bitwise ({native.fill} data), {_WRITES}")
         numerics = "accurate"
         error, native_error = _compare_values(call, native, outputs, tolerance)
         worst, native_worst = max(worst, error), max(native_worst, native_error)
@@ -198,17 +238,68 @@ def prove(call: Call, probe: Probe, natives: Sequence[Native], *, reduces: bool 
 
 
 def _answer(call: Call, probe: Probe, native: Native) -> list[Any]:
-    """The kernel's outputs for a copy of the sample, which must come back as it was."""
+    """The kernel's outputs for a copy of the sample, which must come back as native leaves it."""
     mine = native.sample.clone()
+    places = [_place(value) for value in mine.values]
     outputs = _force(call, probe, mine)
-    for index, (before, after) in enumerate(zip(native.sample.bases, mine.bases, strict=True)):
-        if before is not None and after is not None and not _same_bytes(before, after):
+    if [_place(value) for value in mine.values] != places:
+        raise ProofFailed(f"an argument was moved or resized ({native.fill} data)")
+    expected = native.after or native.sample
+    for index, (before, after) in enumerate(zip(expected.bases, mine.bases, strict=True)):
+        if before is None or after is None or index in call.written:
+            continue
+        if not _same_bytes(before, after):
             raise ProofFailed(f"tensor argument {index} was written to ({native.fill} data)")
+    if native.after is not None:
+        _compare_written(call, native.after, mine, f"{native.fill} data")
+        _compare_returned(native.outputs, native.after, outputs, mine, f"{native.fill} data")
     inputs = {base.untyped_storage().data_ptr() for base in mine.bases if base is not None}
+    returned = {id(value) for value in mine.values}
     for index, output in enumerate(outputs):
-        if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr() in inputs:
+        if (
+            isinstance(output, torch.Tensor)
+            and output.untyped_storage().data_ptr() in inputs
+            and id(output) not in returned
+        ):
             raise ProofFailed(f"output {index} shares memory with an argument")
     return outputs
+
+
+_WRITES = "and the operator writes its arguments"
+
+
+def _compare_written(call: Call, native: Sample, mine: Sample, where: str) -> None:
+    """What both sides left of the arguments: values, the memory around them, version counters."""
+    for index, (expected, actual) in enumerate(zip(native.values, mine.values, strict=True)):
+        if _version(expected) != _version(actual):
+            raise ProofFailed(
+                f"tensor argument {index}: version {_version(actual)}, native leaves "
+                f"{_version(expected)} ({where})"
+            )
+    for index in sorted(call.written):
+        expected, actual = native.values[index], mine.values[index]
+        if (
+            isinstance(expected, torch.Tensor)
+            and isinstance(actual, torch.Tensor)
+            and not same_bits(expected, actual)
+        ):
+            raise NotBitwise(f"not bitwise ({where}), {_WRITES}")
+        before, after = native.bases[index], mine.bases[index]
+        if before is not None and after is not None and not same_bits(before, after):
+            raise ProofFailed(f"memory beside tensor argument {index} was written to ({where})")
+
+
+def _compare_returned(
+    expected: Sequence[Any], native: Sample, actual: Sequence[Any], mine: Sample, where: str
+) -> None:
+    """Where native hands back an argument, the kernel's call must hand back the very same."""
+    if _positions(expected, native.values) != _positions(actual, mine.values):
+        raise ProofFailed(f"another argument is returned than by native ({where})")
+
+
+def _positions(outputs: Sequence[Any], values: Sequence[Any]) -> list[int | None]:
+    places = {id(value): index for index, value in enumerate(values)}
+    return [places.get(id(output)) for output in outputs]
 
 
 def _force(call: Call, probe: Probe, sample: Sample) -> list[Any]:
@@ -220,10 +311,17 @@ def _force(call: Call, probe: Probe, sample: Sample) -> list[Any]:
 
 
 def _compare_in_inference_mode(call: Call, probe: Probe, native: Native) -> None:
+    where = "inference mode"
+    pairs = [(native.sample.clone(), native.sample.clone())] if call.written else []
     with torch.inference_mode():
-        expected = call.invoke(native.sample.clone().values)
-        actual = _force(call, probe, native.sample.clone())
-    _compare_metadata(expected, actual, "inference mode")
+        pairs.append((native.sample.clone(), native.sample.clone()))
+        for natives, mine in pairs:
+            expected = call.invoke(natives.values)
+            actual = _force(call, probe, mine)
+            _compare_metadata(expected, actual, where)
+            if call.written:
+                _compare_written(call, natives, mine, where)
+                _compare_returned(expected, natives, actual, mine, where)
 
 
 _METADATA: tuple[tuple[str, Callable[[torch.Tensor], Any]], ...] = (

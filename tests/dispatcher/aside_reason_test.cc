@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "guards/key_builder.h"
 #include "tests/dispatcher/reading.h"
 
 #if __has_include(<ATen/NamedTensorUtils.h>)
@@ -191,7 +192,7 @@ TEST(AsideReason, KeysLongerThanTheBufferStepAside) {
 }
 
 TEST(AsideReason, MoreTensorsThanAKernelTakesStepAside) {
-  const std::vector<at::Tensor> tensors(65, at::scalar_tensor(1.0));
+  const std::vector<at::Tensor> tensors(TensorArguments::kCapacity + 1, at::scalar_tensor(1.0));
   EXPECT_EQ(read_as("Tensor[] x", {tensor_list(tensors)}).reason, AsideReason::kKeyTooLong);
 }
 

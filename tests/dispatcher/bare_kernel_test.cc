@@ -9,6 +9,7 @@
 #include <array>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "dispatcher/kernel_forms.h"
 #include "tests/dispatcher/hook_fixture.h"
@@ -18,7 +19,7 @@ namespace {
 
 constexpr const char* kTwicePlan =
     R"({"entry":"eagercache_kernel_2a","inputs":1,)"
-    R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[20],"version":1})";
+    R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[20],"version":2,"writes":[]})";
 
 std::unique_ptr<LoadedKernel> load(const std::string& plan) {
   Result<SharedLibrary> library = SharedLibrary::open(EAGERCACHE_TEST_BARE_OBJECT);
@@ -55,10 +56,10 @@ TEST(BareKernel, MakesInferenceTensorsInInferenceMode) {
 }
 
 TEST(BareKernel, GetsScratchThatIsAlignedAndApart) {
-  const auto kernel =
-      load(R"({"entry":"eagercache_kernel_2b","inputs":0,)"
-           R"("outputs":[{"dtype":"int64","sizes":[3,2],"strides":[1,3]},)"
-           R"({"dtype":"int64","sizes":[6],"strides":[1]}],"scratch":[100000,8],"version":1})");
+  const auto kernel = load(
+      R"({"entry":"eagercache_kernel_2b","inputs":0,)"
+      R"("outputs":[{"dtype":"int64","sizes":[3,2],"strides":[1,3]},)"
+      R"({"dtype":"int64","sizes":[6],"strides":[1]}],"scratch":[100000,8],"version":2,"writes":[]})");
   std::array<at::Tensor, 2> outputs;
   ASSERT_EQ(kernel->run({}, outputs, c10::Device("cpu")), LoadedKernel::Outcome::kAnswered);
   EXPECT_EQ(outputs[0].strides(), at::IntArrayRef({1, 3}));
@@ -66,10 +67,58 @@ TEST(BareKernel, GetsScratchThatIsAlignedAndApart) {
   EXPECT_GE(outputs[1].min().item<std::int64_t>(), 100'000);
 }
 
+TEST(BareKernel, WritesTheInputsThatItsPlanNames) {
+  const auto kernel = load(R"({"entry":"eagercache_kernel_2c","inputs":2,"outputs":[],)"
+                           R"("scratch":[],"version":2,"writes":[1]})");
+  EXPECT_TRUE(kernel->writes_inputs());
+  EXPECT_EQ(kernel->num_outputs(), 0U);
+  const at::Tensor x = at::arange(5, at::kFloat);
+  const at::Tensor y = at::ones({5});
+  const void* const memory = y.const_data_ptr();
+  const at::Tensor* const inputs[] = {&x, &y};
+  ASSERT_EQ(kernel->run(inputs, {}, x.device()), LoadedKernel::Outcome::kAnswered);
+  EXPECT_TRUE(at::equal(y, x + 1));
+  EXPECT_TRUE(at::equal(x, at::arange(5, at::kFloat)));
+  EXPECT_EQ(y.const_data_ptr(), memory);
+}
+
+TEST(BareKernel, LeavesTheOtherOwnersOfCopyOnWriteMemoryTheirValues) {
+  const auto kernel = load(R"({"entry":"eagercache_kernel_2c","inputs":2,"outputs":[],)"
+                           R"("scratch":[],"version":2,"writes":[1]})");
+  const at::Tensor x = at::ones({5});
+  const at::Tensor y = at::ones({5});
+  const at::Tensor clone = at::_lazy_clone(y);
+  const at::Tensor* const inputs[] = {&x, &y};
+  ASSERT_EQ(kernel->run(inputs, {}, x.device()), LoadedKernel::Outcome::kAnswered);
+  EXPECT_TRUE(at::equal(y, x + 1));
+  EXPECT_TRUE(at::equal(clone, x));
+}
+
+TEST(BareKernel, TakesMoreTensorsThanAStackHoldsPointersFor) {
+  const auto kernel = load(R"({"entry":"eagercache_kernel_2d","inputs":200,"outputs":[],)"
+                           R"("scratch":[64],"version":2,"writes":[199]})");
+  std::vector<at::Tensor> tensors;
+  std::vector<const at::Tensor*> inputs;
+  for (int i = 0; i < 200; ++i) {
+    tensors.push_back(at::full({1}, i, at::kFloat));
+  }
+  for (const at::Tensor& tensor : tensors) {
+    inputs.push_back(&tensor);
+  }
+  ASSERT_EQ(kernel->run(inputs, {}, c10::Device("cpu")), LoadedKernel::Outcome::kAnswered);
+  EXPECT_EQ(tensors.back().item<float>(), 199 * 198 / 2);
+}
+
+TEST(BareKernel, GivenAnotherNumberOfTensorsHasNotStarted) {
+  const auto kernel = load(kTwicePlan);
+  std::array<at::Tensor, 1> outputs;
+  EXPECT_EQ(kernel->run({}, outputs, c10::Device("cpu")), LoadedKernel::Outcome::kNotStarted);
+}
+
 TEST(BareKernel, ThatReportsAnErrorHasFailed) {
-  const auto kernel =
-      load(R"({"entry":"eagercache_kernel_fa","inputs":0,)"
-           R"("outputs":[{"dtype":"float32","sizes":[],"strides":[]}],"scratch":[],"version":1})");
+  const auto kernel = load(
+      R"({"entry":"eagercache_kernel_fa","inputs":0,)"
+      R"("outputs":[{"dtype":"float32","sizes":[],"strides":[]}],"scratch":[],"version":2,"writes":[]})");
   std::array<at::Tensor, 1> outputs;
   EXPECT_EQ(kernel->run({}, outputs, c10::Device("cpu")), LoadedKernel::Outcome::kFailed);
 }

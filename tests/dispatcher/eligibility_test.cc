@@ -60,13 +60,47 @@ TEST(Eligibility, ViewsThatTheSchemaDoesNotMarkAreNot) {
   expect_refused({"aten::_unsafe_view", "aten::lift_fresh"}, "view");
 }
 
-TEST(Eligibility, InPlaceAndOutOperatorsAreNot) {
-  expect_refused({"aten::add_.Tensor", "aten::add.out", "aten::zero_"}, "writes its argument");
+using Indices = std::vector<std::size_t>;
+using Flags = std::vector<std::uint8_t>;
+
+TEST(Eligibility, InPlaceAndOutOperatorsHandBackWhatTheyWrite) {
+  const Eligibility in_place = on_cpu("aten::add_.Tensor");
+  ASSERT_TRUE(in_place.eligible) << in_place.reason;
+  EXPECT_EQ(in_place.plan.written, (Flags{1, 0, 0}));
+  EXPECT_EQ(in_place.returned_arguments, Indices{0});
+  const Eligibility out = on_cpu("aten::aminmax.out");
+  ASSERT_TRUE(out.eligible) << out.reason;
+  EXPECT_EQ(out.plan.written, (Flags{0, 0, 0, 1, 1}));
+  EXPECT_EQ(out.returned_arguments, (Indices{3, 4}));
+  EXPECT_TRUE(on_cpu("aten::abs").plan.written.empty());
 }
 
-TEST(Eligibility, WritersThatTheSchemaDoesNotMarkAreNot) {
-  expect_refused({"aten::native_batch_norm", "aten::batch_norm_update_stats"},
-                 "writes an argument that its schema does not mark");
+TEST(Eligibility, ListsMayBeReturnedOrWritten) {
+  const Eligibility made = on_cpu("aten::_foreach_add.Scalar");
+  ASSERT_TRUE(made.eligible) << made.reason;
+  EXPECT_TRUE(made.returns_list);
+  EXPECT_TRUE(made.plan.written.empty());
+  const Eligibility written = on_cpu("aten::_foreach_add_.Scalar");
+  ASSERT_TRUE(written.eligible) << written.reason;
+  EXPECT_FALSE(written.returns_list);
+  EXPECT_EQ(written.num_returns, 0U);
+  EXPECT_EQ(written.plan.written, (Flags{1, 0}));
+}
+
+TEST(Eligibility, WritersThatTheSchemaDoesNotMarkAreKnown) {
+  const Eligibility norm = on_cpu("aten::native_batch_norm");
+  ASSERT_TRUE(norm.eligible) << norm.reason;
+  EXPECT_EQ(norm.plan.written, (Flags{0, 0, 0, 1, 1, 0, 0, 0}));
+  EXPECT_EQ(norm.returned_arguments, Indices(3, Eligibility::kFresh));
+}
+
+TEST(Eligibility, OperatorsThatChangeMoreThanTheContentsAreNot) {
+  expect_refused(
+      {"aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::set_.source_Tensor"},
+      "");
+  for (const char* name : {"aten::t_", "aten::squeeze_", "aten::as_strided_", "aten::detach_"}) {
+    EXPECT_FALSE(on_cpu(name).eligible) << name;
+  }
 }
 
 TEST(Eligibility, RandomOperatorsAreNot) {
@@ -90,8 +124,8 @@ TEST(Eligibility, OperatorsThatReturnNumbersAreNot) {
 }
 
 TEST(Eligibility, LibraryCallsAreNot) {
-  expect_refused({"aten::mm", "aten::bmm", "aten::addmm", "aten::convolution", "aten::linalg_qr",
-                  "aten::_fft_r2c"},
+  expect_refused({"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::mm.out",
+                  "aten::convolution", "aten::linalg_qr", "aten::_fft_r2c"},
                  "library call");
 }
 
@@ -129,7 +163,8 @@ TEST(Eligibility, CompositeOperatorsAreNamedAsSuch) {
 
 TEST(Eligibility, IntegerDivisionIsEligibleAndMarked) {
   for (const char* name : {"aten::remainder.Tensor", "aten::floor_divide", "aten::fmod.Tensor",
-                           "aten::div.Tensor_mode", "aten::div.Tensor"}) {
+                           "aten::div.Tensor_mode", "aten::div.Tensor", "aten::div_.Tensor_mode",
+                           "aten::_foreach_div_.List"}) {
     const Eligibility result = on_cpu(name);
     EXPECT_TRUE(result.eligible) << name << ": " << result.reason;
     EXPECT_TRUE(result.plan.aside_if_integral) << name;
@@ -151,20 +186,31 @@ TEST(Eligibility, EveryDefaultOperatorIsEligibleOnCpuOrOnCuda) {
 
 void expect_sound(const c10::OperatorHandle& op, const Eligibility& result) {
   const c10::FunctionSchema& schema = op.schema();
-  for (const c10::Argument& argument : schema.arguments()) {
-    EXPECT_EQ(argument.alias_info(), nullptr) << argument.name();
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    if (alias != nullptr) {
+      EXPECT_TRUE(alias->isWrite() && result.effects.write_of(i) != nullptr);
+    }
   }
-  for (const c10::Argument& argument : schema.returns()) {
-    EXPECT_EQ(argument.alias_info(), nullptr);
-    EXPECT_EQ(argument.real_type()->kind(), c10::TypeKind::TensorType);
+  if (schema.is_mutable()) {
+    EXPECT_TRUE(result.effects.writes_arguments());
   }
-  EXPECT_FALSE(schema.is_mutable());
   EXPECT_EQ(result.effects.refusal(schema), "");
-  EXPECT_FALSE(result.effects.writes_arguments());
-  for (const OutputEffect& output : result.effects.outputs) {
-    EXPECT_EQ(output.kind, OutputKind::kFresh);
+  ASSERT_EQ(result.returned_arguments.size(), schema.returns().size());
+  for (std::size_t i = 0; i < result.returned_arguments.size(); ++i) {
+    const std::size_t argument = result.returned_arguments[i];
+    const c10::AliasInfo* alias = schema.returns()[i].alias_info();
+    if (alias == nullptr) {
+      EXPECT_EQ(result.effects.outputs[i].kind, OutputKind::kFresh);
+      EXPECT_EQ(argument, Eligibility::kFresh);
+    } else {
+      EXPECT_NE(result.effects.write_of(argument), nullptr);
+    }
+    EXPECT_EQ(schema.returns()[i].real_type()->kind() == c10::TypeKind::TensorType,
+              !result.returns_list);
   }
-  EXPECT_GT(result.num_returns, 0U);
+  EXPECT_GT(result.num_returns + result.effects.writes.size(), 0U);
+  EXPECT_EQ(result.plan.written.empty(), !result.effects.writes_arguments());
   EXPECT_EQ(result.num_returns, schema.returns().size());
   ASSERT_EQ(result.plan.readers.size(), schema.arguments().size());
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -175,7 +221,7 @@ void expect_sound(const c10::OperatorHandle& op, const Eligibility& result) {
   EXPECT_FALSE(result.composite);
 }
 
-TEST(Eligibility, OverAllOperatorsTheCheckNeverThrowsAndTheEligibleOnesArePureFunctions) {
+TEST(Eligibility, OverAllOperatorsTheCheckNeverThrowsAndTheEligibleOnesDoWhatTheTableSays) {
   for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
     std::size_t seen = 0;
     std::size_t eligible = 0;

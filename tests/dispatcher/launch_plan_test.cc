@@ -11,11 +11,12 @@ constexpr std::string_view kOutput = R"({"dtype":"float32","sizes":[2,3],"stride
 
 std::string plan_text(std::string_view output = kOutput, std::string_view scratch = "64",
                       std::string_view entry = "eagercache_kernel_0af",
-                      std::string_view inputs = "2", std::string_view version = "1") {
+                      std::string_view inputs = "2", std::string_view version = "2",
+                      std::string_view writes = "") {
   std::string text = R"({"entry":")";
   text.append(entry).append(R"(","inputs":)").append(inputs).append(R"(,"outputs":[)");
   text.append(output).append(R"(],"scratch":[)").append(scratch).append(R"(],"version":)");
-  return text.append(version).append("}");
+  return text.append(version).append(R"(,"writes":[)").append(writes).append("]}");
 }
 
 StatusCode code_of(const std::string& text) { return parse_launch_plan(text).code(); }
@@ -41,8 +42,10 @@ TEST(LaunchPlan, MayHaveNoInputsAndNoScratch) {
 }
 
 TEST(LaunchPlan, OfAnotherVersionIsIncompatible) {
-  EXPECT_EQ(code_of(plan_text(kOutput, "64", "eagercache_kernel_0", "2", "2")),
-            StatusCode::kIncompatible);
+  for (const std::string_view version : {"1", "3"}) {
+    EXPECT_EQ(code_of(plan_text(kOutput, "64", "eagercache_kernel_0", "2", version)),
+              StatusCode::kIncompatible);
+  }
 }
 
 TEST(LaunchPlan, CutAnywhereIsCorrupt) {
@@ -75,7 +78,21 @@ TEST(LaunchPlan, WithANumberOutOfRangeIsCorrupt) {
   for (const std::string_view scratch : {"0", "-1", "1e3", "9999999999999"}) {
     EXPECT_EQ(code_of(plan_text(kOutput, scratch)), StatusCode::kCorrupt) << scratch;
   }
-  EXPECT_EQ(code_of(plan_text(kOutput, "64", "eagercache_kernel_0", "65")), StatusCode::kCorrupt);
+  EXPECT_EQ(code_of(plan_text(kOutput, "64", "eagercache_kernel_0", "1025")), StatusCode::kCorrupt);
+}
+
+TEST(LaunchPlan, NamesTheInputsThatAreWritten) {
+  const auto with = [](std::string_view writes, std::string_view output = "") {
+    return parse_launch_plan(plan_text(output, "", "eagercache_kernel_0", "3", "2", writes));
+  };
+  const Result<LaunchPlan> plan = with("0,2");
+  ASSERT_TRUE(plan) << plan.status().to_string();
+  EXPECT_EQ(plan.value().writes, (std::vector<std::size_t>{0, 2}));
+  EXPECT_TRUE(plan.value().outputs.empty());
+  EXPECT_TRUE(with("1", kOutput));
+  for (const std::string_view writes : {"3", "2,0", "1,1", "-1", "0,1,2,3"}) {
+    EXPECT_EQ(with(writes).code(), StatusCode::kCorrupt) << writes;
+  }
 }
 
 TEST(LaunchPlan, NamesOnlyEntriesOfOurOwn) {

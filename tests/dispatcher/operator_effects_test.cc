@@ -61,7 +61,7 @@ TEST(OperatorEffects, AnInPlaceOperatorWritesAndReturnsItsArgument) {
   const OperatorEffects effects = operator_effects(schema);
   EXPECT_EQ(effects.outputs[0].kind, OutputKind::kArgument);
   EXPECT_EQ(effects.outputs[0].arguments, std::vector<std::size_t>{0});
-  EXPECT_NE(effects.refusal(schema).find("writes its argument 'self'"), std::string::npos);
+  EXPECT_EQ(effects.refusal(schema), "");
 }
 
 TEST(OperatorEffects, EveryOutArgumentIsWrittenAndReturned) {

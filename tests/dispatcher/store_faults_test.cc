@@ -37,7 +37,7 @@ class StoreFaultsTest : public HookTest {
         {"numerics", "bitwise"},
         {"launch_plan",
          R"({"entry":"eagercache_kernel_2a","inputs":1,)"
-         R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[20],"version":1})"}};
+         R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[20],"version":2,"writes":[]})"}};
     // And an object of its own, because a process loads each but once.
     const std::filesystem::path source = directory_.path() / "kernel.so";
     std::filesystem::copy_file(EAGERCACHE_TEST_BARE_OBJECT, source,

@@ -60,7 +60,8 @@ def wrapper(body: str = BODY) -> str:
 def test_a_wrapper_becomes_a_plan() -> None:
     plan = read_launch_plan(wrapper(), KERNEL)
     assert json.loads(plan.to_json()) == {
-        "version": 1,
+        "version": 2,
+        "writes": [],
         "entry": plan.entry,
         "inputs": 2,
         "outputs": [{"dtype": "float32", "sizes": [4, 1], "strides": [1, 4]}],

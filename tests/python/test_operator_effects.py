@@ -276,7 +276,7 @@ def test_in_place_and_out_operators_return_the_very_argument(survey: Survey) -> 
     assert met > 200
 
 
-def test_every_eligible_operator_is_a_plain_function_of_its_arguments(survey: Survey) -> None:
+def test_every_eligible_operator_does_no_more_than_kernels_can(survey: Survey) -> None:
     assert core is not None
     eligible = {
         f"{name}.{overload}".removesuffix(".") for name, overload in core.eligible_operators("CPU")
@@ -284,10 +284,13 @@ def test_every_eligible_operator_is_a_plain_function_of_its_arguments(survey: Su
     for call, observed in survey.calls:
         if _name(call) not in eligible:
             continue
-        assert not observed.written and not observed.bumped and not observed.reshaped, _said(
-            call, observed
-        )
-        assert not any(observed.aliases), _said(call, observed)
+        written = _written(call)
+        out = {a.name for a in call.func._schema.arguments if a.is_out}
+        # Calls that give out= another size are found when native answers them for the proof.
+        assert observed.reshaped <= out, _said(call, observed)
+        assert written or not (observed.written or observed.bumped), _said(call, observed)
+        for declared, aliases in zip(_effects(call)["outputs"], observed.aliases, strict=True):
+            assert aliases <= set(declared["arguments"]) & written, _said(call, observed)
     print(f"{len(eligible & survey.operators)} of {len(eligible)} eligible operators observed")
     assert len(eligible & survey.operators) > 380
 

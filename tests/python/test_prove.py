@@ -194,14 +194,14 @@ def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: boo
     exact = values.mean(-1)
     running = torch.where(torch.isinf(exact), math.nan, exact)
     tolerance = prove.Tolerance(reduces=reduces)
-    native = prove.Native("special", 1, sample, [running])
+    native = prove.Native("special", 1, sample, [running], None)
     if reduces:
         assert prove._compare_values(call, native, [exact], tolerance) == (0.0, 0.0)
     else:
         with pytest.raises(ProofFailed, match="NaN or infinity"):
             prove._compare_values(call, native, [exact], tolerance)
     with pytest.raises(ProofFailed, match="NaN or infinity"):  # the reverse never passes
-        reverse = prove.Native("special", 1, sample, [exact])
+        reverse = prove.Native("special", 1, sample, [exact], None)
         prove._compare_values(call, reverse, [running], tolerance)
 
 

@@ -29,5 +29,22 @@ __attribute__((visibility("default"))) std::int32_t eagercache_kernel_2b(void* c
   return 0;
 }
 
+// The second input = the sum of both, five floats.
+__attribute__((visibility("default"))) std::int32_t eagercache_kernel_2c(void* const* p) {
+  const auto* in = static_cast<const float*>(p[0]);
+  auto* out = static_cast<float*>(p[1]);
+  for (int i = 0; i < 5; ++i) out[i] = in[i] + out[i];
+  return 0;
+}
+
+// The last of 200 inputs = the sum of the others, of one float each, in scratch.
+__attribute__((visibility("default"))) std::int32_t eagercache_kernel_2d(void* const* p) {
+  auto* scratch = static_cast<float*>(p[200]);
+  *scratch = 0;
+  for (int i = 0; i < 199; ++i) *scratch += *static_cast<const float*>(p[i]);
+  *static_cast<float*>(p[199]) = *scratch;
+  return 0;
+}
+
 __attribute__((visibility("default"))) std::int32_t eagercache_kernel_fa(void* const*) { return 1; }
 }
