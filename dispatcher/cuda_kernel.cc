@@ -206,7 +206,7 @@ LoadedKernel::Outcome CudaKernel::run(std::span<const at::Tensor* const> inputs,
     if (!current_stream(device_, &stream)) {
       return Outcome::kNotStarted;
     }
-    std::array<void*, LaunchPlan::kMaxPointers> pointers;  // uninitialised: on the path of a hit
+    std::array<void*, CudaPlan::kMaxPointers> pointers;  // uninitialised: on the path of a hit
     void** next = pointers.data();
     for (const at::Tensor* input : inputs) {
       *next++ = const_cast<void*>(input->const_data_ptr());  // kernels read them as const

@@ -153,15 +153,15 @@ Result<CudaPlan> parse_cuda_plan(std::string_view text) {
     return malformed("other fields");
   }
   CudaPlan plan;
-  const auto inputs = read_number(all["inputs"], LaunchPlan::kMaxInputs);
-  const auto scratch = read_numbers(all["scratch"], LaunchPlan::kMaxScratch);
+  const auto inputs = read_number(all["inputs"], CudaPlan::kMaxInputs);
+  const auto scratch = read_numbers(all["scratch"], CudaPlan::kMaxScratch);
   if (!inputs || !scratch || std::find(scratch->begin(), scratch->end(), 0) != scratch->end()) {
     return malformed("inputs or scratch");
   }
   plan.num_inputs = *inputs;
   plan.scratch.assign(scratch->begin(), scratch->end());
   const json& outputs = all["outputs"];
-  if (!outputs.is_array() || outputs.empty() || outputs.size() > LaunchPlan::kMaxOutputs) {
+  if (!outputs.is_array() || outputs.empty() || outputs.size() > CudaPlan::kMaxOutputs) {
     return malformed("outputs");
   }
   for (const json& element : outputs) {

@@ -39,6 +39,10 @@ struct CudaPlan {
     std::vector<Argument> arguments;
   };
 
+  static constexpr std::size_t kMaxInputs = 64;
+  static constexpr std::size_t kMaxOutputs = 16;
+  static constexpr std::size_t kMaxScratch = 32;
+  static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
   static constexpr std::size_t kMaxLaunches = 16;
   static constexpr std::size_t kMaxObjects = 16;
   static constexpr std::size_t kMaxArguments = 128;

@@ -124,12 +124,10 @@ constexpr auto kRows = std::to_array<EffectRow>({
     outside("aten::resize_as_sparse_", kReshapes),
     outside("aten::_resize_output_", kReshapes),
     outside("aten::set_", kReshapes),
-    outside("aten::set_data", kReshapes),
     outside("aten::sparse_resize_", kReshapes),
     outside("aten::sparse_resize_and_clear_", kReshapes),
     outside("aten::_coalesced_", kReshapes),
     outside("aten::copy_sparse_to_sparse_", kReshapes),
-    outside("aten::rename_", kReshapes),
 });
 
 }  // namespace

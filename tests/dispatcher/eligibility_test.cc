@@ -75,6 +75,12 @@ TEST(Eligibility, InPlaceAndOutOperatorsHandBackWhatTheyWrite) {
   EXPECT_TRUE(on_cpu("aten::abs").plan.written.empty());
 }
 
+TEST(Eligibility, OperatorsThatWriteAreForCpuOnly) {
+  const auto op = c10::Dispatcher::singleton().findSchema(name_of("aten::add_.Tensor"));
+  ASSERT_TRUE(op);
+  EXPECT_FALSE(check_eligibility(*op, c10::DispatchKey::CUDA).eligible);
+}
+
 TEST(Eligibility, ListsMayBeReturnedOrWritten) {
   const Eligibility made = on_cpu("aten::_foreach_add.Scalar");
   ASSERT_TRUE(made.eligible) << made.reason;

@@ -34,6 +34,7 @@ COSTLY_FIXTURES = {
     "survey",
     "filled",
     "proofs",
+    "written_cache",
 }
 
 
