@@ -198,7 +198,7 @@ LoadedKernel::Outcome CudaKernel::run(std::span<const at::Tensor* const> inputs,
                                       std::span<at::Tensor> outputs, c10::Device device) noexcept {
   if (inputs.size() != plan_.num_inputs || outputs.size() != plan_.outputs.size() ||
       device != device_) {
-    return Outcome::kFailed;
+    return Outcome::kNotStarted;
   }
   try {
     const c10::DeviceGuard guard(device_);
@@ -210,6 +210,9 @@ LoadedKernel::Outcome CudaKernel::run(std::span<const at::Tensor* const> inputs,
     void** next = pointers.data();
     for (const at::Tensor* input : inputs) {
       *next++ = const_cast<void*>(input->const_data_ptr());  // kernels read them as const
+    }
+    for (const std::size_t written : plan_.writes) {
+      pointers[written] = inputs[written]->mutable_data_ptr();
     }
     c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::CUDA);
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -268,8 +271,9 @@ LoadedKernel::Outcome CudaKernel::launch_all(std::span<const at::Tensor* const> 
         functions_[i], launch.grid[0], launch.grid[1], launch.grid[2], launch.threads, 1, 1,
         launch.shared, stream, parameters.data(), nullptr);
     if (error != CudaDriver::kSuccess) [[unlikely]] {
-      return is_sticky_cuda_error(error) || error == CudaDriver::kOutOfMemory ? Outcome::kNotStarted
-                                                                              : Outcome::kFailed;
+      const bool ours = !is_sticky_cuda_error(error) && error != CudaDriver::kOutOfMemory;
+      // After the first launch arguments may have been written.
+      return ours || (i > 0 && !plan_.writes.empty()) ? Outcome::kFailed : Outcome::kNotStarted;
     }
   }
   return Outcome::kAnswered;

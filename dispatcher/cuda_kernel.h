@@ -33,6 +33,7 @@ class CudaKernel final : public LoadedKernel {
               c10::Device device) noexcept override;
   std::size_t num_inputs() const noexcept override { return plan_.num_inputs; }
   std::size_t num_outputs() const noexcept override { return plan_.outputs.size(); }
+  bool writes_inputs() const noexcept override { return !plan_.writes.empty(); }
 
  private:
   CudaKernel(const CudaDriver& driver, c10::Device device, CudaPlan plan);

@@ -1,8 +1,6 @@
 #include "dispatcher/cuda_plan.h"
 
 #include <algorithm>
-#include <bit>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -149,7 +147,7 @@ Result<CudaPlan> parse_cuda_plan(std::string_view text) {
   if (all.dump(-1, ' ', false, json::error_handler_t::replace) != text) {
     return malformed("not canonical");
   }
-  if (!has_fields(all, {"inputs", "launches", "outputs", "scratch", "version"})) {
+  if (!has_fields(all, {"inputs", "launches", "outputs", "scratch", "version", "writes"})) {
     return malformed("other fields");
   }
   CudaPlan plan;
@@ -160,8 +158,14 @@ Result<CudaPlan> parse_cuda_plan(std::string_view text) {
   }
   plan.num_inputs = *inputs;
   plan.scratch.assign(scratch->begin(), scratch->end());
+  const auto writes = read_indices(all["writes"], plan.num_inputs);
+  if (!writes) {
+    return malformed("writes");
+  }
+  plan.writes = *writes;
   const json& outputs = all["outputs"];
-  if (!outputs.is_array() || outputs.empty() || outputs.size() > CudaPlan::kMaxOutputs) {
+  if (!outputs.is_array() || (outputs.empty() && plan.writes.empty()) ||
+      outputs.size() > CudaPlan::kMaxOutputs) {
     return malformed("outputs");
   }
   for (const json& element : outputs) {

@@ -48,7 +48,8 @@ struct CudaPlan {
   static constexpr std::size_t kMaxArguments = 128;
 
   std::size_t num_inputs = 0;
-  std::vector<LaunchPlan::Output> outputs;
+  std::vector<std::size_t> writes;          // the inputs that are written; ascending
+  std::vector<LaunchPlan::Output> outputs;  // none only where it writes
   std::vector<std::uint64_t> scratch;  // bytes of each buffer
   std::vector<Launch> launches;
   std::size_t num_objects = 0;  // cubins that the launches name

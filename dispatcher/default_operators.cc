@@ -190,8 +190,33 @@ constexpr auto kDefaultOperators = std::to_array<std::string_view>({
     "aten::triu",
 });
 
+// On CUDA a kernel of our own launch is cheaper for the host too, so that these win or tie.
+constexpr auto kMoreOnCuda = std::to_array<std::string_view>({
+    "aten::native_batch_norm",
+    "aten::add_.Tensor",
+    "aten::add_.Scalar",
+    "aten::sub_.Tensor",
+    "aten::mul_.Tensor",
+    "aten::mul_.Scalar",
+    "aten::div_.Tensor",
+    "aten::div_.Scalar",
+    "aten::relu_",
+    "aten::silu_",
+    "aten::hardswish_",
+    "aten::hardsigmoid_",
+    "aten::hardtanh_",
+    "aten::leaky_relu_",
+    "aten::sigmoid_",
+    "aten::tanh_",
+    "aten::clamp_",
+    "aten::masked_fill_.Scalar",
+    "aten::copy_",
+});
+
 }  // namespace
 
 std::span<const std::string_view> default_operators() noexcept { return kDefaultOperators; }
+
+std::span<const std::string_view> more_default_operators_on_cuda() noexcept { return kMoreOnCuda; }
 
 }  // namespace eagercache

@@ -12,4 +12,7 @@ namespace eagercache {
 // none that checks values.
 std::span<const std::string_view> default_operators() noexcept;
 
+// Those that are among them on CUDA alone.
+std::span<const std::string_view> more_default_operators_on_cuda() noexcept;
+
 }  // namespace eagercache

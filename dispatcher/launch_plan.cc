@@ -1,7 +1,6 @@
 #include "dispatcher/launch_plan.h"
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -18,20 +17,6 @@ constexpr std::string_view kEntryPrefix = "eagercache_kernel_";
 
 Status malformed(const char* what) {
   return {StatusCode::kCorrupt, std::string("the manifest's launch plan is malformed: ") + what};
-}
-
-// Ascending indices below `limit`, each once.
-std::optional<std::vector<std::size_t>> read_indices(const json& value, std::size_t limit) {
-  const auto numbers = read_numbers(value, limit);
-  if (!numbers) {
-    return std::nullopt;
-  }
-  std::vector<std::size_t> indices(numbers->begin(), numbers->end());
-  if (std::ranges::adjacent_find(indices, std::greater_equal<>()) != indices.end() ||
-      (!indices.empty() && indices.back() >= limit)) {
-    return std::nullopt;
-  }
-  return indices;
 }
 
 bool is_entry_name(const std::string& name) {

@@ -351,6 +351,10 @@ void OperatorHook::put_results(std::span<at::Tensor> outputs, torch::jit::Stack*
   }
 }
 
+bool OperatorHook::writes_statistics() const noexcept {
+  return device_type_ == c10::DeviceType::CUDA && full_name_ == "aten::native_batch_norm";
+}
+
 bool OperatorHook::writes_in(const DecodedCall& call) const {
   const std::vector<std::string>& names = plan().names;
   return std::ranges::any_of(effects().writes, [&](const WrittenArgument& write) {

@@ -86,6 +86,10 @@ class OperatorHook {
   std::size_t num_returns() const noexcept { return eligibility_.num_returns; }
   // Whether this very call of the operator writes an argument ("training" may be off).
   bool writes_in(const DecodedCall& call) const;
+  // Whether what it writes are running statistics of the process's own data, which no replica has
+  // to hold with the same bits: they may be as accurate as an output. On CUDA only, as in
+  // `writes_statistics` of prove.py.
+  bool writes_statistics() const noexcept;
   // Whether a kernel that makes so many tensors can answer.
   bool takes_outputs(std::size_t count) const noexcept {
     return eligibility_.returns_list ? count != 0 : count == num_fresh_;

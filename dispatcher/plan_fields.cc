@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -73,6 +74,19 @@ std::optional<std::vector<std::int64_t>> read_numbers(const json& value, std::si
     numbers.push_back(static_cast<std::int64_t>(*number));
   }
   return numbers;
+}
+
+std::optional<std::vector<std::size_t>> read_indices(const json& value, std::size_t limit) {
+  const auto numbers = read_numbers(value, limit);
+  if (!numbers) {
+    return std::nullopt;
+  }
+  std::vector<std::size_t> indices(numbers->begin(), numbers->end());
+  if (std::ranges::adjacent_find(indices, std::greater_equal<>()) != indices.end() ||
+      (!indices.empty() && indices.back() >= limit)) {
+    return std::nullopt;
+  }
+  return indices;
 }
 
 std::optional<LaunchPlan::Output> read_plan_output(const json& value) {

@@ -22,6 +22,10 @@ std::optional<std::uint64_t> read_number(const nlohmann::json& value, std::uint6
 std::optional<std::vector<std::int64_t>> read_numbers(const nlohmann::json& value,
                                                       std::size_t max_count);
 
+// Ascending indices below `limit`, each once.
+std::optional<std::vector<std::size_t>> read_indices(const nlohmann::json& value,
+                                                     std::size_t limit);
+
 // {"dtype": ..., "sizes": [...], "strides": [...]}: a tensor that holds something and lies within
 // kMaxPlanBytes of its first element.
 std::optional<LaunchPlan::Output> read_plan_output(const nlohmann::json& value);

@@ -140,7 +140,8 @@ std::string Runtime::rejected_by_policy(const OperatorHook& hook, std::span<cons
   DecodedCall call;
   const bool known = decode_call(words, &call);
   return numerics_refusal(fact(manifest, "numerics"), policy().numerics,
-                          known && call.state.deterministic, hook.writes_in(call));
+                          known && call.state.deterministic,
+                          hook.writes_in(call) && !hook.writes_statistics());
 }
 
 LoadedKernel* Runtime::for_replicas(LoadedKernel* kernel, const Manifest& manifest) {

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -77,14 +79,20 @@ std::vector<std::pair<std::string, std::string>> eligible_operators(
 std::vector<std::pair<std::string, std::string>> default_names(const std::string& dispatch_key) {
   const c10::DispatchKey key = c10::parseDispatchKey(dispatch_key);
   std::vector<std::pair<std::string, std::string>> names;
-  for (const std::string_view text : default_operators()) {
-    const std::size_t dot = text.find('.');
-    const std::string name(text.substr(0, dot));
-    const std::string overload(dot == std::string_view::npos ? "" : text.substr(dot + 1));
-    const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
-    if (op && check_eligibility(*op, key).eligible) {
-      names.emplace_back(name, overload);
+  const auto add = [&](std::span<const std::string_view> list) {
+    for (const std::string_view text : list) {
+      const std::size_t dot = text.find('.');
+      const std::string name(text.substr(0, dot));
+      const std::string overload(dot == std::string_view::npos ? "" : text.substr(dot + 1));
+      const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+      if (op && check_eligibility(*op, key).eligible) {
+        names.emplace_back(name, overload);
+      }
     }
+  };
+  add(default_operators());
+  if (key == c10::DispatchKey::CUDA) {
+    add(more_default_operators_on_cuda());
   }
   return names;
 }

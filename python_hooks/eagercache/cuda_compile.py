@@ -114,9 +114,11 @@ def _with_signed_zeros(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         with graph.graph.inserting_before(node):
             if node.target == aten.neg.default:
                 other = graph.graph.call_function(aten.mul.Scalar, (node.args[0], -1))
-            elif node.target == aten.relu.default:
+            elif node.target in (aten.relu.default, aten.relu_.default):
                 below = graph.graph.call_function(aten.le.Scalar, (node.args[0], 0))
                 other = graph.graph.call_function(aten.where.ScalarSelf, (below, 0, node.args[0]))
+                if node.target == aten.relu_.default:
+                    other = graph.graph.call_function(aten.copy_.default, (node.args[0], other))
             else:
                 continue
         node.replace_all_uses_with(other)

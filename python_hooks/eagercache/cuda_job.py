@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from . import cuda_compile, prove, timing
 from .calls import Call
+from .commands import CompileRefused
 from .compile import Tools
 from .cuda_compile import CudaLowered
 from .cuda_plan import CudaPlan
 from .cuda_timing import decide_cuda, time_cuda_call
 from .job import Built, Job, Outcome
-from .prove import ProofFailed
+from .prove import NotBitwise, ProofFailed, Reshaped
 
 
 class CudaJob(Job):
@@ -31,18 +32,29 @@ class CudaJob(Job):
         call = Call(self.description)
         with call.state.applied():
             with self.clock.step("native"):
-                natives, probe = self._rebuild(call)
+                try:
+                    natives, probe = self._rebuild(call)
+                except Reshaped as reshaped:
+                    raise CompileRefused(str(reshaped)) from reshaped
             with self.clock.step("compile"):
                 made = cuda_compile.lower(call, len(natives[0].outputs))
             self.lowered = made.lowered
-            plan = made.plan.with_strides([list(o.stride()) for o in natives[0].outputs])
+            written = set(made.plan.writes)
+            if bool(written) != bool(call.written) or not call.written.issuperset(written):
+                raise CompileRefused("the generated code writes other arguments than the operator")
+            plan = made.plan.with_strides(self._strides(call, natives[0].outputs))
             outcome = Outcome("kernel", kernel=self._built(made, plan))
             with self.clock.step("prove"):
                 try:
                     probe.load_cubins(plan.cubins(), plan.to_json())
                 except RuntimeError as error:
                     raise ProofFailed(f"the kernel does not load: {error}") from error
-                outcome.proof = prove.prove(call, probe, natives, reduces=made.lowered.text.reduces)
+                try:
+                    outcome.proof = prove.prove(
+                        call, probe, natives, reduces=made.lowered.text.reduces
+                    )
+                except NotBitwise as differs:
+                    raise CompileRefused(str(differs)) from differs
                 torch.cuda.synchronize()
             with timing.machine_to_itself(), self.clock.step("time"):
                 measured = time_cuda_call(call, probe, natives[0].sample)
@@ -51,6 +63,11 @@ class CudaJob(Job):
         if not faster and self.request["choose"] != "always":
             outcome.verdict = "native"
         self.outcome = outcome
+
+    def _strides(self, call: Call, outputs: Sequence[torch.Tensor]) -> list[list[int]]:
+        """Native's, of what the operator makes anew."""
+        fresh = call.fresh if len(call.op._schema.returns) > 1 else range(len(outputs))
+        return [list(outputs[index].stride()) for index in fresh]
 
     def _built(self, made: CudaLowered, plan: CudaPlan) -> Built:
         assert self._directory is not None

@@ -17,6 +17,7 @@ from .cuda_text import Number, Value, WrapperText
 from .launch_plan import ITEM_SIZES, NotUnderstood, Output, adopt_strides
 
 VERSION = 1
+MAX_ARGUMENTS = 128  # of a launch; CudaPlan::kMaxArguments of dispatcher/cuda_plan.h
 
 # Triton's names for what a kernel takes by value.
 _TYPES = {
@@ -33,6 +34,10 @@ _TYPES = {
     "f32": "float32",
     "fp64": "float64",
 }
+
+
+# Inductor's names for the parameters that a kernel stores through.
+_WRITTEN = ("out_ptr", "in_out_ptr")
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class CudaPlan:
     """How to launch the kernels of one call."""
 
     num_inputs: int
+    writes: tuple[int, ...]  # inputs that are written, ascending
     outputs: tuple[Output, ...]
     scratch: tuple[int, ...]  # bytes of each buffer
     launches: tuple[Launch, ...]
@@ -77,6 +83,7 @@ class CudaPlan:
                     for o in self.outputs
                 ],
                 "scratch": list(self.scratch),
+                "writes": list(self.writes),
                 "launches": [
                     {
                         "object": cubins.index(launch.cubin),
@@ -126,12 +133,20 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
         id(buffer): text.num_inputs + index for index, buffer in enumerate([*outputs, *scratch])
     }
     launches = []
+    written: set[int] = set()
     for call in text.calls:
         kernel = kernels.get(call.kernel)
         if kernel is None or len(call.arguments) != len(kernel.names):
             raise NotUnderstood(f"the launch of {call.kernel}")
         passed = dict(zip(kernel.names, call.arguments, strict=True))
         grid = kernel.grid_of({n: v for n, v in passed.items() if isinstance(v, int)})
+        written |= {
+            value.root
+            for name, value in passed.items()
+            if name.startswith(_WRITTEN)
+            and isinstance(value, Value)
+            and isinstance(value.root, int)
+        }
         arguments = [
             _argument(kind, passed[name], numbers) for name, kind in kernel.signature.items()
         ]
@@ -146,8 +161,13 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
                 tuple(arguments),
             )
         )
+    if any(len(launch.arguments) > MAX_ARGUMENTS for launch in launches):
+        raise NotUnderstood("a kernel of very many arguments")
+    if not text.outputs and not written:
+        raise NotUnderstood("nothing is returned or written")
     return CudaPlan(
         num_inputs=text.num_inputs,
+        writes=tuple(sorted(written)),
         outputs=text.output_specs(),
         scratch=tuple(buffer.bytes for buffer in scratch),
         launches=tuple(launches),

@@ -121,8 +121,8 @@ class _Reader:
 
     def finish(self) -> WrapperText:
         text = self._text
-        if not self._returned or not text.calls or not text.outputs:
-            raise NotUnderstood("no call of a kernel, or no output")
+        if not self._returned or not text.calls:
+            raise NotUnderstood("no call of a kernel, or no return")
         roots = [id(value.buffer) for value in text.outputs]
         if len(set(roots)) != len(roots):
             raise NotUnderstood("outputs that share memory")

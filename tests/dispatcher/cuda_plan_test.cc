@@ -17,7 +17,7 @@ using nlohmann::json;
 
 json plan() {
   return json::parse(R"({
-    "version": 1, "inputs": 2, "scratch": [64],
+    "version": 1, "inputs": 2, "scratch": [64], "writes": [],
     "outputs": [{"dtype": "float32", "sizes": [2, 3], "strides": [3, 1]}],
     "launches": [{
       "object": 0, "function": "triton_poi_fused_mul_0", "grid": [4, 1, 1], "threads": 128,
@@ -106,6 +106,23 @@ TEST(CudaPlan, NumbersOutOfRangeAreCorrupt) {
     bad["launches"][0][change.field] = change.value;
     EXPECT_EQ(code_of(bad), StatusCode::kCorrupt) << change.field << " " << change.value.dump();
   }
+}
+
+TEST(CudaPlan, WritesAreInputsInOrderAndMayStandForOutputs) {
+  json writing = plan();
+  writing["writes"] = {0, 1};
+  writing["outputs"] = json::array();
+  writing["launches"][0]["arguments"] = json::array();
+  const Result<CudaPlan> parsed = parse_cuda_plan(writing.dump());
+  ASSERT_TRUE(parsed) << parsed.status().to_string();
+  EXPECT_EQ(parsed.value().writes, (std::vector<std::size_t>{0, 1}));
+  for (const json& bad : {json::array({1, 0}), json::array({0, 0}), json::array({2}),
+                          json::array({-1}), json(0)}) {
+    writing["writes"] = bad;
+    EXPECT_EQ(code_of(writing), StatusCode::kCorrupt) << bad.dump();
+  }
+  writing["writes"] = json::array();
+  EXPECT_EQ(code_of(writing), StatusCode::kCorrupt);
 }
 
 TEST(CudaKernel, NeedsADriver) {

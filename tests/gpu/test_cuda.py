@@ -212,6 +212,82 @@ def test_gradients_equal_native() -> None:
         torch.testing.assert_close(mine, native, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_in_place_operators_write_the_argument_itself(inference: bool) -> None:
+    def run() -> tuple[torch.Tensor, int]:
+        with torch.inference_mode(inference):
+            x, y = rand(300, 70), rand(300, 70)
+            for _ in range(3):
+                assert x.add_(y, alpha=0.5) is x
+                assert x.mul_(1.25) is x
+                assert torch.relu_(x) is x
+            return x, -1 if inference else x._version
+
+    run()
+    before = hits("aten::add_.Tensor") + hits("aten::mul_.Tensor") + hits("aten::relu_")
+    mine, version = run()
+    after = hits("aten::add_.Tensor") + hits("aten::mul_.Tensor") + hits("aten::relu_")
+    assert after >= before + 3
+    eagercache.disable()
+    expected, native_version = run()
+    assert torch.equal(mine, expected) and version == native_version
+
+
+def test_overlapping_writes_step_aside() -> None:
+    x = rand(4096)
+    y = x.clone()
+    x[1:].add_(x[:-1])
+    eagercache.disable()
+    y[1:].add_(y[:-1])
+    assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm_keeps_its_statistics(layout: torch.memory_format) -> None:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        norm = torch.nn.BatchNorm2d(32).cuda()
+        x = rand(16, 32, 28, 28, dtype=torch.bfloat16).contiguous(memory_format=layout)
+        x.requires_grad_()
+        for _ in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                y = norm(x)
+        gradients = torch.autograd.grad(y.square().mean(), [x, norm.weight, norm.bias])
+        assert norm.running_mean is not None and norm.running_var is not None
+        assert norm.running_mean._version == versions.setdefault("mean", norm.running_mean._version)
+        return [y, norm.running_mean, norm.running_var, *gradients]
+
+    versions: dict[str, int] = {}
+    run()
+    mine = run()
+    eagercache.disable()
+    for actual, native in zip(mine, run(), strict=True):
+        assert actual.dtype == native.dtype and actual.stride() == native.stride()
+        torch.testing.assert_close(actual, native, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_optimizer_steps_are_bitwise(name: str, foreach: bool) -> None:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        parameters = [torch.nn.Parameter(rand(37, 5 + i)) for i in range(12)]
+        arguments: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
+        optimizer = getattr(torch.optim, name)(parameters, lr=0.01, foreach=foreach, **arguments)
+        for index in range(10):
+            for parameter in parameters:
+                parameter.grad = torch.cos(parameter.detach() * (index + 1))
+            optimizer.step()
+        return [parameter.detach() for parameter in parameters]
+
+    eagercache.disable()
+    expected = run()
+    eagercache.enable(devices=["cuda"], on_miss="wait", choose="always", skip=["aten::cos"])
+    run()
+    for mine, native in zip(run(), expected, strict=True):
+        assert torch.equal(mine, native)
+
+
 def test_other_device() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")

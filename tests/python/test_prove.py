@@ -280,7 +280,7 @@ def test_a_normalised_element_near_zero_is_measured_by_the_whole_result() -> Non
     x = torch.rand(64, 512, generator=torch.Generator().manual_seed(3)) + 1.0
     values = [x.double()]
     references = wide.invoke(values)
-    magnitudes = prove._magnitudes(wide, values, references)
+    magnitudes = prove._magnitudes(call, wide, values, references)
     tolerance = prove.tolerance_of(call, references, reduces=True)
     expected = references[0].float()
     rounding = torch.full_like(expected, 2.0**-23)
