@@ -5,6 +5,7 @@
 #include "dispatcher/bare_kernel.h"
 #include "dispatcher/container_kernel.h"
 #include "dispatcher/cuda_kernel.h"
+#include "dispatcher/shape_kernel.h"
 
 namespace eagercache {
 
@@ -17,6 +18,18 @@ Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, 
     }
     Result<std::unique_ptr<BareKernel>> kernel =
         BareKernel::create(library, device, std::move(plan).value());
+    if (!kernel) {
+      return kernel.status();
+    }
+    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  }
+  if (form.form == "shapes") {
+    Result<ShapePlan> plan = parse_shape_plan(form.launch_plan);
+    if (!plan) {
+      return plan.status();
+    }
+    Result<std::unique_ptr<ShapeKernel>> kernel =
+        ShapeKernel::create(library, device, std::move(plan).value());
     if (!kernel) {
       return kernel.status();
     }

@@ -5,6 +5,8 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <bit>
+#include <chrono>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -25,6 +27,9 @@ namespace {
 
 // Tries to enter a key under contention; each gives the processor away once.
 constexpr int kNoteAttempts = 1000;
+
+// CPU time of a bare kernel, proof and timing included.
+constexpr double kUsualCompileSeconds = 2.0;
 
 c10::DeviceType device_type_of(c10::DispatchKey key) { return c10::dispatchKeyToDeviceType(key); }
 
@@ -182,7 +187,12 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
     std::this_thread::yield();
     note = table_.note_miss(view.key.words(), hash);
   }
-  if (note.inserted && on_miss != OnMiss::kBackground) {
+  if (note.inserted) {
+    const Found found = runtime.find_in_class(*this, view.key.words(), hash);
+    note.state = found.state == EntryState::kKernel ? found.state : note.state;
+    note.kernel = found.kernel;
+  }
+  if (note.inserted && note.state == EntryState::kPending && on_miss != OnMiss::kBackground) {
     // The caller pays the first load of an entry that the local store has; never a compile.
     const Found found = runtime.load_now(*this, view.key.words(), hash);
     note.state = found.state;
@@ -203,15 +213,26 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
   // Native first: a key goes to the store and the compiler only after native has answered it. If it
   // throws, the call was wrong and nothing happened.
   if (left_out("check", "native_first")) {
-    runtime.note_missed_call(*this, view.key.words(), hash, note);
+    runtime.note_missed_call(*this, view.key.words(), hash, note, 0);
   }
+  const auto begin = std::chrono::steady_clock::now();
   call_native(keys, stack);
+  const auto native_ns =
+      static_cast<std::uint64_t>((std::chrono::steady_clock::now() - begin).count());
   if (returned_large(*stack) && !left_out("check", "large_result")) [[unlikely]] {
     // Small operands may broadcast to more than 31 bits count.
     table_.set_native(view.key.words(), hash);
     return;
   }
-  runtime.note_missed_call(*this, view.key.words(), hash, note);
+  runtime.note_missed_call(*this, view.key.words(), hash, note, native_ns);
+}
+
+void OperatorHook::note_compile_cost(double cpu_seconds) noexcept {
+  if (cpu_seconds <= 0) {
+    return;
+  }
+  const double usual = std::clamp(cpu_seconds / kUsualCompileSeconds, 1.0, 64.0);
+  compile_cost_.store(std::bit_floor(static_cast<std::uint64_t>(usual)), std::memory_order_relaxed);
 }
 
 bool OperatorHook::returned_large(const torch::jit::Stack& stack) const noexcept {

@@ -10,6 +10,7 @@
 
 #include "dispatcher/eligibility.h"
 #include "dispatcher/loaded_kernel.h"
+#include "dispatcher/shape_classes.h"
 #include "guards/guard_table.h"
 #include "guards/key_builder.h"
 #include "kernel_cache/digest.h"
@@ -98,6 +99,13 @@ class OperatorHook {
   c10::DeviceType device_type() const noexcept { return device_type_; }
   GuardTable& table() noexcept { return table_; }
   const GuardTable& table() const noexcept { return table_; }
+  // How many times as many calls as one of a usual kernel a compile here is worth: a power of two.
+  std::uint64_t compile_cost() const noexcept {
+    return compile_cost_.load(std::memory_order_relaxed);
+  }
+  // What compiling one of this operator's keys took; 0 is no news.
+  void note_compile_cost(double cpu_seconds) noexcept;
+  ShapeClasses& classes() noexcept { return classes_; }
   const OperatorEffects& effects() const noexcept { return eligibility_.effects; }
 
   // Whether this operator is among those asked for. Inactive hooks go straight to native,
@@ -136,7 +144,9 @@ class OperatorHook {
   const c10::KernelFunction native_;
   c10::KernelFunction registered_;  // written once by note_registered, before the hook is active
   std::atomic<bool> active_{false};
+  std::atomic<std::uint64_t> compile_cost_{1};
   GuardTable table_;
+  ShapeClasses classes_;
 };
 
 }  // namespace eagercache

@@ -28,7 +28,9 @@ struct Policy {
   bool replicas = false;
   // A key is handed to the compile service at this many missed calls (kBackground; kWait compiles
   // at the first).
-  std::uint32_t compile_after = 2;
+  std::uint16_t compile_after = 2;
+  // Calls that differ in sizes only share kernels with symbolic sizes.
+  bool shape_classes = false;
 };
 
 }  // namespace eagercache

@@ -86,7 +86,13 @@ Status Probe::load(const std::string& path, const std::string& launch_plan) {
   }
   const c10::Device device(hook_.device_type(),
                            hook_.device_type() == c10::DeviceType::CPU ? -1 : 0);
-  KernelForm form{launch_plan.empty() ? "container" : "bare", launch_plan, {}};
+  // Only the plan of a kernel with symbolic sizes names a function of theirs.
+  const bool has_shapes = launch_plan.find(R"("shape":)") != std::string::npos;
+  KernelForm form{launch_plan.empty() ? "container"
+                  : has_shapes        ? "shapes"
+                                      : "bare",
+                  launch_plan,
+                  {}};
   if (captured_ && launch_plan.empty()) {
     form.output_strides = nlohmann::json(output_strides_).dump();
   }

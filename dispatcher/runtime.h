@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -78,9 +79,13 @@ class Runtime {
   // --- called by hooks ---
   // Asks the store for the key and installs the verdict; on the caller's thread.
   Found load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash);
+  // For a key that is new in this process: the kernel of its shape class, when one admits it; the
+  // key then is an entry like any other. On the caller's thread; reads no file.
+  Found find_in_class(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash);
   // After native answered a missed call: queues what the policy asks for; waits under kWait.
+  // `native_ns` is what native took for this call.
   void note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
-                        const MissNote& note);
+                        const MissNote& note, std::uint64_t native_ns);
   // A kernel reported an error: the key goes native for this process, one warning.
   void note_kernel_failure(OperatorHook& hook, std::span<const Word> words);
   // A kernel's answer differed from native's: the entry is quarantined, the key goes native for
@@ -90,8 +95,10 @@ class Runtime {
 
   // --- called by the compile service ---
   // The service is done with a key: the store is asked again and the verdict installed. When the
-  // store has nothing, the key stays native in this process, for `reason`.
-  void complete(const std::string& digest, const std::string& decision, const std::string& reason);
+  // store has nothing, the key stays native in this process, for `reason`. `cpu_seconds` is what it
+  // took: the operator's next keys wait for more calls where that is much.
+  void complete(const std::string& digest, const std::string& decision, const std::string& reason,
+                double cpu_seconds = 0);
 
   // Verdicts of one hook met so far.
   std::vector<VerdictRecord> verdicts(const OperatorHook& hook) const;
@@ -115,8 +122,11 @@ class Runtime {
     std::vector<Word> words;
     std::uint64_t hash = 0;
     std::uint64_t calls = 0;
+    std::uint64_t native_ns = 0;   // of one of them
     std::uint64_t generation = 0;  // of the policy under which it was queued
     bool may_compile = false;
+    // In flight for a kernel of the key's shape class, and for which of them.
+    std::optional<std::size_t> class_number;
     std::vector<std::shared_ptr<Ticket>> tickets;
   };
 
@@ -136,9 +146,21 @@ class Runtime {
                       const std::string& decision, const std::string& reason,
                       const std::map<std::string, std::string>& facts);
   void record(OperatorHook& hook, std::span<const Word> words, VerdictRecord record);
+  // Shape classes; see runtime_shapes.cc.
+  std::string class_digest(const OperatorHook& hook, std::span<const Word> words,
+                           std::size_t number) const;
+  void ask_for_class(OperatorHook& hook, std::span<const Word> words);
+  bool install_class(OperatorHook& hook, std::span<const Word> words, std::size_t number,
+                     const Manifest& manifest, const std::string& digest);
+  bool hand_to_class(Pending& pending);
+  void complete_class(Pending& pending, const std::string& digest, const std::string& decision,
+                      const std::string& reason);
+  void answer_waiting_keys(OperatorHook& hook);
+  void retire_class_kernel(OperatorHook& hook, std::span<const Word> words,
+                           const std::string& reason);
   void loader_loop();
   void process(Pending pending);
-  void submit(Pending pending, const std::string& digest);
+  void submit(Pending pending, const CompileRequest& request);
   static void finish(Pending& pending);
   void before_fork_child();
 
@@ -151,7 +173,8 @@ class Runtime {
       loaded_;  // by object, form and device; guarded by registry_mutex_
   std::map<LoadedKernel*, LoadedKernel*> replica_kernels_;  // guarded by registry_mutex_
 
-  std::atomic<Policy> policy_;
+  std::atomic<Policy> policy_;  // read by every miss
+  static_assert(std::atomic<Policy>::is_always_lock_free);
   std::atomic<std::uint64_t> generation_{0};
   std::atomic<bool> forked_{false};
   // freeze() sets the one and waits for the other to be 0; put_kernel() counts itself in and then

@@ -79,13 +79,14 @@ class Attempt {
 };
 
 std::string request_json(const OperatorHook& hook, std::span<const Word> words,
-                         const std::string& digest, std::uint64_t calls) {
+                         const std::string& digest, std::uint64_t calls, std::uint64_t native_ns) {
   nlohmann::json call = nlohmann::json::parse(describe_call(words, hook.plan().names));
   call["op"] = hook.name();
   call["overload"] = hook.overload();
   call["dispatch_key"] = c10::toString(hook.dispatch_key());
   call["digest"] = digest;
   call["calls"] = calls;
+  call["native_ns"] = native_ns;
   return call.dump();
 }
 
@@ -98,8 +99,14 @@ Found Runtime::load_now(OperatorHook& hook, std::span<const Word> words, std::ui
   }
   try {
     const std::string digest = hook.entry_digest(words, policy_tag()).hex();
-    if (!install_from_store(hook, words, hash, digest, &found) &&
-        policy().on_miss == OnMiss::kNative && !frozen()) {
+    if (install_from_store(hook, words, hash, digest, &found)) {
+      return found;
+    }
+    ask_for_class(hook, words);
+    if (Found of_class = find_in_class(hook, words, hash); of_class.state == EntryState::kKernel) {
+      return of_class;
+    }
+    if (policy().on_miss == OnMiss::kNative && !frozen()) {
       install_native(hook, words, hash, "native", "not in the store, and on_miss is native", {});
       // This call is still the key's miss; the next one finds the decision.
     }
@@ -301,6 +308,7 @@ void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
                                 const std::string& difference) {
   try {
     const std::string reason = "a kernel's answer differed from native's (" + difference + ")";
+    retire_class_kernel(hook, words, reason);
     install_native(hook, words, hash_words(words), "failed", reason, {});
     if (const std::shared_ptr<DiskStore> files = store()) {
       if (Status status = files->quarantine(hook.entry_digest(words, policy_tag()), reason);
@@ -316,7 +324,7 @@ void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
 }
 
 void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
-                               const MissNote& note) {
+                               const MissNote& note, std::uint64_t native_ns) {
   if (note.inserted) {
     log_event(LogLevel::kDebug, "miss", {{"op", hook.full_name()}});
   }
@@ -324,7 +332,8 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
   if (now.on_miss == OnMiss::kNative || frozen()) {
     return;
   }
-  const std::uint64_t threshold = now.on_miss == OnMiss::kWait ? 1 : now.compile_after;
+  const std::uint64_t threshold =
+      now.on_miss == OnMiss::kWait ? 1 : now.compile_after * hook.compile_cost();
   // Asked again at every doubling: a request may have been dropped, or its worker lost.
   const bool doubled = note.calls > threshold && std::has_single_bit(note.calls);
   if (!note.inserted && note.calls != threshold && !doubled) {
@@ -336,6 +345,7 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
     pending.words.assign(words.begin(), words.end());
     pending.hash = hash;
     pending.calls = note.calls;
+    pending.native_ns = native_ns;
     pending.generation = generation_.load(std::memory_order_relaxed);
     pending.may_compile = note.calls >= threshold;
     std::shared_ptr<Ticket> ticket;
@@ -419,11 +429,13 @@ void Runtime::process(Pending pending) {
     const bool decided = found.state == EntryState::kKernel || found.state == EntryState::kNative;
     if (decided ||  // by an answer that came while this call waited in the queue
         install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) ||
-        !pending.may_compile) {
+        hand_to_class(pending) || !pending.may_compile) {
       finish(pending);
       return;
     }
-    submit(std::move(pending), digest);
+    const CompileRequest request{digest, request_json(*pending.hook, pending.words, digest,
+                                                      pending.calls, pending.native_ns)};
+    submit(std::move(pending), request);
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning,
              std::string("a missed call could not be handled: ") + error.what());
@@ -431,20 +443,21 @@ void Runtime::process(Pending pending) {
   }
 }
 
-void Runtime::submit(Pending pending, const std::string& digest) {
+void Runtime::submit(Pending pending, const CompileRequest& request) {
+  const std::string& digest = request.digest;
   std::shared_ptr<MissHandler> handler;
   {
     std::lock_guard lock(registry_mutex_);
     handler = handler_;
   }
   if (!handler || !store()) {
+    // Of a class too: there will be no kernel at all.
     install_native(*pending.hook, pending.words, pending.hash, "native",
                    "there is no compile service", {});
     finish(pending);
     return;
   }
   const std::string full_name = pending.hook->full_name();
-  CompileRequest request{digest, request_json(*pending.hook, pending.words, digest, pending.calls)};
   bool stopping = false;
   {
     std::lock_guard lock(queue_mutex_);
@@ -466,7 +479,7 @@ void Runtime::submit(Pending pending, const std::string& digest) {
 }
 
 void Runtime::complete(const std::string& digest, const std::string& decision,
-                       const std::string& reason) {
+                       const std::string& reason, double cpu_seconds) {
   Pending pending;
   {
     std::lock_guard lock(queue_mutex_);
@@ -478,8 +491,11 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
     // Kept in flight, without its contents, until the verdict stands: waiters on idleness must
     // find it installed.
   }
+  pending.hook->note_compile_cost(cpu_seconds);
   try {
-    if (pending.generation == generation_.load(std::memory_order_relaxed) && !frozen()) {
+    if (pending.class_number) {
+      complete_class(pending, digest, decision, reason);
+    } else if (pending.generation == generation_.load(std::memory_order_relaxed) && !frozen()) {
       Found found;
       if (!install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) &&
           !frozen()) {

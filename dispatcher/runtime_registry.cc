@@ -162,6 +162,7 @@ void Runtime::set_policy(const Policy& policy) {
   generation_.fetch_add(1, std::memory_order_acq_rel);
   for (OperatorHook* hook : hooks()) {
     hook->table().clear();
+    hook->classes().clear();
   }
 }
 

@@ -274,7 +274,8 @@ bool matches(const ShapePattern& pattern, std::span<const Word> words,
   Item item;
   while (items.next(&item)) {
     // The layout is the class's, so that strides follow from the sizes.
-    const std::size_t compared = item.kind == ArgumentKind::kTensor ? item.payload / 2 : item.payload;
+    const std::size_t compared =
+        item.kind == ArgumentKind::kTensor ? item.payload / 2 : item.payload;
     for (std::size_t i = item.at; i <= item.at + compared; ++i) {
       if (symbol != pattern.symbols.end() && symbol->word == i) {
         ++symbol;

@@ -35,8 +35,8 @@ struct ShapePattern {
 
   // A size that is an argument of the kernel.
   struct Symbol {
-    std::uint32_t word = 0;       // where in the key
-    std::uint32_t tensor = 0;     // which of the call's tensors, in the order of the kernel's inputs
+    std::uint32_t word = 0;    // where in the key
+    std::uint32_t tensor = 0;  // which of the call's tensors, in the order of the kernel's inputs
     std::uint32_t dimension = 0;  // of that tensor
     friend bool operator==(const Symbol&, const Symbol&) = default;
   };

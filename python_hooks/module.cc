@@ -171,7 +171,7 @@ Enum parse_choice(const std::string& text, const std::vector<std::pair<const cha
 }
 
 void set_policy(const std::string& on_miss, const std::string& choose, const std::string& numerics,
-                std::uint32_t compile_after, bool replicas) {
+                std::uint16_t compile_after, bool replicas, bool shape_classes) {
   Policy policy;
   policy.on_miss = parse_choice<OnMiss>(
       on_miss,
@@ -183,6 +183,7 @@ void set_policy(const std::string& on_miss, const std::string& choose, const std
       numerics, {{"accurate", Numerics::kAccurate}, {"bitwise", Numerics::kBitwise}}, "numerics");
   policy.compile_after = compile_after;
   policy.replicas = replicas;
+  policy.shape_classes = shape_classes;
   Runtime::instance().set_policy(policy);
 }
 
@@ -207,7 +208,8 @@ void bind_runtime(py::module_& module) {
     return names;
   });
   module.def("set_policy", &set_policy, py::arg("on_miss"), py::arg("choose"), py::arg("numerics"),
-             py::arg("compile_after") = Policy{}.compile_after, py::arg("replicas") = false);
+             py::arg("compile_after") = Policy{}.compile_after, py::arg("replicas") = false,
+             py::arg("shape_classes") = false);
   module.def("set_verification_share", &set_verification_share, py::arg("share"));
   module.def("set_answering",
              [](bool answering) { return Runtime::instance().set_answering(answering); });
@@ -229,11 +231,12 @@ void bind_runtime(py::module_& module) {
   });
   module.def(
       "complete",
-      [](const std::string& digest, const std::string& decision, const std::string& reason) {
+      [](const std::string& digest, const std::string& decision, const std::string& reason,
+         double cpu_seconds) {
         py::gil_scoped_release no_gil;
-        Runtime::instance().complete(digest, decision, reason);
+        Runtime::instance().complete(digest, decision, reason, cpu_seconds);
       },
-      py::arg("digest"), py::arg("decision"), py::arg("reason"));
+      py::arg("digest"), py::arg("decision"), py::arg("reason"), py::arg("cpu_seconds") = 0.0);
   module.def("operator_stats", &operator_stats);
   module.def("verdicts", &verdicts);
   module.def("outstanding", [] { return Runtime::instance().outstanding(); });

@@ -238,6 +238,8 @@ def _start_service(
 def _submit(call_json: str) -> None:
     """Called by the core's loader thread for a key to compile. Queues and returns."""
     assert core is not None
+    from eagercache import service
+
     active = session.compile_service()
     description = json.loads(call_json)
     if active is None:
@@ -258,6 +260,7 @@ def _submit(call_json: str) -> None:
             description["digest"],
             str(response.get("verdict", "failed")),
             str(response.get("reason", "")),
+            service.cpu_seconds(response),
         )
 
     active.submit(description, done)
@@ -283,7 +286,13 @@ def _cuda_service(beside: CompileService) -> CompileService:
 def _apply(chosen: Configuration) -> None:
     assert core is not None
     if chosen != session.configuration:
-        core.set_policy(chosen.on_miss, chosen.choose, chosen.numerics, replicas=chosen.replicas)
+        core.set_policy(
+            chosen.on_miss,
+            chosen.choose,
+            chosen.numerics,
+            replicas=chosen.replicas,
+            shape_classes=True,
+        )
         session.configuration = chosen
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from . import _compat
 from .commands import Command, CompileFailed
 from .launch_plan import LaunchPlan
+from .shape_plan import ShapePlan
 from .toolchain import LINK_FLAGS, Compiler, Isa, rewrite_command
 
 # Translation units compiled before the precompiled header is made. It costs 4 s of CPU time and
@@ -35,7 +36,7 @@ class BareBuilder:
         self._units = 0
         self.seconds: dict[str, float] = {}  # CPU time of the latest build, by step
 
-    def build(self, plans: Sequence[LaunchPlan], directory: Path) -> Path:
+    def build(self, plans: Sequence[LaunchPlan | ShapePlan], directory: Path) -> Path:
         """One shared object with the entries of all ``plans``. Raises CompileFailed."""
         self.seconds = {}
         source, target = directory / "kernels.cpp", directory / "kernels.o"

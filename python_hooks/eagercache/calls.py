@@ -263,6 +263,20 @@ class Call:
             values.append(wide.as_strided(value.size(), value.stride(), value.storage_offset()))
         return values
 
+    def with_open_integers(self, positions: Sequence[tuple[int, int]]) -> Call:
+        """The same call for `bind` with more values: integers, after those of the tensors.
+
+        They take the given places: (argument, element of a list).
+        """
+        opened = Call(self.description)
+        for number, (argument, element) in enumerate(positions):
+            slot = _Slot(len(opened.tensors) + number)
+            if isinstance(opened._arguments[argument], list):
+                opened._arguments[argument][element] = slot
+            else:
+                opened._arguments[argument] = slot
+        return opened
+
 
 def flatten_returns(result: Any) -> list[Any]:
     """The returns of an operator as one flat list."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from .container import BuildCommands
 from .foreach import each_alone
 from .generated_text import GeneratedText, admit, read_generated_text
 from .launch_plan import LaunchPlan, NotUnderstood, read_launch_plan
+from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
 
 
@@ -35,23 +36,30 @@ class Lowered:
     """A call's generated text, with what came of it: a plan, or a container's file."""
 
     text: GeneratedText
-    plan: LaunchPlan | None
+    plan: LaunchPlan | ShapePlan | None
     container: Path | None
     why_container: str  # what of the text was not understood
     seconds: dict[str, float]
 
 
-def build_graph(call: Call, num_returns: int) -> torch.fx.GraphModule:
+def build_graph(
+    call: Call, num_returns: int, sizes: Sequence[tuple[int, int]] = ()
+) -> torch.fx.GraphModule:
     """The graph of one node: a placeholder per tensor, everything else baked in.
 
     It returns what the operator makes anew. What the operator writes the graph writes too: Inductor
-    turns that into kernels that write their inputs. ``num_returns`` tells a list's length.
+    turns that into kernels that write their inputs. ``num_returns`` tells a list's length. ``sizes``
+    are (tensor, dimension) pairs whose values follow the tensors' in `Call.bind`.
     """
     graph = torch.fx.Graph()
     placeholders = [graph.placeholder(f"arg{i}") for i in range(len(call.tensors))]
     values = [
         _promote_as_number(graph, call, node, spec)
         for node, spec in zip(placeholders, call.tensors, strict=True)
+    ]
+    values += [
+        graph.call_function(torch.ops.aten.sym_size.int, (placeholders[tensor], dimension))
+        for tensor, dimension in sizes
     ]
     args, kwargs = call.bind(values)
     if call.name.startswith("aten::_foreach_"):
@@ -134,7 +142,7 @@ class Tools:
     def __init__(self, compiler: Compiler, isa: Isa, private: Path | None) -> None:
         self.commands = BuildCommands(compiler, isa, private)
         self.bare = BareBuilder(compiler, isa, private)
-        self._taker: _TextTaker | _TextChecker | None = None
+        self._taker: _TextTaker | _TextChecker | _TextReader | None = None
         _compat.set_text_handler(self._take)
 
     def _take(self, wrapper: str, kernel: str) -> str | None:
@@ -187,13 +195,29 @@ class Tools:
         self.commands.end()
         return Path(path)
 
+    def read_texts(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: tuple[torch.Tensor, ...],
+        directory: Path,
+        read: Callable[[str, str], None],
+    ) -> None:
+        """Shows ``read`` the texts (wrapper, kernels) that Inductor makes of a graph.
+
+        Nothing is compiled. Raises what ``read`` raises of ours, CompileRefused or CompileFailed.
+        """
+        options = _compat.aot_options(
+            directory, self.commands.compiler.path, torch.get_num_threads()
+        )
+        self._compile(graph, inputs, options, directory, _TextReader(read))
+
     def _compile(
         self,
         graph: torch.fx.GraphModule,
         inputs: tuple[torch.Tensor, ...],
         options: dict[str, Any],
         directory: Path,
-        taker: _TextTaker | _TextChecker,
+        taker: _TextTaker | _TextChecker | _TextReader,
     ) -> str:
         self._taker = taker
         self.commands.begin(directory)
@@ -226,6 +250,18 @@ class _TextChecker:
         self._check(read_generated_text(wrapper, kernel))
         self.checked = True
         return None
+
+
+class _TextReader:
+    """Shows the generated text to somebody, who is content with it."""
+
+    def __init__(self, read: Callable[[str, str], None]) -> None:
+        self._read = read
+
+    def take(self, wrapper: str, kernel: str) -> str | None:
+        """Any string: nothing is to be compiled."""
+        self._read(wrapper, kernel)
+        return "read"
 
 
 class _TextTaker:

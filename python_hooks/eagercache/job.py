@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,15 @@ from . import prove, timing
 from .calls import Call
 from .commands import CompileFailed, CompileRefused
 from .compile import Tools
+from .launch_plan import LaunchPlan
 from .prove import CannotProve, NotBitwise, ProofFailed, Reshaped
 from .toolchain import pick_isa
 
 if TYPE_CHECKING:
     from .compile import Lowered
-    from .launch_plan import LaunchPlan
     from .module_compile import ModuleResult
     from .prove import Native, Proof
+    from .shape_plan import ShapePlan
     from .timing import Timing
 
 TRANSIENT_RETRY_SECONDS = 600
@@ -46,6 +47,7 @@ class Outcome:
     proof: Proof | None = None
     timing: Timing | None = None
     published: bool = False  # somebody else's entry was found
+    facts: dict[str, str] = field(default_factory=dict)  # more for the manifest
 
 
 class Failure(Exception):
@@ -160,7 +162,7 @@ class Job:
         return natives, probe
 
     @property
-    def plan(self) -> LaunchPlan | None:
+    def plan(self) -> LaunchPlan | ShapePlan | None:
         """The launch plan that waits for its kernel to be built."""
         return self.lowered.plan if self.outcome is None and self.lowered is not None else None
 
@@ -199,7 +201,7 @@ class Job:
         """A proved kernel: bare where that can be, else a container. Raises what both raise."""
         assert self.lowered is not None
         strides = [list(output.stride()) for output in natives[0].outputs]
-        if self.lowered.plan is not None and self._library is not None:
+        if isinstance(self.lowered.plan, LaunchPlan) and self._library is not None:
             plan = self.lowered.plan.with_strides(strides).to_json()
             try:
                 bare = Built(_library(self._library), self.lowered, "bare", launch_plan=plan)
@@ -369,6 +371,7 @@ def _facts(
         facts["spread"] = outcome.timing.spread
         facts["pairs"] = str(outcome.timing.pairs)
         facts.update(outcome.timing.facts())
+    facts.update(outcome.facts)
     if outcome.module is not None:
         facts.update(outcome.module.facts)
     if outcome.kernel is not None:

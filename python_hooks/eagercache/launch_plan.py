@@ -119,10 +119,10 @@ def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
 
 def read_launch_plan(wrapper: str, kernel: str) -> LaunchPlan:
     """The plan of two generated texts. Raises NotUnderstood."""
-    reader = _Reader(frozenset(_definitions(kernel)))
-    for statement in _statements(_body(wrapper)):
+    reader = _Reader(frozenset(kernel_names(kernel)))
+    for statement in statements(wrapper):
         reader.read(statement)
-    return reader.plan(_namespace_body(kernel))
+    return reader.plan(namespace_body(kernel))
 
 
 def _body(wrapper: str) -> str:
@@ -141,30 +141,32 @@ _INPUT_CHECK = re.compile(
 )
 
 
-def _statements(body: str) -> list[str]:
+def statements(wrapper: str) -> list[str]:
+    """The statements of run_impl, each on one line. Raises NotUnderstood."""
     lines = [
         re.sub(r"\s+// (reuse|alias)$", "", line.rstrip())
-        for line in body.splitlines()
+        for line in _body(wrapper).splitlines()
         if not _INPUT_CHECK.fullmatch(line.strip())
     ]
-    statements = [" ".join(part.split()) for part in "\n".join(lines).split(";")]
-    if statements and statements[-1]:
-        raise NotUnderstood(f"text after the last statement: {statements[-1][:80]}")
-    return statements[:-1]
+    parts = [" ".join(part.split()) for part in "\n".join(lines).split(";")]
+    if parts and parts[-1]:
+        raise NotUnderstood(f"text after the last statement: {parts[-1][:80]}")
+    return parts[:-1]
 
 
 _DEFINITION = re.compile(r'^extern "C"\s+void\s+(\w+)\(', re.MULTILINE)
 _INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
 
-def _definitions(kernel: str) -> list[str]:
+def kernel_names(kernel: str) -> list[str]:
+    """The functions that the text defines. Raises NotUnderstood."""
     names = _DEFINITION.findall(kernel)
     if not names or len(set(names)) != len(names) or kernel.count('extern "C"') != len(names):
         raise NotUnderstood("the kernels' definitions")
     return names
 
 
-def _namespace_body(kernel: str) -> str:
+def namespace_body(kernel: str) -> str:
     """The definitions without their C linkage, so that any number of calls share one file."""
     lines = [line for line in kernel.splitlines() if line.strip() != _INCLUDE]
     for line in lines:
@@ -282,7 +284,7 @@ class _Reader:
     def call(self, found: re.Match[str]) -> None:
         if found[1] not in self._kernels:
             raise NotUnderstood(f"call of {found[1]}")
-        arguments = [self._argument(text) for text in _split_arguments(found[2])]
+        arguments = [self._argument(text) for text in split_arguments(found[2])]
         self._calls.append((found[1], arguments))
 
     def give_output(self, found: re.Match[str]) -> None:
@@ -385,7 +387,8 @@ def _argument_text(argument: _Argument, numbers: dict[int, int]) -> str:
     return f"({argument.type})(p[{number}]){offset}"
 
 
-def _split_arguments(text: str) -> list[str]:
+def split_arguments(text: str) -> list[str]:
+    """The arguments of a call, or the elements of a list."""
     parts, depth, start = [], 0, 0
     for index, character in enumerate(text):
         if character in "(<{[":

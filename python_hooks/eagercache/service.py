@@ -445,9 +445,7 @@ class CompileService:
 
     def _finish(self, request: _Request, response: Response) -> None:
         """Counts, logs and delivers one answer."""
-        seconds = sum(
-            value for name, value in response.get("seconds", {}).items() if "." not in name
-        )
+        seconds = cpu_seconds(response)
         failed = response.get("verdict") == "failed"
         with self._changed:
             self.seconds += seconds
@@ -491,6 +489,14 @@ def _message(request: _Request) -> dict[str, Any]:
         "max_bytes": settings.max_bytes,
         "cxx": settings.cxx,
     }
+
+
+def cpu_seconds(response: Mapping[str, Any]) -> float:
+    """What a worker says that its answer took."""
+    # Parts of a step ("compile.link") are in the step.
+    return float(
+        sum(value for name, value in response.get("seconds", {}).items() if "." not in name)
+    )
 
 
 def _failure(description: Mapping[str, Any], reason: str, *, transient: bool) -> Response:

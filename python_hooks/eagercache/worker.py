@@ -212,6 +212,10 @@ def _make_job(request: Mapping[str, Any], core: Any) -> Job:
         from .cuda_job import CudaJob
 
         return CudaJob(request, core)
+    if request["description"].get("kind") == "shapes":
+        from .shape_job import ShapeJob
+
+        return ShapeJob(request, core)
     from .job import Job
 
     return Job(request, core)

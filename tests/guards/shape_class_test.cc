@@ -158,8 +158,8 @@ TEST(ShapePattern, NothingButSizesMayDiffer) {
 }
 
 TEST(ShapePattern, IsRefusedWhereItsPositionsAreNotItsWords) {
-  const auto good = generalize(key({dense({8, 96}), integers({96})}),
-                               key({dense({9, 80}), integers({80})}));
+  const auto good =
+      generalize(key({dense({8, 96}), integers({96})}), key({dense({9, 80}), integers({80})}));
   ASSERT_TRUE(good.has_value() && good->is_sound());
   const auto broken = [&](auto change) {
     ShapePattern pattern = *good;

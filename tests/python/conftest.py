@@ -35,6 +35,7 @@ COSTLY_FIXTURES = {
     "filled",
     "proofs",
     "written_cache",
+    "shape_cache",
 }
 
 

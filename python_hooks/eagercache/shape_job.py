@@ -1,0 +1,187 @@
+"""One request for a kernel with symbolic sizes: lowered, built (with others), proved, published.
+
+It is proved on several members of its class, timed on calls of several sizes, and used for those
+sizes near which it was faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import _compat, prove, timing
+from .commands import CompileRefused
+from .compile import Lowered, Tools, build_graph, example_inputs
+from .generated_text import admit, read_generated_text
+from .job import Built, Job, Outcome
+from .launch_plan import NotUnderstood
+from .shape_family import ShapeFamily, elements_of, proof_values, timing_values
+from .shape_plan import ShapePlan, Symbols, read_shape_plan
+from .toolchain import pick_isa
+
+# Elements of the largest tensor of the calls that a kernel is timed on, beside the request's own.
+TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18)
+_VECTOR_BYTES = {"avx512": 64, "avx2": 32}
+
+
+class ShapeJob(Job):
+    """A job whose kernel answers a shape class."""
+
+    def __init__(self, request: Mapping[str, Any], core: Any) -> None:
+        super().__init__(request, core)
+        self._family: ShapeFamily | None = None
+        self._numerics = "bitwise"
+
+    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
+        store = self._enter(find_store)
+        if self.outcome is not None:
+            return
+        self._family = family = ShapeFamily(self.description)
+        self._call = family.call
+        if family.call.is_mutable:
+            raise CompileRefused("operators that write have kernels for exact sizes only")
+        self._register()
+        with family.call.state.applied():
+            with self.clock.step("native"):
+                natives = prove.native_answers(family.call)
+            with self.clock.step("compile"):
+                self.lowered = self._lower_shapes(
+                    family, len(natives[0].outputs), find_tools(store)
+                )
+        self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
+
+    def _register(self) -> None:
+        description = self.description
+        self._core.register(description["op"], description["overload"], description["dispatch_key"])
+
+    def _probe(self) -> Any:
+        description = self.description
+        probe = self._core.Probe(
+            description["op"], description["overload"], description["dispatch_key"]
+        )
+        probe.set_undefined(
+            [i for i, a in enumerate(description["args"]) if a["kind"] == "undefined_tensor"]
+        )
+        return probe
+
+    def _lower_shapes(self, family: ShapeFamily, num_returns: int, tools: Tools) -> Lowered:
+        """Inductor's text for symbolic sizes, as a plan. Raises CompileRefused."""
+        assert self._directory is not None
+        begin = time.process_time()
+        call = family.symbolic()
+        fakes, environment = _compat.symbolic_tensors(
+            example_inputs(family.call), frozenset(family.symbols)
+        )
+        sizes = tuple(tuple(_compat.size_text(n) for n in fake.size()) for fake in fakes)
+        names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
+        graph = build_graph(call, num_returns, family.tied_sizes)
+        directory = self._directory / "shapes"
+        directory.mkdir()
+        texts: list[tuple[str, str]] = []
+        tools.read_texts(graph, tuple(fakes), directory, lambda *both: texts.append(both))
+        if not texts:
+            raise CompileRefused("nothing was generated")
+        text = read_generated_text(*texts[-1])
+        admit(text, call)
+        try:
+            guards = _compat.assumptions(environment, names)
+            symbols = Symbols(names, sizes, tuple(guards))
+            plan = self._read_plan(*texts[-1], family, symbols)
+        except (NotUnderstood, ValueError) as error:
+            raise CompileRefused(f"no kernel with symbolic sizes: {error}") from error
+        return Lowered(text, plan, None, "", {"lower": round(time.process_time() - begin, 4)})
+
+    def _read_plan(
+        self, wrapper: str, kernel: str, family: ShapeFamily, symbols: Symbols
+    ) -> ShapePlan:
+        native = [(family.values, self._native_strides(family, family.values))]
+        plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native)
+        if not plan.admits(family.values):
+            raise NotUnderstood("guards that the call itself does not meet")
+        # Strides that hold for the call alone may be a coincidence.
+        others = proof_values(family, plan.admits, self._vector_lengths(family))
+        native += [(values, self._native_strides(family, values)) for values in others[1:6]]
+        return read_shape_plan(wrapper, kernel, symbols, family.pattern, native)
+
+    def _native_strides(self, family: ShapeFamily, values: Sequence[int]) -> list[list[int]]:
+        member = family.member(values)
+        return [list(o.stride()) for o in prove.native_answers(member)[0].outputs]
+
+    def _vector_lengths(self, family: ShapeFamily) -> list[int]:
+        isa = pick_isa(self._core.host_cpu_features()).name
+        width = _VECTOR_BYTES.get(isa, 16)
+        return sorted({max(2, width // spec.dtype.itemsize) for spec in family.call.tensors})
+
+    def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
+        assert self._family is not None and self.lowered is not None and self._library is not None
+        family, plan = self._family, self.lowered.plan
+        assert isinstance(plan, ShapePlan)
+        objects = (("so", str(self._library)),)
+        kernel = Built(objects, self.lowered, "shapes", plan.to_json([(1, True)]))
+        outcome = Outcome("kernel", kernel=kernel)
+        with family.call.state.applied():
+            proved = proof_values(family, plan.admits, self._vector_lengths(family))
+            for values in proved:
+                self._prove_member(family, values, outcome)
+            choice = self._choose(family, plan, outcome)
+        outcome.kernel = Built(objects, self.lowered, "shapes", plan.to_json(choice))
+        outcome.facts = {
+            "guards": "; ".join(plan.guards)[:2_000],
+            "proved_sizes": " ".join(map(_text, proved))[:4_000],
+            **outcome.facts,
+        }
+        self.outcome = outcome
+
+    def _prove_member(self, family: ShapeFamily, values: Sequence[int], outcome: Outcome) -> None:
+        assert outcome.kernel is not None
+        member = family.member(values)
+        with self.clock.step("prove"):
+            natives = prove.native_answers(member)
+            probe = self._probe()
+            prove.capture(member, probe, natives[0].sample.clone(), self.request["choose"])
+            probe.load(str(self._library), outcome.kernel.launch_plan)
+            reduces = outcome.kernel.lowered.text.reduces
+            try:
+                proof = prove.prove(member, probe, natives, reduces=reduces)
+            except prove.ProofFailed as error:
+                raise prove.ProofFailed(f"{error}, sizes {_text(values)}") from error
+        before = outcome.proof
+        if before is None or proof.numerics != "bitwise":
+            outcome.proof = proof
+
+    def _choose(
+        self, family: ShapeFamily, plan: ShapePlan, outcome: Outcome
+    ) -> list[tuple[int, bool]]:
+        """(elements, whether the kernel is to answer calls of about so many), ascending."""
+        assert outcome.kernel is not None
+        margin, always = float(self.request["margin"]), self.request["choose"] == "always"
+        choice: dict[int, bool] = {}
+        lines = []
+        timed = timing_values(family, plan.admits, () if always else TIMED_ELEMENTS)
+        for values in timed:
+            member = family.member(values)
+            sample = member.sample("unit", prove.SEED)
+            probe = self._probe()
+            prove.capture(member, probe, sample, self.request["choose"])
+            probe.load(str(self._library), outcome.kernel.launch_plan)
+            elements = elements_of(member, member.invoke(sample.clone().values))
+            with timing.machine_to_itself(), self.clock.step("time"):
+                measured = timing.time_call(probe)
+            faster, reason = timing.decide(measured, margin)
+            if outcome.timing is None:
+                outcome.timing = measured
+            choice[elements] = choice.get(elements, True) and (faster or always)
+            lines.append(
+                f"{_text(values)}: {measured.native_ns:.0f} {measured.kernel_ns:.0f} "
+                f"{measured.spread} {reason}".strip()
+            )
+        outcome.facts["timings"] = "; ".join(lines)[:8_000]
+        if not any(choice.values()):
+            outcome.verdict = "native"
+            outcome.reason = "slower"
+        return sorted(choice.items())
+
+
+def _text(values: Sequence[int]) -> str:
+    return "x".join(map(str, values))

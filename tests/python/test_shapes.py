@@ -1,0 +1,217 @@
+"""Kernels with symbolic sizes: few of them answer calls of many sizes, as native does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import clean_environment, run_program
+from test_calls import boolean, describe, integer, integers, tensor
+
+# Calls with sizes at random, each compared with what native answered before.
+WORKLOAD = """
+import random, sys
+import torch, eagercache
+torch.manual_seed(0)
+F = torch.nn.functional
+def relu(x, w): return torch.relu(x)
+def add(x, w): return x + w
+def softmax(x, w): return torch.softmax(x, -1)
+def layer_norm(x, w): return torch.native_layer_norm(x, [x.size(1)], w, w, 1e-5)[0]
+def transposed(x, w): return torch.neg(x.t())
+FUNCTIONS = [relu, add, softmax, layer_norm, transposed]
+OPS = ["relu", "add.Tensor", "_softmax", "native_layer_norm", "neg"]
+def calls(seed, count):
+    choose = random.Random(seed)
+    for _ in range(count):
+        x = torch.randn(choose.randint(1, 64), choose.randint(1, 512))
+        w = torch.randn(x.size(1))
+        for function in FUNCTIONS:
+            yield function, (x, w), function(x, w)
+def same(a, b):
+    return a.stride() == b.stride() and torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+def compare(expected):
+    return sum(not same(function(*given), answer) for function, given, answer in expected)
+"""
+
+
+@pytest.fixture(scope="session")
+def shape_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A store that the workload has filled, and what was seen meanwhile."""
+    path = tmp_path_factory.mktemp("shapes") / "cache"
+    path.mkdir(mode=0o700)
+    seen = run_program(
+        WORKLOAD
+        + """
+expected = list(calls(1, 24))
+eagercache.enable(OPS, on_miss="wait", choose="always")
+wrong = compare(expected)
+stats = eagercache.stats()
+report(wrong=wrong, hits=stats.hits, compiles=stats.compiles, failures=stats.failures,
+       kernels={op: sum(k.op == "aten::" + op for k in eagercache.kernels()) for op in OPS},
+       forms=sorted({str(k.facts.get("form")) for k in eagercache.kernels()}))
+""",
+        path,
+        timeout=900,
+    )
+    yield path, seen
+
+
+def test_a_few_kernels_answer_calls_of_many_sizes(
+    shape_cache: tuple[Path, dict[str, Any]],
+) -> None:
+    seen = shape_cache[1]
+    assert seen["wrong"] == 0
+    assert seen["failures"] == 0
+    assert "shapes" in seen["forms"]
+    assert all(0 < count <= 6 for count in seen["kernels"].values()), seen["kernels"]
+    # Of 120 calls all but those that were compiled for were hits.
+    assert seen["hits"] >= 120 - seen["compiles"] - 5
+
+
+def test_another_process_has_kernels_for_sizes_that_nobody_has_met(
+    shape_cache: tuple[Path, dict[str, Any]],
+) -> None:
+    seen = run_program(
+        WORKLOAD
+        + """
+torch.manual_seed(7)
+expected = [call for call in calls(2, 30) if min(call[1][0].size()) > 1]
+eagercache.enable(OPS, on_miss="native", choose="always")
+report(wrong=compare(expected), calls=len(expected), hits=eagercache.stats().hits)
+""",
+        shape_cache[0],
+    )
+    assert seen["wrong"] == 0
+    assert seen["hits"] == seen["calls"]
+
+
+# A class's guards, one after the other left out: what it kept away is then let in, and where the
+# kernel relies on it the answer is wrong or the kernel does not run.
+GUARDS = """
+import ctypes, dataclasses, json, os, sys, tempfile
+from pathlib import Path
+from eagercache import _compat, prove
+from eagercache._load import core
+from eagercache.compile import Tools, build_graph, example_inputs
+from eagercache.shape_family import ShapeFamily
+from eagercache.shape_plan import Symbols, read_shape_plan
+from eagercache.toolchain import find_compiler, pick_isa
+
+folder = Path(tempfile.mkdtemp())
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+tools = Tools(find_compiler(), pick_isa(core.host_cpu_features()), None)
+plans, result = {}, {}
+for name, description in json.loads(sys.argv[1]).items():
+    family = ShapeFamily(description)
+    with family.call.state.applied():
+        fakes, environment = _compat.symbolic_tensors(
+            example_inputs(family.call), frozenset(family.symbols))
+        sizes = tuple(tuple(_compat.size_text(n) for n in fake.size()) for fake in fakes)
+        names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
+        texts = []
+        graph = build_graph(family.symbolic(), 1, family.tied_sizes)
+        place = folder / name
+        place.mkdir()
+        tools.read_texts(graph, tuple(fakes), place, lambda *both: texts.append(both))
+        guards = tuple(_compat.assumptions(environment, names))
+        outputs = prove.native_answers(family.call)[0].outputs
+        strides = [(family.values, [list(output.stride()) for output in outputs])]
+    for number in range(-1, len(guards)):
+        kept = tuple(guard for index, guard in enumerate(guards) if index != number)
+        plan = read_shape_plan(*texts[-1], Symbols(names, sizes, kept), family.pattern, strides)
+        plans[name, number] = plan, guards[number] if number >= 0 else ""
+library = ctypes.CDLL(str(tools.bare.build([plan for plan, _ in plans.values()], folder)))
+for (name, number), (plan, guard) in plans.items():
+    shape = getattr(library, plan.shape)
+    def admits(values):
+        symbols = (ctypes.c_int64 * len(values))(*values)
+        return shape(symbols, (ctypes.c_int64 * 256)()) == 0
+    trials = json.loads(sys.argv[2])[name]
+    result.setdefault(name, []).append({
+        "guard": guard,
+        "compiled": [admits(values) for values in trials],
+        "python": [plan.admits(values) for values in trials],
+    })
+print(json.dumps(result))
+"""
+
+
+def family(call: dict[str, Any], symbols: list[list[int]]) -> dict[str, Any]:
+    return {**call, "pattern": {"symbols": symbols, "ties": [], "words": []}}
+
+
+FAMILIES = {
+    "equal sizes": family(
+        describe("add.Tensor", tensor((8, 12)), tensor((12,)), integer(1)),
+        [[2, 0, 0], [3, 0, 1], [7, 1, 0]],
+    ),
+    "an upper end": family(
+        describe("_softmax", tensor((64, 96)), integer(-1), boolean(False)),
+        [[2, 0, 0], [3, 0, 1]],
+    ),
+    "a divisor": family(
+        describe(
+            "avg_pool2d",
+            tensor((2, 3, 8, 8)),
+            integers(2, 2),
+            integers(2, 2),
+            integers(0, 0),
+            boolean(False),
+            boolean(True),
+            {"kind": "none"},
+        ),
+        [[4, 0, 2]],
+    ),
+}
+# What all guards together admit, and what one of them keeps away.
+ADMITTED = {
+    "equal sizes": [[8, 12, 12], [2, 2, 2], [100, 7, 7]],
+    "an upper end": [[64, 96], [2, 4096]],
+    "a divisor": [[8], [10], [64]],
+}
+REFUSED = {
+    "equal sizes": [[8, 12, 13], [8, 1, 1], [1, 12, 12]],
+    "an upper end": [[64, 4097], [64, 1], [1, 96]],
+    "a divisor": [[9], [15]],
+}
+
+
+@pytest.fixture(scope="module")
+def guards() -> dict[str, list[dict[str, Any]]]:
+    trials = {name: ADMITTED[name] + REFUSED[name] for name in FAMILIES}
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDS, json.dumps(FAMILIES), json.dumps(trials)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_guards_admit_what_the_kernel_was_made_for(
+    guards: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    whole = guards[name][0]
+    count = len(ADMITTED[name])
+    assert whole["compiled"] == [True] * count + [False] * len(REFUSED[name])
+    assert whole["python"] == whole["compiled"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_kind_of_guard_is_what_keeps_something_away(
+    guards: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    count = len(ADMITTED[name])
+    let_in = [without["guard"] for without in guards[name][1:] if any(without["compiled"][count:])]
+    kinds = {"equal sizes": "==", "an upper end": "<= 4096L", "a divisor": "% 2L"}
+    assert any(kinds[name] in guard for guard in let_in), guards[name]
