@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import textwrap
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from eagercache import environment, worker
 from eagercache._load import core
 from eagercache.service import CompileService, ServiceSettings
 from test_calls import NONE, boolean, describe, integer, integers, tensor
+from test_service import gone, wait_until
 
 VAR = describe("var.correction", tensor((64, 96)), integers(-1), NONE, boolean(False))
 LISTS = describe(
@@ -219,7 +221,32 @@ def test_another_environment_is_refused_with_the_differing_field(tmp_path: Path)
     assert answer["failure"] == "transient"
 
 
+# A real compiler of kernels that are not what was asked for: put in front of the kernels' calls.
+BAD_KERNEL = """\
+for word in "$@"; do
+  case "$word" in *kernels.cpp) sed -i 's/^  try {{$/  try {{ {statement}/' "$word";; esac
+done
+exec /usr/bin/g++ "$@"
+"""
+
 BROKEN_COMPILERS = {
+    "makes a kernel that crashes": (
+        BAD_KERNEL.format(statement="__builtin_trap();"),
+        "was killed by signal",
+        "deterministic",
+    ),
+    "makes a kernel that hangs": (
+        BAD_KERNEL.format(statement="for (volatile int i = 0;; i = 1 - i) {{}}").replace(
+            "{{}}", "{}"
+        ),
+        "did not answer within",
+        "transient",
+    ),
+    "makes a kernel that is wrong": (
+        BAD_KERNEL.format(statement="*static_cast<float*>(p[1]) = 12345.0f; return 0;"),
+        "data)",
+        "deterministic",
+    ),
     "fails": (
         "echo 'fatal error: a broken compiler' >&2; exit 1",
         "a broken compiler",
@@ -230,27 +257,30 @@ BROKEN_COMPILERS = {
 }
 
 
+def write_compiler(path: Path, command: str) -> None:
+    """A compiler that says who it is and does ``command`` with everything else."""
+    about = """\
+#!/bin/sh
+if [ "$1" = "-v" ] || [ "$1" = "--version" ]; then
+  echo "Target: x86_64-linux-gnu" >&2
+  echo "gcc version 12.9.0 (Broken)" >&2
+  echo "g++ (Broken) 12.9.0"
+  exit 0
+fi
+"""
+    path.write_text(about + command + "\n")
+    path.chmod(0o755)
+
+
 @pytest.mark.parametrize("how", BROKEN_COMPILERS)
 def test_a_broken_compiler_is_a_stored_failure(tmp_path: Path, how: str) -> None:
     command, reason, failure = BROKEN_COMPILERS[how]
     root = tmp_path / "store"
     root.mkdir(mode=0o700)
     compiler = tmp_path / "g++"
-    compiler.write_text(
-        textwrap.dedent(f"""\
-        #!/bin/sh
-        if [ "$1" = "-v" ] || [ "$1" = "--version" ]; then
-          echo "Target: x86_64-linux-gnu" >&2
-          echo "gcc version 12.9.0 (Broken)" >&2
-          echo "g++ (Broken) 12.9.0"
-          exit 0
-        fi
-        {command}
-        """)
-    )
-    compiler.chmod(0o755)
+    write_compiler(compiler, command)
     text = environment.environment_text(cxx=str(compiler))
-    timeout = 30.0 if how == "hangs" else 300.0
+    timeout = 30.0 if failure == "transient" and how != "killed" else 300.0
     broken = Requests(root, environment=text, cxx=str(compiler), request_timeout=timeout)
     try:
         (description,) = with_digests([VAR], "always")
@@ -261,3 +291,46 @@ def test_a_broken_compiler_is_a_stored_failure(tmp_path: Path, how: str) -> None
     assert reason in answer["reason"]
     entry = broken.store().find(description["digest"])
     assert (entry["kind"], entry["failure"]) == ("failed", failure)
+
+
+BLOCKED = """
+import pathlib, sys, time
+import torch, eagercache
+x = torch.randn(32, 48)
+expected = x.sum(-1)
+eagercache.enable(["sum.dim_IntList"])
+while not pathlib.Path(sys.argv[1]).exists():
+    assert torch.equal(x.sum(-1), expected)
+    time.sleep(0.001)
+for _ in range(1000):
+    assert torch.equal(x.sum(-1), expected)
+assert eagercache.stats().hits == 0 and not eagercache.wait(0.01)
+print("blocked", flush=True)
+time.sleep(600)
+"""
+
+
+def test_calls_go_on_while_the_compiler_is_blocked_and_a_killed_process_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    pid_file = tmp_path / "pid"
+    write_compiler(tmp_path / "g++", f"echo $$ $PPID > {pid_file}; exec sleep 600")
+    root = tmp_path / "cache"
+    root.mkdir(mode=0o700)
+    user = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, str(pid_file)],
+        env=clean_environment(
+            EAGERCACHE_DIR=str(root), EAGERCACHE_CXX=str(tmp_path / "g++"), TMPDIR=str(tmp_path)
+        ),
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert user.stdout is not None and user.stdout.readline() == b"blocked\n"
+        below = [int(pid) for pid in pid_file.read_text().split()]
+        assert not any(gone(pid) for pid in below)
+        user.kill()
+        user.wait()
+        assert wait_until(lambda: all(gone(pid) for pid in below))
+    finally:
+        user.kill()
+        user.wait()
