@@ -78,11 +78,13 @@ std::optional<c10::ScalarType> read_dtype(const json& value) {
   if (!value.is_string()) {
     return std::nullopt;
   }
-  // Up to bfloat16: what the key builder lets through.
+  // What the key builder lets through.
   for (int number = 0; number <= static_cast<int>(c10::ScalarType::BFloat16); ++number) {
-    if (scalar_type_name(static_cast<std::uint8_t>(number)) ==
-        value.get_ref<const std::string&>()) {
-      return static_cast<c10::ScalarType>(number);
+    const auto dtype = static_cast<c10::ScalarType>(number);
+    if (dtype != c10::ScalarType::ComplexHalf && !c10::isQIntType(dtype) &&
+        scalar_type_name(static_cast<std::uint8_t>(number)) ==
+            value.get_ref<const std::string&>()) {
+      return dtype;
     }
   }
   return std::nullopt;
