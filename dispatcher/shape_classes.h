@@ -14,6 +14,7 @@
 #include "dispatcher/shape_kernel.h"
 #include "guards/guard_table.h"
 #include "guards/shape_class.h"
+#include "guards/table_budget.h"
 
 namespace eagercache {
 
@@ -85,7 +86,9 @@ class ShapeClasses {
 
   Class* class_of_locked(std::span<const Word> words, bool make);
 
-  GuardTable table_{kMaxClasses};  // class words to Class
+  // Not the budget of all tables: a class that were forgotten would be compiled anew.
+  TableBudget budget_{kMaxClasses, std::size_t{16} << 20};
+  GuardTable table_{kMaxClasses, budget_};  // class words to Class
   std::mutex mutex_;
   std::map<std::vector<Word>, std::unique_ptr<Class>> classes_;  // guarded by mutex_
   std::vector<std::unique_ptr<const Kernel>> kernels_;           // guarded by mutex_; only grows
