@@ -11,13 +11,13 @@ constexpr std::size_t kMaxMembers = 8;
 class ClassWords {
  public:
   explicit ClassWords(std::span<const Word> words) noexcept
-      : size_(words.size() <= KeyBuffer::kCapacity && class_words(words, words_) ? words.size()
-                                                                                 : 0) {}
+      : size_(words.size() <= KeyBuffer::kInline && class_words(words, words_) ? words.size() : 0) {
+  }
   std::span<const Word> words() const noexcept { return {words_.data(), size_}; }
   bool empty() const noexcept { return size_ == 0; }
 
  private:
-  std::array<Word, KeyBuffer::kCapacity> words_;
+  std::array<Word, KeyBuffer::kInline> words_;
   std::size_t size_;
 };
 

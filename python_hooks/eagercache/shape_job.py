@@ -39,7 +39,7 @@ class ShapeJob(Job):
             return
         self._family = family = ShapeFamily(self.description)
         self._call = family.call
-        if family.call.is_mutable:
+        if family.call.written:
             raise CompileRefused("operators that write have kernels for exact sizes only")
         self._register()
         with family.call.state.applied():
