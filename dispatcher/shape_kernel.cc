@@ -6,8 +6,6 @@
 #include <array>
 #include <utility>
 
-#include "dispatcher/launch_plan.h"
-
 namespace eagercache {
 namespace {
 
@@ -49,13 +47,13 @@ LoadedKernel::Outcome ShapeKernel::run(std::span<const at::Tensor* const> inputs
                                        std::span<at::Tensor> outputs,
                                        c10::Device /*device*/) noexcept {
   if (inputs.size() != plan_.num_inputs || outputs.size() != plan_.outputs.size()) {
-    return Outcome::kFailed;
+    return Outcome::kNotStarted;
   }
   try {
     // Uninitialised: on the path of a hit.
     std::array<std::int64_t, ShapePattern::kMaxSymbols> symbols;
     std::array<std::int64_t, ShapePlan::kMaxNumbers> numbers;
-    std::array<void*, LaunchPlan::kMaxPointers> pointers;
+    std::array<void*, ShapePlan::kMaxPointers> pointers;
     for (std::size_t i = 0; i < plan_.pattern.symbols.size(); ++i) {
       const ShapePattern::Symbol& symbol = plan_.pattern.symbols[i];
       const c10::IntArrayRef sizes = inputs[symbol.tensor]->sizes();

@@ -7,8 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "dispatcher/launch_plan.h"
-
 namespace eagercache {
 namespace {
 
@@ -91,7 +89,7 @@ std::optional<c10::ScalarType> read_dtype(const json& value) {
 }
 
 bool read_outputs(const json& value, std::vector<ShapePlan::Output>* outputs) {
-  if (!value.is_array() || value.empty() || value.size() > LaunchPlan::kMaxOutputs) {
+  if (!value.is_array() || value.empty() || value.size() > ShapePlan::kMaxOutputs) {
     return false;
   }
   for (const json& element : value) {
@@ -176,8 +174,8 @@ Result<ShapePlan> parse_shape_plan(std::string_view text) {
   }
   plan.entry = all["entry"].get<std::string>();
   plan.shape = all["shape"].get<std::string>();
-  if (!is_number(all["inputs"], LaunchPlan::kMaxInputs) ||
-      !is_number(all["scratch"], LaunchPlan::kMaxScratch)) {
+  if (!is_number(all["inputs"], ShapePlan::kMaxInputs) ||
+      !is_number(all["scratch"], ShapePlan::kMaxScratch)) {
     return malformed("inputs or scratch");
   }
   plan.num_inputs = all["inputs"].get<std::size_t>();

@@ -17,7 +17,7 @@ namespace eagercache {
 // How to launch a kernel with symbolic sizes. Its library has two functions, and `symbols` are the
 // values of the pattern's:
 //   std::int32_t entry(void* const* pointers, const std::int64_t* symbols)  0 for success; the
-//       pointers are those of LaunchPlan
+//       pointers are those of a LaunchPlan
 //   std::int32_t shape(const std::int64_t* symbols, std::int64_t* numbers)  0 when the kernel's
 //       guards admit the symbols; then `numbers` are the sizes and strides of each output, the
 //       bytes of each scratch buffer, and the elements of the call's largest tensor
@@ -33,6 +33,10 @@ struct ShapePlan {
     bool kernel = false;
   };
 
+  static constexpr std::size_t kMaxInputs = 64;
+  static constexpr std::size_t kMaxOutputs = 16;
+  static constexpr std::size_t kMaxScratch = 32;
+  static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
   static constexpr std::size_t kMaxRank = 16;
   static constexpr std::size_t kMaxNumbers = 256;
   static constexpr std::size_t kMaxMeasured = 64;

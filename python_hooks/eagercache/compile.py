@@ -48,8 +48,8 @@ def build_graph(
     """The graph of one node: a placeholder per tensor, everything else baked in.
 
     It returns what the operator makes anew. What the operator writes the graph writes too: Inductor
-    turns that into kernels that write their inputs. ``num_returns`` tells a list's length. ``sizes``
-    are (tensor, dimension) pairs whose values follow the tensors' in `Call.bind`.
+    turns that into kernels that write their inputs. ``num_returns`` tells a list's length.
+    ``sizes`` are (tensor, dimension) pairs whose values follow the tensors' in `Call.bind`.
     """
     graph = torch.fx.Graph()
     placeholders = [graph.placeholder(f"arg{i}") for i in range(len(call.tensors))]
