@@ -289,7 +289,7 @@ def _answer(call: Call, probe: Probe, native: Native) -> tuple[list[Any], list[t
         _compare_written(call, native.after, mine, f"{native.fill} data")
         _compare_returned(native.outputs, native.after, outputs, mine, f"{native.fill} data")
     inputs = {base.untyped_storage().data_ptr() for base in mine.bases if base is not None}
-    returned = {id(value) for value in mine.values}
+    returned = {id(value) for value in mine.values} if call.written else set()
     for index, output in enumerate(outputs):
         if (
             isinstance(output, torch.Tensor)
