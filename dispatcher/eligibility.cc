@@ -75,17 +75,6 @@ std::string excluded_by_kernel(const c10::OperatorHandle& op, c10::DispatchKey k
   return {};
 }
 
-// Plans for other devices know neither written inputs nor lists of outputs.
-std::string excluded_off_cpu(const c10::FunctionSchema& schema, const OperatorEffects& effects) {
-  if (effects.writes_arguments()) {
-    return "it writes its argument '" + schema.arguments()[effects.writes.front().index].name() +
-           "' (in-place and out= are native but on CPU)";
-  }
-  return schema.returns().size() == 1 && is_tensor_list(*schema.returns().front().real_type())
-             ? "it returns a list of tensors"
-             : "";
-}
-
 // What a kernel writes, and what of its results is an argument.
 void read_results(const c10::OperatorHandle& op, Eligibility& result) {
   const c10::FunctionSchema& schema = op.schema();
@@ -126,9 +115,6 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
   }
   if (result.reason.empty()) {
     result.reason = excluded_by_tag(op);
-  }
-  if (result.reason.empty() && key != c10::DispatchKey::CPU) {
-    result.reason = excluded_off_cpu(op.schema(), result.effects);
   }
   const auto rule = find_operator_rule(op.schema().name());
   if (result.reason.empty() && rule && rule->kind != RuleKind::kIntegerDivision &&

@@ -75,12 +75,6 @@ TEST(Eligibility, InPlaceAndOutOperatorsHandBackWhatTheyWrite) {
   EXPECT_TRUE(on_cpu("aten::abs").plan.written.empty());
 }
 
-TEST(Eligibility, OperatorsThatWriteAreForCpuOnly) {
-  const auto op = c10::Dispatcher::singleton().findSchema(name_of("aten::add_.Tensor"));
-  ASSERT_TRUE(op);
-  EXPECT_FALSE(check_eligibility(*op, c10::DispatchKey::CUDA).eligible);
-}
-
 TEST(Eligibility, ListsMayBeReturnedOrWritten) {
   const Eligibility made = on_cpu("aten::_foreach_add.Scalar");
   ASSERT_TRUE(made.eligible) << made.reason;
@@ -187,6 +181,13 @@ TEST(Eligibility, EveryDefaultOperatorIsEligibleOnCpuOrOnCuda) {
     const Eligibility cuda = check_eligibility(*op, c10::DispatchKey::CUDA);
     EXPECT_TRUE(cpu.eligible || cuda.eligible || cuda.reason == "it has no kernel for CUDA")
         << name << ": " << cpu.reason << "; " << cuda.reason;
+  }
+  for (const std::string_view name : more_default_operators_on_cuda()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name_of(std::string(name)));
+    ASSERT_TRUE(op) << name;
+    const Eligibility cuda = check_eligibility(*op, c10::DispatchKey::CUDA);
+    EXPECT_TRUE(cuda.eligible || cuda.reason == "it has no kernel for CUDA")
+        << name << ": " << cuda.reason;
   }
 }
 
