@@ -6,6 +6,7 @@ through `_C.Probe`, which lets it answer one call of the hooked operator exactly
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,13 @@ LARGE_CALL_BYTES = 64 << 20
 FILLS_OF_LARGE_CALLS = 4
 MINIMUM_FILLS = 2
 
-# A call that writes must be native's equal in every bit of every element. On few elements another
-# rounding (a fused multiplication and addition) may hide, so such calls are made until each tensor
-# has had that many elements' worth of ordinary numbers, or that many times.
-WRITTEN_ELEMENTS = 512
+# On few elements another rounding (a fused multiplication and addition, an approximate root) may
+# hide, and "bitwise" would be luck. So small calls are made again with ordinary numbers until the
+# smallest tensor that they make or write has had this many elements, or this many times, within
+# this many elements of arguments.
+BITWISE_ELEMENTS = 512
 MOST_ROUNDS = 64
+MOST_ROUND_ELEMENTS = 1 << 18
 
 
 class ProofFailed(Exception):
@@ -88,24 +91,17 @@ def native_answers(call: Call) -> list[Native]:
     limit = FILLS_OF_LARGE_CALLS if size > LARGE_CALL_BYTES else len(FILLS)
     accepted: list[Native] = []
     last_error = ""
-    for fill, seed in _draws(call):
-        if len(accepted) >= limit and seed < SEED + len(FILLS):
-            continue
-        sample = call.sample(fill, seed)
-        given = sample.clone()
-        places = [_place(value) for value in given.values]
+    for index, fill in enumerate(FILLS):
+        if len(accepted) >= limit:
+            break
         try:
-            outputs = call.invoke(given.values)
-        except CallError:
+            accepted.append(_native_answer(call, fill, SEED + index))
+        except (CallError, Reshaped):
             raise
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             last_error = str(error).splitlines()[0] if str(error) else type(error).__name__
-            continue
-        if [_place(value) for value in given.values] != places:
-            raise Reshaped("native resizes an argument")
-        accepted.append(Native(fill, seed, sample, outputs, given if call.written else None))
     if len(accepted) < MINIMUM_FILLS:
         raise CannotProve(f"native raises on made-up data: {last_error[:200]}")
     first = accepted[0]
@@ -118,13 +114,33 @@ def native_answers(call: Call) -> list[Native]:
     return accepted
 
 
-def _draws(call: Call) -> Iterator[tuple[str, int]]:
-    """(fill, seed) of each sample: one of every fill, then what small calls that write need."""
-    for index, fill in enumerate(FILLS):
-        yield fill, SEED + index
-    sizes = [call.tensors[index].numel for index in call.written]
-    smallest = max(min(sizes, default=WRITTEN_ELEMENTS), 1)
-    for index in range(min(MOST_ROUNDS, WRITTEN_ELEMENTS // smallest)):
+def _native_answer(call: Call, fill: str, seed: int) -> Native:
+    sample = call.sample(fill, seed)
+    given = sample.clone()
+    places = [_place(value) for value in given.values]
+    outputs = call.invoke(given.values)
+    if [_place(value) for value in given.values] != places:
+        raise Reshaped("native resizes an argument")
+    return Native(fill, seed, sample, outputs, given if call.written else None)
+
+
+def _extra_answers(call: Call, native: Native) -> Iterator[Native]:
+    """Native's answers to further samples of ordinary numbers, as far as it accepts them."""
+    for fill, seed in _extra_draws(call, native):
+        try:
+            yield _native_answer(call, fill, seed)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+
+
+def _extra_draws(call: Call, native: Native) -> Iterator[tuple[str, int]]:
+    """(fill, seed) of the samples that show whether a small call is bitwise by more than luck."""
+    made = [*native.outputs, *_tensors_at(native.after, call.written)]
+    smallest = max(min((tensor.numel() for tensor in made), default=BITWISE_ELEMENTS), 1)
+    taken = max(sum(spec.numel for spec in call.tensors), 1)
+    rounds = min(MOST_ROUNDS, BITWISE_ELEMENTS // smallest, MOST_ROUND_ELEMENTS // taken)
+    for index in range(rounds):
         yield ("normal", "unit")[index % 2], SEED + len(FILLS) + index
 
 
@@ -232,7 +248,9 @@ def prove(call: Call, probe: Probe, natives: Sequence[Native], *, reduces: bool 
     tolerance = tolerance_of(call, natives[0].outputs, reduces)
     numerics = "bitwise"
     worst = native_worst = 0.0
-    for native in natives:
+    for native in itertools.chain(natives, _extra_answers(call, natives[0])):
+        if numerics != "bitwise" and native.seed >= SEED + len(FILLS):
+            break  # the further samples are about that alone
         outputs, left = _answer(call, probe, native)
         _compare_metadata(native.outputs, outputs, native.fill)
         outputs += left
@@ -247,7 +265,7 @@ def prove(call: Call, probe: Probe, natives: Sequence[Native], *, reduces: bool 
     _compare_in_inference_mode(call, probe, natives[0])
     return Proof(
         numerics=numerics,
-        fills=tuple(dict.fromkeys(native.fill for native in natives)),
+        fills=tuple(native.fill for native in natives),
         seed=SEED,
         largest_error=worst,
         native_error=native_worst,

@@ -73,6 +73,15 @@ def test_a_wrapper_becomes_a_plan() -> None:
     assert 'extern "C"  void' not in plan.source and "#include" not in plan.source
 
 
+def test_an_input_that_a_kernel_takes_as_non_const_is_written() -> None:
+    body = BODY.replace("(const float*)(arg1_1.data_ptr())", "(float*)(arg1_1.data_ptr())")
+    plan = read_launch_plan(wrapper(body), KERNEL)
+    assert plan.writes == (1,)
+    assert "cpp_fused_b_1((float*)(p[1]), (float*)(p[3]), 7L);" in plan.source
+    without = body.replace("    output_handles[0] = buf3.release();\n", "")
+    assert read_launch_plan(wrapper(without), KERNEL).outputs == ()
+
+
 def test_equal_text_gives_an_equal_entry_and_other_text_another() -> None:
     plan = read_launch_plan(wrapper(), KERNEL)
     assert read_launch_plan(wrapper(), KERNEL) == plan
@@ -95,7 +104,6 @@ def test_strides_of_dimensions_of_size_one_are_natives() -> None:
         ("buf2.reset();", "if (true) { buf2.reset(); }"),
         ("cpp_fused_b_1(", "cpp_fused_c_2("),
         ("7L)", "buf1_size)"),
-        ("(const float*)(arg0_1.data_ptr())", "(float*)(arg0_1.data_ptr())"),
         ("dtype_bfloat16", "dtype_float8_e4m3fn"),
         ("device_type_cpu", "device_type_cuda"),
         ("int_array_0, 3L)", "int_array_0, 4L)"),

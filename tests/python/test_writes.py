@@ -239,7 +239,7 @@ before = eagercache.stats()
 got = calls()
 after = eagercache.stats()
 report(wanted=wanted, got=got, hits=after.hits - before.hits,
-       aside=sum(o.aside.get("overlap", 0) for o in after.operators.values()))
+       aside=sum(o.aside_reasons.get("overlap", 0) for o in after.operators.values()))
 """
     )
     assert result["got"] == result["wanted"]
