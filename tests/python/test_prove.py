@@ -202,7 +202,7 @@ def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: boo
             prove._compare_values(call, native, native.outputs, [exact], tolerance)
     with pytest.raises(ProofFailed, match="NaN or infinity"):  # the reverse never passes
         reverse = prove.Native("special", 1, sample, [exact], None)
-        prove._compare_values(call, reverse, [running], tolerance)
+        prove._compare_values(call, reverse, reverse.outputs, [running], tolerance)
 
 
 def test_data_whose_squares_overflow_are_found() -> None:
