@@ -50,7 +50,7 @@ struct CudaPlan {
   std::size_t num_inputs = 0;
   std::vector<std::size_t> writes;          // the inputs that are written; ascending
   std::vector<LaunchPlan::Output> outputs;  // none only where it writes
-  std::vector<std::uint64_t> scratch;  // bytes of each buffer
+  std::vector<std::uint64_t> scratch;       // bytes of each buffer
   std::vector<Launch> launches;
   std::size_t num_objects = 0;  // cubins that the launches name
 };

@@ -81,6 +81,7 @@ class Runtime {
   Found load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash);
   // For a key that is new in this process: the kernel of its shape class, when one admits it; the
   // key then is an entry like any other. On the caller's thread; reads no file.
+  bool has_classes(const OperatorHook& hook) const;
   Found find_in_class(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash);
   // After native answered a missed call: queues what the policy asks for; waits under kWait.
   // `native_ns` is what native took for this call.

@@ -21,8 +21,20 @@ constexpr std::size_t kMaxQueue = 65'536;
 constexpr std::size_t kMaxVerdicts = 4'096;
 constexpr std::size_t kMaxAllVerdicts = 16'384;
 
-Result<std::unique_ptr<LoadedKernel>> load_library(DiskStore& files, const Manifest& manifest,
-                                                   c10::Device device, const KernelForm& form) {
+using LoadedResult = Result<std::unique_ptr<LoadedKernel>>;
+
+// `kernel`; an entry whose facts are malformed is put aside.
+LoadedResult checked(DiskStore& files, const Manifest& manifest, LoadedResult kernel) {
+  if (!kernel && kernel.code() == StatusCode::kCorrupt) {
+    if (Status status = files.quarantine(manifest.key, kernel.status().message()); !status) {
+      log_line(LogLevel::kWarning, status.to_string());
+    }
+  }
+  return kernel;
+}
+
+LoadedResult load_library(DiskStore& files, const Manifest& manifest, c10::Device device,
+                          const KernelForm& form) {
   Result<std::filesystem::path> path = files.verified_shared_object(manifest, 0);
   if (!path) {
     return path.status();
@@ -31,11 +43,11 @@ Result<std::unique_ptr<LoadedKernel>> load_library(DiskStore& files, const Manif
   if (!library) {
     return library.status();
   }
-  return make_kernel(library.value(), device, form);
+  return checked(files, manifest, make_kernel(library.value(), device, form));
 }
 
-Result<std::unique_ptr<LoadedKernel>> load_cubins(DiskStore& files, const Manifest& manifest,
-                                                  c10::Device device, const KernelForm& form) {
+LoadedResult load_cubins(DiskStore& files, const Manifest& manifest, c10::Device device,
+                         const KernelForm& form) {
   std::vector<std::string> objects;
   for (std::size_t i = 0; i < manifest.objects.size(); ++i) {
     if (manifest.objects[i].kind != ObjectKind::kCubin) {
@@ -47,7 +59,7 @@ Result<std::unique_ptr<LoadedKernel>> load_cubins(DiskStore& files, const Manife
     }
     objects.push_back(std::move(bytes).value());
   }
-  return make_cuda_kernel(objects, device, form);
+  return checked(files, manifest, make_cuda_kernel(objects, device, form));
 }
 
 std::size_t count_tensors(const std::vector<DecodedArgument>& arguments) {
@@ -238,15 +250,9 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   log_event(LogLevel::kDebug, "load",
             {{"op", hook.full_name()}, {"object", manifest.objects.front().digest.hex()}});
   const Attempt loading(*files, manifest.key);
-  Result<std::unique_ptr<LoadedKernel>> kernel = device.is_cuda()
-                                                     ? load_cubins(*files, manifest, device, form)
-                                                     : load_library(*files, manifest, device, form);
+  LoadedResult kernel = device.is_cuda() ? load_cubins(*files, manifest, device, form)
+                                         : load_library(*files, manifest, device, form);
   if (!kernel) {
-    if (kernel.code() == StatusCode::kCorrupt) {
-      if (Status status = files->quarantine(manifest.key, kernel.status().message()); !status) {
-        log_line(LogLevel::kWarning, status.to_string());
-      }
-    }
     return kernel.status();
   }
   kernel.value()->watch_first_run(

@@ -20,6 +20,12 @@ constexpr std::uint64_t kExactBesideClass = 16;
 
 }  // namespace
 
+// Operators that write have kernels for exact sizes only, as has every operator on CUDA.
+bool Runtime::has_classes(const OperatorHook& hook) const {
+  return policy().shape_classes && hook.device_type() == c10::DeviceType::CPU &&
+         !hook.effects().writes_arguments();
+}
+
 std::string Runtime::class_digest(const OperatorHook& hook, std::span<const Word> words,
                                   std::size_t number) const {
   std::vector<Word> of_class(words.size());
@@ -30,7 +36,7 @@ std::string Runtime::class_digest(const OperatorHook& hook, std::span<const Word
 }
 
 Found Runtime::find_in_class(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) {
-  if (!policy().shape_classes) {
+  if (!has_classes(hook)) {
     return {};
   }
   const std::uint64_t generation = generation_.load(std::memory_order_acquire);
@@ -47,7 +53,7 @@ Found Runtime::find_in_class(OperatorHook& hook, std::span<const Word> words, st
 
 void Runtime::ask_for_class(OperatorHook& hook, std::span<const Word> words) {
   const std::shared_ptr<DiskStore> files = store();
-  if (!files || !policy().shape_classes || hook.device_type() != c10::DeviceType::CPU) {
+  if (!files || !has_classes(hook)) {
     return;
   }
   while (const auto number = hook.classes().unasked(words)) {
@@ -108,7 +114,7 @@ bool Runtime::install_class(OperatorHook& hook, std::span<const Word> words, std
 // way. Tickets that were moved to that kernel are gone from `pending`.
 bool Runtime::hand_to_class(Pending& pending) {
   OperatorHook& hook = *pending.hook;
-  if (!policy().shape_classes || hook.device_type() != c10::DeviceType::CPU) {
+  if (!has_classes(hook)) {
     return false;
   }
   ask_for_class(hook, pending.words);

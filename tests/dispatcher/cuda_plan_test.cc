@@ -116,8 +116,8 @@ TEST(CudaPlan, WritesAreInputsInOrderAndMayStandForOutputs) {
   const Result<CudaPlan> parsed = parse_cuda_plan(writing.dump());
   ASSERT_TRUE(parsed) << parsed.status().to_string();
   EXPECT_EQ(parsed.value().writes, (std::vector<std::size_t>{0, 1}));
-  for (const json& bad : {json::array({1, 0}), json::array({0, 0}), json::array({2}),
-                          json::array({-1}), json(0)}) {
+  for (const json& bad :
+       {json::array({1, 0}), json::array({0, 0}), json::array({2}), json::array({-1}), json(0)}) {
     writing["writes"] = bad;
     EXPECT_EQ(code_of(writing), StatusCode::kCorrupt) << bad.dump();
   }
