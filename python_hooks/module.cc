@@ -24,6 +24,7 @@
 #include "python_hooks/module_binding.h"
 #include "python_hooks/python_miss_handler.h"
 #include "python_hooks/store_binding.h"
+#include "python_hooks/without_gil.h"
 
 namespace eagercache {
 namespace {
@@ -215,7 +216,7 @@ void bind_runtime(py::module_& module) {
              [](bool answering) { return Runtime::instance().set_answering(answering); });
   module.def("answering", [] { return hooks_answer.load(); });
   module.def("freeze", [] {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     Runtime::instance().freeze();
   });
   module.def("thaw", [] { Runtime::instance().thaw(); });
@@ -233,7 +234,7 @@ void bind_runtime(py::module_& module) {
       "complete",
       [](const std::string& digest, const std::string& decision, const std::string& reason,
          double cpu_seconds) {
-        py::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         Runtime::instance().complete(digest, decision, reason, cpu_seconds);
       },
       py::arg("digest"), py::arg("decision"), py::arg("reason"), py::arg("cpu_seconds") = 0.0);
@@ -243,12 +244,12 @@ void bind_runtime(py::module_& module) {
   module.def(
       "wait_until_idle",
       [](double seconds) {
-        py::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         return Runtime::instance().wait_until_idle(seconds);
       },
       py::arg("seconds"));
   module.def("shut_down", [] {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     Runtime::instance().shut_down();
   });
   module.def("loaded_kernels", &SharedLibrary::loaded_count);
@@ -284,7 +285,7 @@ void bind_probe(py::module_& module) {
           "load",
           [](Probe& probe, const std::string& path, const std::string& launch_plan) {
             const Status status = [&] {
-              py::gil_scoped_release no_gil;
+              const WithoutGil no_gil;
               return probe.load(path, launch_plan);
             }();
             if (!status) {
@@ -297,7 +298,7 @@ void bind_probe(py::module_& module) {
           [](Probe& probe, const std::vector<py::bytes>& objects, const std::string& launch_plan) {
             const std::vector<std::string> copies(objects.begin(), objects.end());
             const Status status = [&] {
-              py::gil_scoped_release no_gil;
+              const WithoutGil no_gil;
               return probe.load_cubins(copies, launch_plan);
             }();
             if (!status) {
@@ -305,8 +306,7 @@ void bind_probe(py::module_& module) {
             }
           },
           py::arg("objects"), py::arg("launch_plan"))
-      .def("time", &Probe::time, py::arg("pairs"), py::arg("calls"),
-           py::call_guard<py::gil_scoped_release>());
+      .def("time", &Probe::time, py::arg("pairs"), py::arg("calls"), py::call_guard<WithoutGil>());
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "kernel_cache/disk_store.h"
 #include "kernel_cache/shared_library.h"
 #include "python_hooks/module_call.h"
+#include "python_hooks/without_gil.h"
 
 namespace eagercache {
 namespace {
@@ -246,7 +247,7 @@ void bind_modules(py::module_& module) {
          const py::object& unflatten) {
         ModelContainer* model = nullptr;
         {
-          const py::gil_scoped_release no_gil;
+          const WithoutGil no_gil;
           model = open_entry(store, digest, c10::Device(device));
         }
         return make_kernel(model, device, inputs, ranges, output_strides, unflatten);
@@ -260,7 +261,7 @@ void bind_modules(py::module_& module) {
          const py::object& unflatten) {
         ModelContainer* model = nullptr;
         {
-          const py::gil_scoped_release no_gil;
+          const WithoutGil no_gil;
           bool made = false;
           model = open_container(path, c10::Device(device), &made);
         }

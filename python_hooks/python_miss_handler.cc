@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "python_hooks/without_gil.h"
+
 namespace eagercache {
 
 namespace py = pybind11;
@@ -29,7 +31,7 @@ void PythonMissHandler::submit(const CompileRequest& request) {
 
 void PythonMissHandler::run_blocking(const std::function<void()>& wait) {
   if (PyGILState_Check() != 0) {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     wait();
   } else {
     wait();

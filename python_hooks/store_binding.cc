@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernel_cache/disk_store.h"
+#include "python_hooks/without_gil.h"
 
 namespace eagercache {
 namespace {
@@ -110,7 +111,7 @@ std::shared_ptr<DiskStore> open_store(const std::string& root, const std::string
   options.allow_untrusted = allow_untrusted;
   options.max_bytes = max_bytes;
   options.max_entries = max_entries;
-  py::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   Result<std::unique_ptr<DiskStore>> store = DiskStore::open(std::move(options));
   if (!store) {
     throw StoreFailure(store.status());
@@ -121,7 +122,7 @@ std::shared_ptr<DiskStore> open_store(const std::string& root, const std::string
 py::object find(DiskStore& store, const std::string& digest) {
   const Digest key = parse_digest(digest);
   const Result<Manifest> manifest = [&] {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     return store.find(key);
   }();
   if (manifest) {
@@ -142,7 +143,7 @@ py::dict publish(DiskStore& store, const py::dict& manifest,
     objects.push_back({parse_object_kind(kind), path});
   }
   const Result<Manifest> stored = [&] {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     return store.publish(std::move(entry), objects);
   }();
   if (!stored) {
@@ -178,7 +179,7 @@ std::string make_work_directory(DiskStore& store) {
 std::vector<EntryInfo> collect(DiskStore& store, bool all) {
   std::vector<EntryInfo> entries;
   const Status status = [&] {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     return store.for_each(all, [&entries](const EntryInfo& entry) { entries.push_back(entry); });
   }();
   if (!status) {
@@ -205,7 +206,7 @@ py::list verify(DiskStore& store, bool all) {
   for (const EntryInfo& entry : collect(store, all)) {
     std::string problem;
     for (std::size_t i = 0; i < entry.manifest.objects.size() && problem.empty(); ++i) {
-      py::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       const Status status = store.read_object(entry.manifest, i).status();
       if (!status) {
         problem = status.to_string();
@@ -218,7 +219,7 @@ py::list verify(DiskStore& store, bool all) {
 
 py::dict evict(DiskStore& store, bool force, bool when_due) {
   const Result<EvictionResult> result = [&] {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     return when_due ? store.evict_when_due() : store.evict(force);
   }();
   if (!result) {

@@ -98,3 +98,26 @@ def test_import_does_not_pull_in_the_compiler_or_touch_cuda() -> None:
     )
     assert result["heavy"] == []
     assert result["cuda"] is False
+
+
+def test_threads_inside_the_core_do_not_abort_a_process_that_ends(tmp_path: Path) -> None:
+    code = """
+import threading
+import torch, eagercache
+from eagercache import _C
+eagercache.enable(["var.correction"], on_miss="native")
+def wait():
+    while True:
+        _C.wait_until_idle(0.0005)
+for _ in range(8):
+    threading.Thread(target=wait, daemon=True).start()
+torch.var(torch.ones(3, 3), -1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(EAGERCACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=PACKAGE_ROOT),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -149,6 +149,8 @@ def test_forks_of_a_process_that_runs_kernels_and_holds_a_compile_end(
             ends.append(os.waitpid(child, 0)[1])
         compiling.join(200)
         done = not compiling.is_alive()
+        torch.var(y, -1)  # asks the kernel of all sizes, if that was compiled
+        eagercache.wait(60)
         torch.var(y, -1)
         report(bad=[end for end in ends if end != 0], done=done, before=hits,
                after=eagercache.stats().hits, failures=eagercache.stats().failures)
@@ -158,7 +160,7 @@ def test_forks_of_a_process_that_runs_kernels_and_holds_a_compile_end(
     assert result["bad"] == []
     assert result["done"] and result["failures"] == 0
     assert int(str(result["before"])) >= 1
-    assert result["after"] == int(str(result["before"])) + 1
+    assert int(str(result["after"])) > int(str(result["before"]))
 
 
 # A container by hand: whatever the loader asks is answered, and the first run ends the process.
