@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,29 @@ _WRITING = "mkdir,mkdirat,unlink,unlinkat,rename,renameat,renameat2,link,linkat,
 _WRITING += "chmod,fchmod,fchmodat,utimensat,truncate,ftruncate,write,pwrite64,open,openat,creat"
 
 
+def _calls(log: Path) -> Iterator[str]:
+    """Each call on one line: strace breaks one in two when another thread's comes between."""
+    begun: dict[str, str] = {}
+    for line in log.read_text(errors="replace").splitlines():
+        pid, _, text = line.partition(" ")
+        text = text.strip()
+        if text.endswith("<unfinished ...>"):
+            begun[pid] = text.removesuffix("<unfinished ...>")
+            continue
+        if resumed := re.match(r"<\.\.\. \w+ resumed>(.*)", text):
+            text = begun.pop(pid, "") + resumed[1]
+        yield f"{pid} {text}"
+
+
 def _writes(log: Path, store: Path) -> list[str]:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if str(store) in line]
     return [
-        line
-        for line in lines
-        if not re.match(r"\d+ +open", line)
-        or re.search("O_WRONLY|O_RDWR|O_CREAT|O_TRUNC", line) is not None
+        call
+        for call in _calls(log)
+        if str(store) in call
+        and (
+            not re.match(r"\d+ +open", call)
+            or re.search("O_WRONLY|O_RDWR|O_CREAT|O_TRUNC", call) is not None
+        )
     ]
 
 
