@@ -22,16 +22,9 @@ constexpr std::uint64_t kMaxGridYZ = 0xFFFF;
 constexpr std::uint64_t kMaxThreads = 1024;
 constexpr std::uint64_t kMaxShared = 1 << 20;
 
-Status malformed(const char* what) {
-  return {StatusCode::kCorrupt,
-          std::string("the manifest's launch plan for CUDA is malformed: ") + what};
-}
+constexpr std::string_view kPlanName = "launch plan for CUDA";
 
-bool has_fields(const json& value, std::initializer_list<const char*> names) {
-  return value.is_object() && value.size() == names.size() &&
-         std::all_of(names.begin(), names.end(),
-                     [&](const char* name) { return value.contains(name); });
-}
+Status malformed(const char* what) { return malformed_plan(kPlanName, what); }
 
 std::optional<Argument::Type> read_type(const json& value) {
   using Type = Argument::Type;
@@ -136,20 +129,12 @@ std::optional<CudaPlan::Launch> read_launch(const json& value, std::size_t num_i
 }  // namespace
 
 Result<CudaPlan> parse_cuda_plan(std::string_view text) {
-  const json all = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!all.is_object() || !all.contains("version")) {
-    return malformed("not a versioned object");
+  const Result<json> read = read_plan(
+      text, kPlanName, kVersion, {"inputs", "launches", "outputs", "scratch", "version", "writes"});
+  if (!read) {
+    return read.status();
   }
-  if (all["version"] != kVersion) {
-    return Status(StatusCode::kIncompatible, "the launch plan for CUDA is of another version");
-  }
-  // Equal only without duplicate keys, spaces and other spellings of a value.
-  if (all.dump(-1, ' ', false, json::error_handler_t::replace) != text) {
-    return malformed("not canonical");
-  }
-  if (!has_fields(all, {"inputs", "launches", "outputs", "scratch", "version", "writes"})) {
-    return malformed("other fields");
-  }
+  const json& all = read.value();
   CudaPlan plan;
   const auto inputs = read_number(all["inputs"], CudaPlan::kMaxInputs);
   const auto scratch = read_numbers(all["scratch"], CudaPlan::kMaxScratch);

@@ -15,9 +15,9 @@ constexpr std::int64_t kVersion = 2;
 constexpr std::size_t kMaxEntryLength = 128;
 constexpr std::string_view kEntryPrefix = "eagercache_kernel_";
 
-Status malformed(const char* what) {
-  return {StatusCode::kCorrupt, std::string("the manifest's launch plan is malformed: ") + what};
-}
+constexpr std::string_view kPlanName = "launch plan";
+
+Status malformed(const char* what) { return malformed_plan(kPlanName, what); }
 
 bool is_entry_name(const std::string& name) {
   return name.starts_with(kEntryPrefix) && name.size() > kEntryPrefix.size() &&
@@ -29,21 +29,12 @@ bool is_entry_name(const std::string& name) {
 }  // namespace
 
 Result<LaunchPlan> parse_launch_plan(std::string_view text) {
-  const json all = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!all.is_object() || !all.contains("version")) {
-    return malformed("not a versioned object");
+  const Result<json> read = read_plan(
+      text, kPlanName, kVersion, {"entry", "inputs", "outputs", "scratch", "version", "writes"});
+  if (!read) {
+    return read.status();
   }
-  if (all["version"] != kVersion) {
-    return Status(StatusCode::kIncompatible, "the launch plan is of another version");
-  }
-  // Equal only without duplicate keys, spaces and other spellings of a value.
-  if (all.dump(-1, ' ', false, json::error_handler_t::replace) != text) {
-    return malformed("not canonical");
-  }
-  if (all.size() != 6 || !all.contains("entry") || !all.contains("inputs") ||
-      !all.contains("outputs") || !all.contains("scratch") || !all.contains("writes")) {
-    return malformed("other fields");
-  }
+  const json& all = read.value();
   LaunchPlan plan;
   const auto inputs = read_number(all["inputs"], LaunchPlan::kMaxInputs);
   if (!inputs || !all["entry"].is_string() || !is_entry_name(all["entry"].get<std::string>())) {

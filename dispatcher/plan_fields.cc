@@ -54,6 +54,35 @@ bool fits(const LaunchPlan::Output& output) {
 
 }  // namespace
 
+Status malformed_plan(std::string_view name, const char* what) {
+  return {StatusCode::kCorrupt, "the manifest's " + std::string(name) + " is malformed: " + what};
+}
+
+bool has_fields(const json& value, std::initializer_list<const char*> names) {
+  return value.is_object() && value.size() == names.size() &&
+         std::all_of(names.begin(), names.end(),
+                     [&](const char* name) { return value.contains(name); });
+}
+
+Result<json> read_plan(std::string_view text, std::string_view name, std::int64_t version,
+                       std::initializer_list<const char*> fields) {
+  json all = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!all.is_object() || !all.contains("version")) {
+    return malformed_plan(name, "not a versioned object");
+  }
+  if (all["version"] != version) {
+    return Status(StatusCode::kIncompatible, "the " + std::string(name) + " is of another version");
+  }
+  // Equal only without duplicate keys, spaces and other spellings of a value.
+  if (all.dump(-1, ' ', false, json::error_handler_t::replace) != text) {
+    return malformed_plan(name, "not canonical");
+  }
+  if (!has_fields(all, fields)) {
+    return malformed_plan(name, "other fields");
+  }
+  return all;
+}
+
 std::optional<std::uint64_t> read_number(const json& value, std::uint64_t limit) {
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() > limit) {
     return std::nullopt;

@@ -2,11 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "dispatcher/launch_plan.h"
+#include "kernel_cache/status.h"
 
 namespace eagercache {
 
@@ -14,6 +17,17 @@ namespace eagercache {
 
 // No tensor or buffer of a plan is larger, and no number in it.
 inline constexpr std::uint64_t kMaxPlanBytes = std::uint64_t{1} << 40;
+
+// The status of a plan, called `name`, whose text is not what it should be.
+Status malformed_plan(std::string_view name, const char* what);
+
+// Whether `value` is an object of exactly these fields.
+bool has_fields(const nlohmann::json& value, std::initializer_list<const char*> names);
+
+// A plan's text as an object of exactly `fields`, "version" among them. kCorrupt for anything but
+// canonical JSON (sorted keys, no spaces); kIncompatible for another version.
+Result<nlohmann::json> read_plan(std::string_view text, std::string_view name, std::int64_t version,
+                                 std::initializer_list<const char*> fields);
 
 // A whole number from 0 to `limit`.
 std::optional<std::uint64_t> read_number(const nlohmann::json& value, std::uint64_t limit);

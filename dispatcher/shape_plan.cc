@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "dispatcher/plan_fields.h"
+
 namespace eagercache {
 namespace {
 
@@ -17,9 +19,9 @@ constexpr std::size_t kMaxNameLength = 128;
 constexpr std::string_view kEntryPrefix = "eagercache_kernel_";
 constexpr std::string_view kShapePrefix = "eagercache_shape_";
 
-Status malformed(const char* what) {
-  return {StatusCode::kCorrupt, std::string("the manifest's shape plan is malformed: ") + what};
-}
+constexpr std::string_view kPlanName = "shape plan";
+
+Status malformed(const char* what) { return malformed_plan(kPlanName, what); }
 
 bool is_number(const json& value, std::uint64_t limit) {
   return value.is_number_unsigned() && value.get<std::uint64_t>() <= limit;
@@ -148,26 +150,13 @@ bool ShapePlan::chooses_kernel(std::int64_t elements) const noexcept {
 }
 
 Result<ShapePlan> parse_shape_plan(std::string_view text) {
-  const json all = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!all.is_object() || !all.contains("version")) {
-    return malformed("not a versioned object");
+  const Result<json> read =
+      read_plan(text, kPlanName, kVersion,
+                {"choice", "entry", "inputs", "outputs", "pattern", "scratch", "shape", "version"});
+  if (!read) {
+    return read.status();
   }
-  if (all["version"] != kVersion) {
-    return Status(StatusCode::kIncompatible, "the shape plan is of another version");
-  }
-  // Equal only without duplicate keys, spaces and other spellings of a value.
-  if (all.dump(-1, ' ', false, json::error_handler_t::replace) != text) {
-    return malformed("not canonical");
-  }
-  if (all.size() != 8) {
-    return malformed("other fields");
-  }
-  for (const char* field :
-       {"choice", "entry", "inputs", "outputs", "pattern", "scratch", "shape"}) {
-    if (!all.contains(field)) {
-      return malformed("other fields");
-    }
-  }
+  const json& all = read.value();
   ShapePlan plan;
   if (!is_name(all["entry"], kEntryPrefix) || !is_name(all["shape"], kShapePrefix)) {
     return malformed("the functions' names");
