@@ -241,8 +241,11 @@ def graph_fields(wrapper: str) -> tuple[int, int, int]:
     return int(found[1]), int(found[2]), int(found[3])
 
 
-def cuda_options() -> dict[str, Any]:
-    """Options of one `compile_to_module` for a static kernel on CUDA."""
+def cuda_options(*, mixed_order: bool = True) -> dict[str, Any]:
+    """Options of one `compile_to_module` for a static kernel on CUDA.
+
+    ``mixed_order`` lets Inductor reduce over rows and columns in one kernel.
+    """
     return {
         "comprehensive_padding": False,
         "compile_threads": 1,
@@ -260,6 +263,7 @@ def cuda_options() -> dict[str, Any]:
         "pad_channels_last": False,
         "shape_padding": False,
         "triton.cudagraphs": False,
+        **({} if mixed_order else {"triton.mix_order_reduction": False}),
         "use_static_cuda_launcher": True,
     }
 

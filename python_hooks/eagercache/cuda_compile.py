@@ -19,12 +19,13 @@ from .calls import Call
 from .commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
 from .compile import Lowered, build_graph, example_inputs, find_cause
 from .cuda_plan import CudaPlan, TritonKernel, make_plan
-from .cuda_text import read_wrapper
+from .cuda_text import WrapperText, read_wrapper
 from .generated_text import GeneratedText
 from .launch_plan import NotUnderstood
 
 _REDUCES = re.compile(r"@triton_heuristics\.(?!pointwise|template|foreach)\w+")
 _CHECKS = re.compile(r"tl\.device_assert\(")
+_MIXED_ORDER = re.compile(r"= \(?workspace_\d+\b.*\.sum\(")
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,7 @@ def lower(call: Call, num_returns: int) -> CudaLowered:
         if not spec.aligned:
             raise CompileRefused("a tensor is not aligned as the kernels need it")
     begin = time.process_time()
-    module = _generate(call, num_returns)
-    text = Path(module.__file__).read_text()
-    try:
-        wrapper = read_wrapper(text)
-    except NotUnderstood as error:
-        if "extern_kernels." in text or "torch.ops.aten." in _body(text):
-            raise NoKernelOfItsOwn("no kernel of its own") from error
-        raise CompileRefused(f"generated text not understood: {error}") from error
+    module, text, wrapper = _generate_understood(call, num_returns)
     if _CHECKS.search(text):
         raise CompileRefused("generated code checks values")
     if wrapper.num_inputs != len(call.tensors):
@@ -81,14 +75,38 @@ def lower(call: Call, num_returns: int) -> CudaLowered:
     return CudaLowered(Lowered(facts, None, None, "", seconds), plan)
 
 
-def _generate(call: Call, num_returns: int) -> Any:
+def _generate_understood(call: Call, num_returns: int) -> tuple[Any, str, WrapperText]:
+    """Inductor's module for ``call``, its text, and what was read of it."""
+    module = _generate(call, num_returns, _compat.cuda_options())
+    text = Path(module.__file__).read_text()
+    try:
+        return module, text, read_wrapper(text)
+    except NotUnderstood as error:
+        if _MIXED_ORDER.search(text) is None:
+            raise _refusal(text, error) from error
+    # Reductions over rows and columns in one kernel, whose partial results eager operators add up.
+    module = _generate(call, num_returns, _compat.cuda_options(mixed_order=False))
+    text = Path(module.__file__).read_text()
+    try:
+        return module, text, read_wrapper(text)
+    except NotUnderstood as error:
+        raise _refusal(text, error) from error
+
+
+def _refusal(text: str, error: NotUnderstood) -> CompileRefused:
+    if "extern_kernels." in text or "torch.ops.aten." in _body(text):
+        return NoKernelOfItsOwn("no kernel of its own")
+    return CompileRefused(f"generated text not understood: {error}")
+
+
+def _generate(call: Call, num_returns: int, options: dict[str, Any]) -> Any:
     _compat.skip_pattern_setup()
     try:
         with torch.no_grad():
             module = _compat.compile_to_module(
                 _with_signed_zeros(build_graph(call, num_returns)),
                 example_inputs(call),
-                _compat.cuda_options(),
+                options,
             )
     except Exception as error:
         ours = find_cause(error)

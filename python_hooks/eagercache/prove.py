@@ -579,7 +579,8 @@ def compare_with_reference(
         & (torch.isneginf(expected) == torch.isneginf(actual))
     )
     if not bool(same_special.all()):
-        raise ProofFailed(f"NaN or infinity where native has none, or the reverse ({where})")
+        pair = f"{expected[~same_special][0]:.6g} native, {actual[~same_special][0]:.6g}"
+        raise ProofFailed(f"NaN or infinity on one side alone: {pair} here ({where})")
     zero = (expected == 0) & (actual == 0)
     differs = zero & (torch.signbit(expected) != torch.signbit(actual))
     if not tolerance.reduces and bool(differs.any()):

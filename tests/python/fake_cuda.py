@@ -122,6 +122,21 @@ _CALLS: dict[str, tuple[str, list[dict[str, Any]], int]] = {
         ],
         3,
     ),
+    # Inductor reduces rows and columns of it in one kernel, and adds the parts up with eager ones.
+    "aten::native_layer_norm_backward": (
+        "",
+        [
+            _tensor([32, 256, 768]),
+            _tensor([32, 256, 768]),
+            {"kind": "int_list", "values": [768]},
+            _tensor([32, 256, 1]),
+            _tensor([32, 256, 1]),
+            _tensor([768]),
+            _tensor([768]),
+            {"kind": "bool_list", "values": [True, True, True]},
+        ],
+        3,
+    ),
     "aten::mm": ("", [_tensor([64, 512]), _tensor([512, 64])], 1),
     "aten::abs": ("", [_tensor([64], aligned=False)], 1),
 }

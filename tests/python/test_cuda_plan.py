@@ -133,5 +133,7 @@ def test_inductor_and_triton_make_plans_without_a_gpu(program: Program) -> None:
     assert len(two_stages["launches"]) == 2 and len(two_stages["scratch"]) == 1
     norm = json.loads(result["aten::native_layer_norm"])
     assert [o["dtype"] for o in norm["outputs"]] == ["bfloat16", "float32", "float32"]
+    backward = json.loads(result["aten::native_layer_norm_backward"])
+    assert [o["sizes"] for o in backward["outputs"]] == [[32, 256, 768], [768], [768]]
     assert result["machine_code"] is True
     assert "not aligned" in result["aten::abs"]
