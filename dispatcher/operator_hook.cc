@@ -1,6 +1,7 @@
 #include "dispatcher/operator_hook.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
@@ -132,6 +133,11 @@ AsideReason OperatorHook::read_call(const torch::jit::Stack& stack, CallView& vi
   if (device_type_ == c10::DeviceType::CPU && at::in_parallel_region() &&
       applies(AsideReason::kParallelRegion)) [[unlikely]] {
     return AsideReason::kParallelRegion;
+  }
+  // Autocast is above us, and above the operators that the function itself calls.
+  if (!guard_native_ && at::autocast::is_autocast_enabled(device_type_) &&
+      applies(AsideReason::kAutocast)) [[unlikely]] {
+    return AsideReason::kAutocast;
   }
   return build_key(eligibility_.plan, arguments(stack), device_type_, view);
 }
@@ -392,10 +398,25 @@ bool OperatorHook::writes_in(const DecodedCall& call) const {
   });
 }
 
+void OperatorHook::set_identity(std::string identity) {
+  const std::lock_guard lock(identity_mutex_);
+  identity_ = std::move(identity);
+  is_function_.store(!identity_.empty(), std::memory_order_relaxed);
+}
+
+std::string OperatorHook::identity() const {
+  const std::lock_guard lock(identity_mutex_);
+  return identity_;
+}
+
 Digest OperatorHook::entry_digest(std::span<const Word> words, std::string_view policy_tag) const {
   Hasher hasher("eagercache-entry-v1");
   hasher.add_text(full_name_);
   hasher.add_text(schema_text_);
+  if (is_function() && !left_out("check", "function_identity")) {
+    hasher.add_text("function");
+    hasher.add_text(identity());
+  }
   hasher.add_text(c10::toString(key_));
   if (device_type_ == c10::DeviceType::CUDA) {
     hasher.add_text(cuda_architecture(device_of(words)));

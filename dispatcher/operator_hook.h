@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -69,15 +70,23 @@ class OperatorHook {
   LoadedKernel::Outcome call_kernel(LoadedKernel& kernel, const CallView& view,
                                     torch::jit::Stack* stack) noexcept;
 
+  // For an operator that is a Python function: a digest of the function's code, which becomes part
+  // of every entry's key in the store. Empty for all others.
+  void set_identity(std::string identity);
+  std::string identity() const;
+  // Whether set_identity was called.
+  bool is_function() const noexcept { return is_function_.load(std::memory_order_relaxed); }
+
   // The device that a key's tensors are on.
   c10::Device device_of(std::span<const Word> words) const;
-  // The entry's key in the store: operator, schema, dispatch key (with the GPU's architecture),
-  // choice policy and persistent words.
+  // The entry's key in the store: operator, schema, the function's identity if it has one, dispatch
+  // key (with the GPU's architecture), choice policy and persistent words.
   Digest entry_digest(std::span<const Word> words, std::string_view policy_tag) const;
 
   // True when somebody registered over us since; that kernel, not ours, is called by now.
   bool is_shadowed() const;
 
+  const c10::OperatorHandle& op() const noexcept { return op_; }
   const std::string& name() const noexcept { return name_; }          // "aten::var"
   const std::string& overload() const noexcept { return overload_; }  // "correction", or ""
   // "aten::var.correction"
@@ -144,6 +153,9 @@ class OperatorHook {
   const c10::KernelFunction native_;
   c10::KernelFunction registered_;  // written once by note_registered, before the hook is active
   std::atomic<bool> active_{false};
+  std::atomic<bool> is_function_{false};
+  mutable std::mutex identity_mutex_;
+  std::string identity_;  // guarded by identity_mutex_
   std::atomic<std::uint64_t> compile_cost_{1};
   GuardTable table_;
   ShapeClasses classes_;

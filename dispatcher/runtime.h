@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dispatcher/counters.h"
+#include "dispatcher/function_autograd.h"
 #include "dispatcher/miss_handler.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/policy.h"
@@ -48,6 +49,14 @@ class Runtime {
   // reason for one that cannot be hooked.
   Result<OperatorHook*> register_operator(const std::string& name, const std::string& overload,
                                           const std::string& dispatch_key);
+  // Gives a hooked operator that is a Python function the digest of its code. Where it had another
+  // one, the verdicts of that are forgotten, and kernels under way for it are not installed.
+  void set_identity(OperatorHook& hook, const std::string& identity);
+  // Lets a function answer calls that need gradients: registers over the kernel that is at the
+  // autograd key of `dispatch_key` ("CPU", "CUDA"). Both operators must be hooked there. Once for
+  // each operator and key; see function_autograd.h.
+  Status register_autograd(const std::string& name, const std::string& dispatch_key,
+                           const std::string& backward);
   // The hook, or nullptr.
   OperatorHook* find_hook(const std::string& name, const std::string& overload,
                           const std::string& dispatch_key) const;
@@ -56,6 +65,8 @@ class Runtime {
   // Replaces the policy; every table forgets its verdicts (kernels stay loaded, the store is asked
   // again), so that nothing answers under a policy that did not choose it.
   void set_policy(const Policy& policy);
+  // Another number after each change of policy or of a function's code.
+  std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
   Policy policy() const noexcept { return policy_.load(std::memory_order_relaxed); }
   // What of the policy is part of an entry's key in the store.
   std::string policy_tag() const;
@@ -132,6 +143,8 @@ class Runtime {
   };
 
   Runtime();
+  void put_implementation(const std::string& name, const std::string& shown, c10::DispatchKey key,
+                          torch::CppFunction function);  // needs registry_mutex_
   bool install_from_store(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                           const std::string& digest, Found* found);
   Found install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
@@ -166,10 +179,11 @@ class Runtime {
   void before_fork_child();
 
   mutable std::mutex registry_mutex_;
-  std::map<std::string, std::unique_ptr<OperatorHook>> hooks_;        // guarded by registry_mutex_
-  std::map<std::string, std::unique_ptr<torch::Library>> libraries_;  // guarded by registry_mutex_
-  std::shared_ptr<DiskStore> store_;                                  // guarded by registry_mutex_
-  std::shared_ptr<MissHandler> handler_;                              // guarded by registry_mutex_
+  std::map<std::string, std::unique_ptr<OperatorHook>> hooks_;         // guarded by registry_mutex_
+  std::map<std::string, std::unique_ptr<torch::Library>> libraries_;   // guarded by registry_mutex_
+  std::map<std::string, std::unique_ptr<FunctionAutograd>> autograd_;  // guarded by registry_mutex_
+  std::shared_ptr<DiskStore> store_;                                   // guarded by registry_mutex_
+  std::shared_ptr<MissHandler> handler_;                               // guarded by registry_mutex_
   std::map<std::string, LoadedKernel*>
       loaded_;  // by object, form and device; guarded by registry_mutex_
   std::map<LoadedKernel*, LoadedKernel*> replica_kernels_;  // guarded by registry_mutex_

@@ -97,6 +97,9 @@ std::string request_json(const OperatorHook& hook, std::span<const Word> words,
   call["overload"] = hook.overload();
   call["dispatch_key"] = c10::toString(hook.dispatch_key());
   call["digest"] = digest;
+  if (hook.is_function()) {
+    call["identity"] = hook.identity();
+  }
   call["calls"] = calls;
   call["native_ns"] = native_ns;
   return call.dump();

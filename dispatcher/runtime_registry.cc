@@ -13,16 +13,17 @@
 namespace eagercache {
 namespace {
 
+template <typename Hook>
 class HookFunctor final : public c10::OperatorKernel {
  public:
-  explicit HookFunctor(OperatorHook* hook) : hook_(hook) {}
+  explicit HookFunctor(Hook* hook) : hook_(hook) {}
   void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
     hook_->call(keys, stack);
   }
 
  private:
-  OperatorHook* hook_;  // lives for ever
+  Hook* hook_;  // lives for ever
 };
 
 // Swallows warnings: overriding an existing kernel is what we are here for, and torch says so once.
@@ -120,23 +121,69 @@ Result<OperatorHook*> Runtime::register_operator(const std::string& name,
   }
   try {
     auto hook = std::make_unique<OperatorHook>(*op, key, std::move(eligibility), hooks_.size() - 1);
-    const std::string ns = name.substr(0, name.find("::"));
-    auto& library = libraries_[ns];
-    SilentWarnings silent;
-    c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    if (!library) {
-      library = std::make_unique<torch::Library>(torch::Library::IMPL, ns, std::nullopt, __FILE__,
-                                                 __LINE__);
-    }
-    library->impl(shown.substr(ns.size() + 2).c_str(),
-                  torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(
-                                           std::make_unique<HookFunctor>(hook.get()))));
+    put_implementation(name, shown, key,
+                       torch::CppFunction::makeFromBoxedFunctor(
+                           std::make_unique<HookFunctor<OperatorHook>>(hook.get())));
     hook->note_registered();
     slot = std::move(hook);
     return slot.get();
   } catch (const std::exception& error) {
     hooks_.erase(hook_key(name, overload, dispatch_key));
     return Status(StatusCode::kUnsupported, shown + " could not be registered: " + error.what());
+  }
+}
+
+void Runtime::put_implementation(const std::string& name, const std::string& shown,
+                                 c10::DispatchKey key, torch::CppFunction function) {
+  const std::string ns = name.substr(0, name.find("::"));
+  auto& library = libraries_[ns];
+  SilentWarnings silent;
+  c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  if (!library) {
+    library = std::make_unique<torch::Library>(torch::Library::IMPL, ns, std::nullopt, __FILE__,
+                                               __LINE__);
+  }
+  library->impl(shown.substr(ns.size() + 2).c_str(), torch::dispatch(key, std::move(function)));
+}
+
+Status Runtime::register_autograd(const std::string& name, const std::string& dispatch_key,
+                                  const std::string& backward) {
+  OperatorHook* const hook = find_hook(name, "", dispatch_key);
+  OperatorHook* const backward_hook =
+      backward.empty() ? nullptr : find_hook(backward, "", dispatch_key);
+  if (hook == nullptr || (backward_hook == nullptr && !backward.empty())) {
+    return Status(StatusCode::kInvalidArgument, name + " is not hooked at " + dispatch_key);
+  }
+  const c10::DispatchKey key =
+      c10::getAutogradKeyFromBackend(c10::toBackendComponent(hook->dispatch_key()));
+  const std::lock_guard lock(registry_mutex_);
+  auto& slot = autograd_[hook_key(name, "", dispatch_key)];
+  if (slot) {
+    return Status();
+  }
+  try {
+    auto autograd = std::make_unique<FunctionAutograd>(*hook, key, backward_hook);
+    put_implementation(name, name, key,
+                       torch::CppFunction::makeFromBoxedFunctor(
+                           std::make_unique<HookFunctor<FunctionAutograd>>(autograd.get())));
+    slot = std::move(autograd);
+    return Status();
+  } catch (const std::exception& error) {
+    return Status(StatusCode::kUnsupported,
+                  name + ": its gradient could not be registered: " + error.what());
+  }
+}
+
+void Runtime::set_identity(OperatorHook& hook, const std::string& identity) {
+  const std::string before = hook.identity();
+  if (before == identity) {
+    return;
+  }
+  hook.set_identity(identity);
+  if (!before.empty()) {
+    generation_.fetch_add(1, std::memory_order_acq_rel);
+    hook.table().clear();
+    hook.classes().clear();
   }
 }
 

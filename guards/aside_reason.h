@@ -26,8 +26,9 @@ enum class AsideReason : std::uint8_t {
   kFloatingPointMode,  // flush-denormal or another rounding mode is set on this thread
   kParallelRegion,     // called from inside an OpenMP region
   kOverlap,            // a written tensor shares memory with another one, or with itself
+  kAutocast,           // the operator's own function calls operators that autocast would change
 };
-inline constexpr std::size_t kAsideReasonCount = 16;
+inline constexpr std::size_t kAsideReasonCount = 17;
 
 constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
   switch (reason) {
@@ -63,6 +64,8 @@ constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
       return "parallel_region";
     case AsideReason::kOverlap:
       return "overlap";
+    case AsideReason::kAutocast:
+      return "autocast";
   }
   return "unknown";
 }

@@ -196,6 +196,22 @@ void bind_runtime(py::module_& module) {
   module.def("eligible_operators", &eligible_operators, py::arg("dispatch_key"));
   module.def("overloads_of", &overloads_of, py::arg("op"));
   module.def("default_operators", &default_names, py::arg("dispatch_key"));
+  module.def(
+      "set_identity",
+      [](const std::string& op, const std::string& overload, const std::string& dispatch_key,
+         const std::string& identity) {
+        Runtime::instance().set_identity(require_hook(op, overload, dispatch_key), identity);
+      },
+      py::arg("op"), py::arg("overload"), py::arg("dispatch_key"), py::arg("identity"));
+  module.def(
+      "register_autograd",
+      [](const std::string& op, const std::string& dispatch_key, const std::string& backward) {
+        const Status status = Runtime::instance().register_autograd(op, dispatch_key, backward);
+        if (!status) {
+          throw py::value_error(status.message());
+        }
+      },
+      py::arg("op"), py::arg("dispatch_key"), py::arg("backward"));
   module.def("set_active",
              [](const std::string& op, const std::string& overload, const std::string& dispatch_key,
                 bool active) { require_hook(op, overload, dispatch_key).set_active(active); });

@@ -23,11 +23,13 @@ from eagercache.api import (
     register,
     wait,
 )
+from eagercache.custom_operators import CustomOperator, op
 from eagercache.explanation import Explanation, explain
 from eagercache.report import KernelInfo, OperatorStats, Stats, kernels, stats
 from eagercache.version import __version__
 
 __all__ = [
+    "CustomOperator",
     "Enabled",
     "Explanation",
     "KernelInfo",
@@ -45,6 +47,7 @@ __all__ = [
     "is_enabled",
     "is_frozen",
     "kernels",
+    "op",
     "register",
     "stats",
     "wait",

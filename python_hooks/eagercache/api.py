@@ -18,9 +18,11 @@ import torch
 
 from eagercache import config, environment, facts, log, operators, store_directory
 from eagercache._load import core
+from eagercache.module_identity import Unfit
 from eagercache.session import Configuration, session
 
 if TYPE_CHECKING:
+    from eagercache.custom_operators import CustomOperator
     from eagercache.service import CompileService
 
 # Set in the environment of compile workers: there nothing is enabled, or a kernel would be
@@ -245,6 +247,10 @@ def _submit(call_json: str) -> None:
     if active is None:
         core.complete(description["digest"], "native", "the compile service is closed")
         return
+    refusal = _describe_function(description)
+    if refusal:
+        core.complete(description["digest"], "native", refusal)
+        return
     if description["dispatch_key"] == "CUDA":
         from eagercache import cuda_gate
 
@@ -256,6 +262,7 @@ def _submit(call_json: str) -> None:
 
     def done(response: Mapping[str, Any]) -> None:
         assert core is not None
+        _note_refusal(description, response)
         core.complete(
             description["digest"],
             str(response.get("verdict", "failed")),
@@ -264,6 +271,57 @@ def _submit(call_json: str) -> None:
         )
 
     active.submit(description, done)
+
+
+def _describe_function(description: dict[str, Any]) -> str:
+    """Adds to a request what a worker makes the operator's function of; why it cannot, or ""."""
+    if description["op"].startswith("aten::"):
+        return ""
+    from eagercache import custom_operators
+
+    operator = custom_operators.find(description["op"])
+    if operator is None:
+        return "its kernel is compiled code of another library, which cannot be traced"
+    try:
+        description["function"] = operator.payload(description.get("identity", ""))
+    except Unfit as error:
+        return str(error)
+    return ""
+
+
+def _note_refusal(description: Mapping[str, Any], response: Mapping[str, Any]) -> None:
+    if "function" in description and response.get("refused"):
+        from eagercache import custom_operators
+
+        operator = custom_operators.find(description["op"])
+        if operator is not None:
+            operator.note_verdict(description["identity"], str(response.get("reason", "")))
+
+
+def _function_hooks(skip: set[operators.OperatorName]) -> list[Any]:
+    """What `eagercache.op` made and kernels may answer; where nothing was made, not imported."""
+    loaded = sys.modules.get("eagercache.custom_operators")
+    if loaded is None:
+        return []
+    return [(name, key) for name, key in loaded.fit_hooks() if name not in skip]
+
+
+def begin_operator(operator: CustomOperator[Any, Any]) -> None:
+    """The first call of an operator that `eagercache.op` made: kernels may answer from now on.
+
+    Where nothing was ever enabled, kernels are enabled for such operators alone.
+    """
+    settings = config.read_settings()
+    if _inert(settings):
+        return
+    assert core is not None
+    with session.lock:
+        if session.configuration is None and not is_enabled():
+            enable(ops=())
+        elif is_enabled() and operator.identify():
+            skipped = _skipped(settings, ())
+            for name, key in operator.hooks():
+                core.set_active(name[0], name[1], key, name not in skipped)
 
 
 def _cuda_service(beside: CompileService) -> CompileService:
@@ -446,7 +504,9 @@ def enable(
         keys = _dispatch_keys(devices)
         if modules is not None:
             _check_modules(modules)
-        pairs = _selected(ops, _skipped(settings, skip), keys)
+        skipped = _skipped(settings, skip)
+        pairs = _selected(ops, skipped, keys)
+        pairs += [pair for pair in _function_hooks(skipped) if pair[1] in keys]
         restore = _snapshot()
         wanted = {(name[0], name[1], key) for name, key in pairs}
         for active in core.active_operators():

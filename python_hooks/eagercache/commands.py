@@ -16,6 +16,10 @@ class CompileRefused(Exception):
     """The call is left to native, for a reason that will be the same next time."""
 
 
+class FunctionRefused(CompileRefused):
+    """No call of the Python function can have a kernel. The text begins with the line, if any."""
+
+
 class NoKernelOfItsOwn(CompileRefused):
     """Inductor answers the call with the very operator that native runs."""
 

@@ -149,17 +149,25 @@ class Tools:
         return None if self._taker is None else self._taker.take(wrapper, kernel)
 
     def lower(
-        self, call: Call, num_returns: int, directory: Path, *, allow_bare: bool = True
+        self,
+        call: Call,
+        num_returns: int,
+        directory: Path,
+        *,
+        allow_bare: bool = True,
+        graph: torch.fx.GraphModule | None = None,
     ) -> Lowered:
         """Inductor's work on ``call``; the container's compile too where no plan can be made.
 
         ``directory`` must be private and empty; ``num_returns`` is the number of tensors that
-        native returned. The state of the call must be applied. Raises CompileRefused
-        (NoKernelOfItsOwn among them) or CompileFailed.
+        native returned. ``graph`` stands in the place of the one of the operator alone. The state
+        of the call must be applied. Raises CompileRefused (NoKernelOfItsOwn among them) or
+        CompileFailed.
         """
         begin = time.process_time()
         inputs = example_inputs(call)
-        graph = build_graph(call, num_returns)
+        if graph is None:
+            graph = build_graph(call, num_returns)
         options = _compat.aot_options(
             directory, self.commands.compiler.path, call.state.num_threads
         )

@@ -6,6 +6,7 @@ lets Inductor tune them, and then taken apart. Neither g++ nor nvcc is run.
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from dataclasses import dataclass
@@ -36,17 +37,18 @@ class CudaLowered:
     plan: CudaPlan
 
 
-def lower(call: Call, num_returns: int) -> CudaLowered:
+def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = None) -> CudaLowered:
     """Inductor's and Triton's work on ``call``.
 
-    The state of the call must be applied, and the CUDA device usable. Raises CompileRefused
+    ``graph`` stands in the place of the one of the operator alone. The state of the call must be
+    applied, and the CUDA device usable. Raises CompileRefused
     (NoKernelOfItsOwn among them) or CompileFailed.
     """
     for spec in call.tensors:
         if not spec.aligned:
             raise CompileRefused("a tensor is not aligned as the kernels need it")
     begin = time.process_time()
-    module, text, wrapper = _generate_understood(call, num_returns)
+    module, text, wrapper = _generate_understood(call, num_returns, graph)
     if _CHECKS.search(text):
         raise CompileRefused("generated code checks values")
     if wrapper.num_inputs != len(call.tensors):
@@ -75,9 +77,15 @@ def lower(call: Call, num_returns: int) -> CudaLowered:
     return CudaLowered(Lowered(facts, None, None, "", seconds), plan)
 
 
-def _generate_understood(call: Call, num_returns: int) -> tuple[Any, str, WrapperText]:
+def _generate_understood(
+    call: Call, num_returns: int, given: torch.fx.GraphModule | None
+) -> tuple[Any, str, WrapperText]:
     """Inductor's module for ``call``, its text, and what was read of it."""
-    module = _generate(call, num_returns, _compat.cuda_options())
+
+    def graph() -> torch.fx.GraphModule:
+        return build_graph(call, num_returns) if given is None else copy.deepcopy(given)
+
+    module = _generate(call, graph(), _compat.cuda_options())
     text = Path(module.__file__).read_text()
     try:
         return module, text, read_wrapper(text)
@@ -85,7 +93,7 @@ def _generate_understood(call: Call, num_returns: int) -> tuple[Any, str, Wrappe
         if _MIXED_ORDER.search(text) is None:
             raise _refusal(text, error) from error
     # Reductions over rows and columns in one kernel, whose partial results eager operators add up.
-    module = _generate(call, num_returns, _compat.cuda_options(mixed_order=False))
+    module = _generate(call, graph(), _compat.cuda_options(mixed_order=False))
     text = Path(module.__file__).read_text()
     try:
         return module, text, read_wrapper(text)
@@ -99,12 +107,12 @@ def _refusal(text: str, error: NotUnderstood) -> CompileRefused:
     return CompileRefused(f"generated text not understood: {error}")
 
 
-def _generate(call: Call, num_returns: int, options: dict[str, Any]) -> Any:
+def _generate(call: Call, graph: torch.fx.GraphModule, options: dict[str, Any]) -> Any:
     _compat.skip_pattern_setup()
     try:
         with torch.no_grad():
             module = _compat.compile_to_module(
-                _with_signed_zeros(build_graph(call, num_returns)),
+                _with_signed_zeros(graph),
                 example_inputs(call),
                 options,
             )

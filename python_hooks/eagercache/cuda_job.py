@@ -29,15 +29,16 @@ class CudaJob(Job):
         if self.outcome is not None:
             return
         find_tools(store)  # gives Inductor and Triton their private folders
-        call = Call(self.description)
+        call = self._open()
         with call.state.applied():
+            graph = self._trace(call)
             with self.clock.step("native"):
                 try:
                     natives, probe = self._rebuild(call)
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
             with self.clock.step("compile"):
-                made = cuda_compile.lower(call, len(natives[0].outputs))
+                made = cuda_compile.lower(call, len(natives[0].outputs), graph)
             self.lowered = made.lowered
             written = set(made.plan.writes)
             if bool(written) != bool(call.written) or not call.written.issuperset(written):
@@ -51,7 +52,11 @@ class CudaJob(Job):
                     raise ProofFailed(f"the kernel does not load: {error}") from error
                 try:
                     outcome.proof = prove.prove(
-                        call, probe, natives, reduces=made.lowered.text.reduces
+                        call,
+                        probe,
+                        natives,
+                        reduces=made.lowered.text.reduces,
+                        composed=self._composed,
                     )
                 except NotBitwise as differs:
                     raise CompileRefused(str(differs)) from differs

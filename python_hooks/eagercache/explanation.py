@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ ASIDE_RULES: Mapping[str, str] = {
     "dispatch_state": "a function transform or a Python mode is active",
     "floating_point_mode": "denormals are flushed, or the rounding mode is not the default",
     "parallel_region": "it was called from inside a parallel region",
+    "overlap": "memory that it writes is also another argument's, or overlaps itself",
+    "autocast": "autocast is on, and changes what the operator's own function computes",
 }
 
 
@@ -151,6 +154,9 @@ def _why_not_hooked(names: list[operators.OperatorName]) -> str:
 
 def _explanation(row: Mapping[str, Any]) -> Explanation:
     rule = row["reason"] if row["outcome"] == "aside" else ""
+    refusal = _function_refusal(row["op"])
+    if refusal and row["outcome"] == "native":
+        row = {**row, "reason": refusal}
     explained = Explanation(
         op=row["op"],
         outcome=row["outcome"],
@@ -167,6 +173,13 @@ def _explanation(row: Mapping[str, Any]) -> Explanation:
     if explained.outcome != "miss" or explained.difference:
         return explained
     return _with_nearest_stored(explained)
+
+
+def _function_refusal(name: str) -> str:
+    """Why the function of an operator made by `eagercache.op` has no kernels, or ""."""
+    loaded = sys.modules.get("eagercache.custom_operators")
+    operator = loaded.find(name) if loaded is not None else None
+    return str(operator.refusal) if operator is not None else ""
 
 
 def _json(text: str) -> Mapping[str, Any]:

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from . import prove, timing
 from .calls import Call
-from .commands import CompileFailed, CompileRefused
+from .commands import CompileFailed, CompileRefused, FunctionRefused
 from .compile import Tools
 from .launch_plan import LaunchPlan
 from .prove import CannotProve, NotBitwise, ProofFailed, Reshaped
 from .toolchain import pick_isa
 
 if TYPE_CHECKING:
+    import torch.fx
+
     from .compile import Lowered
     from .module_compile import ModuleResult
     from .prove import Native, Proof
@@ -42,6 +44,7 @@ class Outcome:
     verdict: str  # "kernel", "native", "failed" or "busy"
     reason: str = ""
     transient: bool = False
+    refused: bool = False  # the operator's function can have no kernel at all, for `reason`
     kernel: Built | None = None
     module: ModuleResult | None = None
     proof: Proof | None = None
@@ -75,6 +78,8 @@ class Job:
     ``outcome`` is set by the step that decided; later ones then do nothing.
     """
 
+    _composed = False  # the operator is a function of several
+
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         self.request = request
         self.description: Mapping[str, Any] = request["description"]
@@ -89,6 +94,7 @@ class Job:
         self._call: Call | None = None
         self._natives: list[Native] | None = None
         self._library: Path | None = None
+        self._graph: torch.fx.GraphModule | None = None
 
     def begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
         """Takes the key's lock, asks native, has Inductor lower the call."""
@@ -98,8 +104,9 @@ class Job:
         store = self._enter(find_store)
         if self.outcome is not None:
             return
-        self._call = call = Call(self.description)
+        self._call = call = self._open()
         with call.state.applied():
+            self._graph = self._trace(call)
             with self.clock.step("native"):
                 try:
                     natives, _ = self._rebuild(call)
@@ -109,6 +116,14 @@ class Job:
             self.lowered = self._lower(call, natives, tools, "bare", allow_bare=True)
         if sum(native.bytes for native in natives) <= KEPT_BYTES:
             self._natives = natives
+
+    def _open(self) -> Call:
+        """The described call; its operator is the described one from then on."""
+        return Call(self.description)
+
+    def _trace(self, call: Call) -> torch.fx.GraphModule | None:
+        """The graph to lower, where it is not that of one operator. Raises CompileRefused."""
+        return None
 
     def _enter(self, find_store: Callable[[], Any]) -> Any:
         """The store, with the key's lock taken and a folder made, unless there is an outcome."""
@@ -141,7 +156,9 @@ class Job:
         directory = self._directory / name
         directory.mkdir()
         with self.clock.step("compile"):
-            lowered = tools.lower(call, len(natives[0].outputs), directory, allow_bare=allow_bare)
+            lowered = tools.lower(
+                call, len(natives[0].outputs), directory, allow_bare=allow_bare, graph=self._graph
+            )
         self.clock.add({f"compile.{step}": value for step, value in lowered.seconds.items()})
         return lowered
 
@@ -230,7 +247,9 @@ class Job:
         outcome = Outcome("kernel", kernel=kernel)
         with self.clock.step("prove"):
             probe.load(kernel.objects[0][1], kernel.launch_plan)
-            outcome.proof = prove.prove(call, probe, natives, reduces=kernel.lowered.text.reduces)
+            outcome.proof = prove.prove(
+                call, probe, natives, reduces=kernel.lowered.text.reduces, composed=self._composed
+            )
         return outcome
 
     def _guarded(self, step: Callable[[], None]) -> None:
@@ -239,7 +258,9 @@ class Job:
             step()
         except CompileRefused as refused:
             forget_locals(refused)
-            self.outcome = Outcome("native", str(refused))
+            self.outcome = Outcome(
+                "native", str(refused), refused=isinstance(refused, FunctionRefused)
+            )
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             forget_locals(error)
@@ -264,6 +285,7 @@ class Job:
             "reason": outcome.reason,
             "failure": "transient" if outcome.transient else "deterministic",
             "found": outcome.published,
+            "refused": outcome.refused,
             "seconds": self.clock.seconds,
         }
         if outcome.proof is not None:

@@ -109,7 +109,7 @@ def identify(module: torch.nn.Module) -> Identity:
     slots: list[TensorSlot] = []
     modules: list[tuple[str, torch.nn.Module]] = []
     rows: list[Any] = []
-    writer = _Writer()
+    writer = Writer()
     kinds: dict[type, list[Any]] = {}
     for path, part in places:
         if id(part) in first:
@@ -178,7 +178,7 @@ def _sharing(slots: list[TensorSlot]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _attributes(writer: _Writer, path: str, module: torch.nn.Module) -> list[Any]:
+def _attributes(writer: Writer, path: str, module: torch.nn.Module) -> list[Any]:
     rows = []
     for name, value in sorted(vars(module).items()):
         if name in _OWN_ATTRIBUTES or isinstance(value, torch.Tensor):
@@ -197,14 +197,15 @@ def _class_row(kind: type) -> list[Any]:
     if not issubclass(kind, torch.nn.Module):
         raise Unfit(f"{kind.__name__} is no torch.nn.Module")
     bases = [
-        [base.__module__, base.__qualname__, _class_code(base)]
+        [base.__module__, base.__qualname__, class_code(base)]
         for base in kind.__mro__
-        if not _is_covered(base.__module__)
+        if not is_covered(base.__module__)
     ]
     return [kind.__module__, kind.__qualname__, package_version(kind.__module__), bases]
 
 
-def _class_code(kind: type) -> str:
+def class_code(kind: type) -> str:
+    """16 digits over the code of a class's own methods."""
     digest = hashlib.sha256()
     for name, value in sorted(vars(kind).items()):
         for function in _functions_in(value):
@@ -219,11 +220,12 @@ def package_version(module_name: str) -> str:
     return str(getattr(top, "__version__", ""))
 
 
-def _is_covered(module_name: str) -> bool:
+def is_covered(module_name: str) -> bool:
+    """Whether the environment key speaks for a Python module's code."""
     return module_name.partition(".")[0] in _COVERED_PACKAGES
 
 
-class _Writer:
+class Writer:
     """Turns attribute values into canonical JSON."""
 
     def __init__(self) -> None:
@@ -231,10 +233,11 @@ class _Writer:
         self._active: set[int] = set()
 
     def write(self, value: Any, where: str, depth: int) -> Any:
+        """``value`` as canonical JSON. Raises Unfit, naming the attribute ``where``."""
         self._left -= 1
         if depth > _MAX_DEPTH or self._left < 0:
             raise Unfit(f"attribute {where} is too large to compare")
-        plain = _plain(value)
+        plain = plain_value(value)
         if plain is not None:
             return plain
         if id(value) in self._active:
@@ -273,11 +276,11 @@ class _Writer:
         if isinstance(value, types.FunctionType):
             return self._function(value, where, depth)
         state = getattr(value, "__dict__", None)
-        if not isinstance(state, dict) or _is_covered(type(value).__module__):
+        if not isinstance(state, dict) or is_covered(type(value).__module__):
             raise Unfit(f"attribute {where} is a {type(value).__name__}, which cannot be compared")
         return [
             name,
-            _class_code(type(value)),
+            class_code(type(value)),
             *(
                 [key, self.write(item, f"{where}.{key}", depth)]
                 for key, item in sorted(state.items())
@@ -309,7 +312,7 @@ def _type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """The canonical form of a value without parts; None when it is not one."""
     kind = type(value)
     if value is None or kind is bool:
@@ -376,7 +379,7 @@ def globals_digest(code: types.CodeType, namespace: Mapping[str, Any]) -> str:
         value = namespace.get(name)
         if value is None or isinstance(value, (type, types.ModuleType)):
             continue
-        plain = _plain(value)
+        plain = plain_value(value)
         if plain is not None:
             digest.update(json.dumps([name, plain]).encode())
     return digest.hexdigest()[:16]
@@ -517,13 +520,20 @@ class FunctionRecorder:
         if event == "call":
             self._codes.setdefault(frame.f_code, frame.f_globals)
 
+    def ran(self) -> Iterator[tuple[types.CodeType, str]]:
+        """The code that ran outside of what the environment key covers, and its module's name."""
+        for code, namespace in self._codes.items():
+            name = str(namespace.get("__name__", ""))
+            if not is_covered(name):
+                yield code, name
+
     def used(self, module: torch.nn.Module) -> list[UsedFunction]:
         """What ran, outside of the packages that the environment key covers. Raises Unfit."""
         indexes: dict[str, CodeIndex] = {}
         found = []
         for code, namespace in self._codes.items():
             name = str(namespace.get("__name__", ""))
-            if _is_covered(name):
+            if is_covered(name):
                 continue
             if name not in indexes:
                 indexes[name] = CodeIndex(namespace, tree_classes(module, name))

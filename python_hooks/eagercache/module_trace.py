@@ -267,7 +267,7 @@ def _index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
         name = _name(node)
         if name in _INDEXING:
             raise CompileRefused(f"the forward indexes with data ({node.target})")
-        if name in _DIVIDING and _divides_integers(node):
+        if name in _DIVIDING and divides_integers(node):
             raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
         if name == "aten::index":
             for index in node.args[1]:
@@ -286,7 +286,8 @@ def _index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
     return tuple(dict.fromkeys(ranges))
 
 
-def _divides_integers(node: torch.fx.Node) -> bool:
+def divides_integers(node: torch.fx.Node) -> bool:
+    """Whether ``node`` divides integers by a tensor, of which an element may be 0."""
     divisor = node.args[1] if len(node.args) > 1 else None
     if not isinstance(divisor, torch.fx.Node):
         return False

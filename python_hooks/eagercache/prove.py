@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .calls import FILLS, Call, CallError, Sample
+from .calls import FILLS, Call, CallError, Sample, Value
 from .timing import Probe
 
 SEED = 20_240_601
@@ -208,10 +208,15 @@ class Tolerance:
             on the order of the terms, and native's accumulator may be wider. Where a term is
             infinite, an infinity passes for native's NaN: a running mean (Welford's) makes NaN of
             inf - inf wherever the infinity is not the last term, a sum keeps the exact infinity.
+        composed: the operator is a function of several. Of a difference of things that it computed
+            nothing of the operands' size tells what rounding there was on the way, so errors count
+            in units of no less than what the result moves by (in the root mean square) when every
+            operand moves by its last place.
     """
 
     ulps: float = 1.0
     reduces: bool = False
+    composed: bool = False
 
     def bound(self, native_error: float, dtype: torch.dtype) -> float:
         """The largest error, in ulps of ``dtype``, beside native's ``native_error``."""
@@ -221,7 +226,9 @@ class Tolerance:
         return max(2 * native_error, self.ulps)
 
 
-def tolerance_of(call: Call, outputs: Sequence[torch.Tensor], reduces: bool) -> Tolerance:
+def tolerance_of(
+    call: Call, outputs: Sequence[torch.Tensor], reduces: bool, composed: bool = False
+) -> Tolerance:
     """The tolerance for a kernel that ``reduces`` (accumulates over elements) or does not.
 
     1 ulp without a reduction. With one over n elements log2(n): the error bound of pairwise
@@ -230,22 +237,33 @@ def tolerance_of(call: Call, outputs: Sequence[torch.Tensor], reduces: bool) -> 
     (`var` accumulates in double), and a vectorised loop in the operand's own precision cannot.
     """
     sizes = [spec.numel for spec in call.tensors]
-    if not reduces or not sizes:
+    if not (reduces or composed) or not sizes:
         return Tolerance()
     smallest = min((output.numel() for output in outputs), default=1)
     longest = max((max(spec.sizes, default=1) for spec in call.tensors), default=1)
     length = max(max(sizes) // max(smallest, 1), longest, 2)
-    return Tolerance(ulps=max(1.0, math.log2(length)), reduces=True)
+    if composed:
+        # Sums of sums: each adds its own bound, over all dimensions at most that of all elements.
+        length = max(*sizes, 2)
+    return Tolerance(ulps=max(1.0, math.log2(length)), reduces=True, composed=composed)
 
 
-def prove(call: Call, probe: Probe, natives: Sequence[Native], *, reduces: bool = False) -> Proof:
+def prove(
+    call: Call,
+    probe: Probe,
+    natives: Sequence[Native],
+    *,
+    reduces: bool = False,
+    composed: bool = False,
+) -> Proof:
     """Compares the probe's loaded kernel with native. The probe must have captured the call.
 
-    ``reduces`` tells whether the kernel accumulates over elements; see `tolerance_of`.
+    ``reduces`` tells whether the kernel accumulates over elements, ``composed`` whether the
+    operator is a function of several; see `Tolerance`.
 
     Raises ProofFailed (NotBitwise among them).
     """
-    tolerance = tolerance_of(call, natives[0].outputs, reduces)
+    tolerance = tolerance_of(call, natives[0].outputs, reduces, composed)
     numerics = "bitwise"
     worst = native_worst = 0.0
     for native in itertools.chain(natives, _extra_answers(call, natives[0])):
@@ -466,6 +484,12 @@ def _compare_values(
             magnitudes = references
             if tolerance.reduces:
                 magnitudes = _magnitudes(call, wide, wide.widen(native.sample), references)
+            if tolerance.composed:
+                moved = _moves(call, wide, native.sample, references)
+                magnitudes = [
+                    magnitude.clamp_min(least) if magnitude.is_floating_point() else magnitude
+                    for magnitude, least in zip(magnitudes, moved, strict=True)
+                ]
     except Exception as error:
         raise ProofFailed(
             f"not equal bit for bit, and there is no wider reference ({native.fill} data)"
@@ -522,6 +546,35 @@ def _magnitudes(
         floor = floor if math.isfinite(floor) and floor > largest * _FLOAT64_NOISE else largest
         magnitudes.append(answer.abs().clamp_min(floor))
     return magnitudes
+
+
+def _moves(
+    call: Call, wide: Call, sample: Sample, references: Sequence[torch.Tensor]
+) -> list[float]:
+    """For each answer, how large the numbers are whose last places it moves by.
+
+    That is, in the root mean square, when every floating-point operand moves by its own last place.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    moved: list[Value] = []
+    for value, spec in zip(wide.widen(sample), call.tensors, strict=True):
+        if spec.dtype in _FORMATS and isinstance(value, torch.Tensor):
+            signs = torch.randint(0, 2, value.size(), generator=generator).to(value.device) * 2 - 1
+            value = value * (1 + signs * 2.0 ** -_FORMATS[spec.dtype][0])
+        moved.append(value)
+    sizes = []
+    for answer, reference in zip(_invoke(call, wide, moved), references, strict=True):
+        change = (answer - reference).to(torch.float64)
+        known = change[torch.isfinite(change)] if reference.is_floating_point() else change[:0]
+        size = float(known.square().mean().sqrt()) if known.numel() else 0.0
+        bits = _FORMATS.get(_narrowest(call), (23, 0))[0]
+        sizes.append(size * 2.0**bits if math.isfinite(size) else 0.0)
+    return sizes
+
+
+def _narrowest(call: Call) -> torch.dtype:
+    dtypes = [spec.dtype for spec in call.tensors if spec.dtype in _FORMATS]
+    return min(dtypes, key=lambda dtype: _FORMATS[dtype][0], default=torch.float32)
 
 
 _FLOAT64_NOISE = 2.0**-40

@@ -208,6 +208,10 @@ def _make_job(request: Mapping[str, Any], core: Any) -> Job:
         from .module_job import ModuleJob
 
         return ModuleJob(request, core)
+    if "function" in request["description"] and "record" not in request:
+        from .function_job import make_function_job
+
+        return make_function_job(request, core)
     if request["description"].get("dispatch_key") == "CUDA" and "record" not in request:
         from .cuda_job import CudaJob
 

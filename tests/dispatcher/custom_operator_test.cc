@@ -1,6 +1,7 @@
 // Operators that are not ATen's.
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -53,6 +54,37 @@ TEST_F(CustomOperatorTest, OperatorsInsideItsOwnFunctionAreHookedAsEver) {
   const CallCounts counts = counted(
       twice, [&] { EXPECT_EQ(call("eagercache_test::inner", x_)[0].item<double>(), 42.0); });
   EXPECT_EQ(count(counts, CallOutcome::kHit), 1U);
+}
+
+TEST_F(CustomOperatorTest, AutocastChangesWhatItsOwnFunctionComputes) {
+  OperatorHook& twice = hook("eagercache_test::twice");
+  install(twice, {x_}, filling_kernel(42));
+  const bool before = at::autocast::is_autocast_enabled(at::kCPU);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const CallCounts counts =
+      counted(twice, [&] { EXPECT_EQ(call("eagercache_test::twice", x_)[0].item<double>(), 2.0); });
+  at::autocast::set_autocast_enabled(at::kCPU, before);
+  EXPECT_EQ(counts.aside[static_cast<std::size_t>(AsideReason::kAutocast)], 1U);
+  EXPECT_EQ(call("eagercache_test::twice", x_)[0].item<double>(), 42.0);
+}
+
+TEST_F(CustomOperatorTest, TheFunctionsIdentityIsInTheStoresKey) {
+  OperatorHook& twice = hook("eagercache_test::twice");
+  const std::vector<Word> words{1, 2, 3};
+  const Digest without = twice.entry_digest(words, "faster");
+  runtime().set_identity(twice, "one");
+  EXPECT_TRUE(twice.is_function());
+  const Digest one = twice.entry_digest(words, "faster");
+  EXPECT_NE(one, without);
+  install(twice, {x_}, filling_kernel(42));
+  EXPECT_EQ(call("eagercache_test::twice", x_)[0].item<double>(), 42.0);
+  const std::uint64_t generation = runtime().generation();
+  runtime().set_identity(twice, "two");
+  EXPECT_NE(twice.entry_digest(words, "faster"), one);
+  EXPECT_NE(runtime().generation(), generation) << "what is under way must not be installed";
+  EXPECT_EQ(call("eagercache_test::twice", x_)[0].item<double>(), 2.0)
+      << "the kernel of the function before";
+  runtime().set_identity(twice, "");
 }
 
 TEST_F(CustomOperatorTest, ARegistrationOverOursIsSeen) {

@@ -36,6 +36,7 @@ COSTLY_FIXTURES = {
     "proofs",
     "written_cache",
     "shape_cache",
+    "operator_cache",
 }
 
 

@@ -1,0 +1,51 @@
+"""A request for a kernel of a Python function's operator, on its way through the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+
+from . import custom_operators
+from .calls import Call
+from .compile import Tools
+from .cuda_job import CudaJob
+from .function_trace import observe, trace
+from .job import Job
+
+
+class FunctionJob(Job):
+    """The function is put into place before each step: a batch may hold two versions of it."""
+
+    _composed = True
+    _operator: custom_operators.CustomOperator[Any, Any] | None = None
+
+    def _open(self) -> Call:
+        self._put_into_place()
+        return super()._open()
+
+    def _put_into_place(self) -> None:
+        payload = self.description["function"]
+        self._operator = custom_operators.rebuild(payload, self.description["identity"])
+
+    def _trace(self, call: Call) -> torch.fx.GraphModule | None:
+        assert self._operator is not None
+        with self.clock.step("trace"):
+            observe(self._operator, call)
+            return trace(self._operator, call)
+
+    def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
+        self._put_into_place()
+        super()._conclude(find_tools)
+
+
+class FunctionCudaJob(FunctionJob, CudaJob):
+    """The same on CUDA."""
+
+
+def make_function_job(request: Mapping[str, Any], core: Any) -> Job:
+    """The job for the device of a request."""
+    on_cuda = request["description"]["dispatch_key"] == "CUDA"
+    return (FunctionCudaJob if on_cuda else FunctionJob)(request, core)

@@ -1,0 +1,206 @@
+"""A Python function's call, watched and made into one graph; in a worker.
+
+The function runs first on made-up values, and everything that a kernel could not do is found there,
+with the line: values that it reads, random numbers, writes to its arguments, output, changes of
+what it refers to. Then it is traced: every operator that it calls becomes a node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import prove
+from .calls import FILLS, Call, flatten_returns
+from .commands import CompileRefused, FunctionRefused
+from .compile import example_inputs
+from .custom_operators import CustomOperator
+from .function_gradient import tensors_of
+from .function_identity import identify_function
+from .module_identity import FunctionRecorder, Unfit, code_digest
+from .module_trace import divides_integers
+
+_SINGLE_VALUES = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
+
+
+def own_arguments(call: Call, values: Sequence[Any], name: str, operator: str) -> Any:
+    """(args, kwargs) of the function itself, where ``name`` may be its backward operator."""
+    args, kwargs = call.bind(values)
+    return (args if name == operator else args[2:]), kwargs
+
+
+def observe(operator: CustomOperator[Any, Any], call: Call) -> None:
+    """Runs the function as ``call`` would.
+
+    Raises FunctionRefused when no kernel can stand for it, CompileRefused when none can for this
+    call.
+    """
+    if any(spec.wrapped for spec in call.tensors):
+        raise CompileRefused("a number stands in a tensor's place")
+    try:
+        _observe(operator, call)
+    except Unfit as error:
+        raise FunctionRefused(str(error)) from error
+
+
+def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:
+    function: Any = operator.function
+    before = identify_function(function).digest
+    args, kwargs = _accepted_arguments(operator, call)
+    inputs = tensors_of(args, kwargs)
+    given = [tensor.clone() for tensor in inputs]
+    watch = _Watch(operator.codes, inputs)
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        torch.no_grad(),
+        FunctionRecorder() as recorder,
+        watch,
+    ):
+        answer = function(*args, **kwargs)
+    if output.getvalue() or errors.getvalue():
+        raise Unfit("it prints")
+    for code, module in recorder.ran():
+        if code_digest(code) not in operator.codes:
+            raise Unfit(f"it runs {module}.{code.co_name}, which its code does not name")
+    if any(not prove.same_bits(a, b) for a, b in zip(given, inputs, strict=True)):
+        raise Unfit("it writes to its arguments")
+    if identify_function(function).digest != before:
+        raise Unfit("it changes what it refers to outside of itself")
+    _refuse_shared(answer, inputs)
+
+
+def _accepted_arguments(operator: CustomOperator[Any, Any], call: Call) -> Any:
+    """Arguments for which the function does not raise."""
+    problem: Exception | None = None
+    for index, fill in enumerate(FILLS):
+        values = call.sample(fill, prove.SEED + index).values
+        args, kwargs = own_arguments(call, values, str(call.name), operator.name)
+        copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
+        try:
+            with torch.no_grad():
+                operator.function(*copies, **kwargs)
+        except Exception as error:
+            problem = error
+        else:
+            return args, kwargs
+    line = (str(problem).splitlines() or [""])[0][:200]
+    raise Unfit(f"it raises on made-up data: {type(problem).__name__}: {line}")
+
+
+class _Watch(TorchDispatchMode):
+    """Raises Unfit, with the function's line, where an operator does what no kernel can."""
+
+    def __init__(self, codes: Iterable[str], inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._codes = frozenset(codes)
+        self._memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        problem = self._problem(func, args, kwargs or {})
+        if problem:
+            raise Unfit(f"{self._line()}: {problem}")
+        return func(*args, **(kwargs or {}))
+
+    def _problem(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        schema = func._schema
+        if schema.name in _SINGLE_VALUES:
+            return "it reads a tensor's value, which a kernel's code cannot branch on"
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(schema, args):
+            return f"it draws random numbers ({schema.name})"
+        if (
+            torch.Tag.dynamic_output_shape in func.tags
+            or torch.Tag.data_dependent_output in func.tags
+        ) and schema.name != "aten::index":
+            return f"the result's shape depends on values ({schema.name})"
+        if not schema.name.startswith(("aten::", "prims::", "prim::")):
+            return f"it calls the operator {schema.name}"
+        for argument, value in [
+            *zip(schema.arguments, args, strict=False),
+            *((a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs),
+        ]:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and any(self._is_input(tensor) for tensor in _tensors_in(value)):
+                return f"it writes to an argument ({schema.name}), which its schema does not say"
+        return ""
+
+    def _is_input(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._memory
+
+    def _line(self) -> str:
+        frame = sys._getframe(1)
+        while frame is not None:
+            if code_digest(frame.f_code) in self._codes:
+                return f"line {frame.f_lineno} of {frame.f_code.co_name}"
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+        return "somewhere"
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [v for v in value if isinstance(v, torch.Tensor)] if isinstance(value, list) else []
+
+
+def _drops_nothing(schema: Any, args: Sequence[Any]) -> bool:
+    """Whether the only randomness is a dropout that is switched off."""
+    for argument, value in zip(schema.arguments, args, strict=False):
+        if argument.name in ("dropout_p", "dropout", "p"):
+            return bool(value == 0)
+        if argument.name in ("train", "training"):
+            return value is False
+    return schema.name == "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def _refuse_shared(answer: Any, inputs: Sequence[torch.Tensor]) -> None:
+    memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    for leaf in flatten_returns(answer):
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+            raise Unfit(f"it returns a {type(leaf).__name__} that is no plain tensor")
+        pointer = leaf.untyped_storage().data_ptr()
+        if pointer in memory:
+            raise Unfit("what it returns shares memory with an argument or another output")
+        memory.add(pointer)
+        if leaf.storage_offset() != 0:
+            raise Unfit("it returns a view into a larger tensor")
+
+
+def trace(operator: CustomOperator[Any, Any], call: Call) -> torch.fx.GraphModule:
+    """The graph of what answers ``call``, a placeholder per tensor. Raises CompileRefused."""
+    answer: Callable[..., Any] = operator.answer_of(call.name)
+
+    def flat(*tensors: torch.Tensor) -> tuple[Any, ...]:
+        args, kwargs = call.bind(tensors)
+        return tuple(flatten_returns(answer(*args, **kwargs)))
+
+    try:
+        with torch.no_grad():
+            graph = make_fx(flat, tracing_mode="fake")(*example_inputs(call))
+    except Exception as error:
+        line = (str(error).splitlines() or [""])[0][:200]
+        raise CompileRefused(f"it cannot be traced: {type(error).__name__}: {line}") from error
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.name in _DIVIDING and divides_integers(node):
+            raise CompileRefused(f"it divides integers by a tensor ({node.target})")
+    return graph
+
+
+_DIVIDING = frozenset({"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"})

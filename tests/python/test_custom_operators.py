@@ -1,0 +1,421 @@
+"""Operators made of Python functions by `eagercache.op`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_program
+from eagercache import function_identity
+from eagercache.module_identity import Unfit
+
+# Functions as people write them, and calls of each.
+OPERATORS = """
+import torch, eagercache
+from torch import Tensor
+from torch.nn import functional as F
+torch.manual_seed(0)
+EPS = 1e-6
+def normalised(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+@eagercache.op("demo::rms_norm_gate")
+def rms_norm_gate(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float = EPS) -> Tensor:
+    return normalised(x, eps) * weight * F.silu(gate)
+@eagercache.op("demo::rotary")
+def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = q.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+@eagercache.op("demo::swiglu")
+def swiglu(x: Tensor, y: Tensor) -> Tensor:
+    return F.silu(x) * y
+@eagercache.op("demo::gates")
+def gates(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = gates.chunk(4, dim=-1)
+    cell = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell), cell
+def tensors(*shapes, dtype=torch.float32, needs=True):
+    return [torch.randn(s, dtype=dtype, requires_grad=needs) for s in shapes]
+def calls(dtype=torch.float32, needs=True, n=16):
+    make = lambda *shapes: tensors(*shapes, dtype=dtype, needs=needs)
+    yield rms_norm_gate, make((n, 32), (n, 32), (32,))
+    angles = torch.randn(n, 16, dtype=dtype)
+    yield rotary, [*make((2, n, 32)), angles.cos(), angles.sin()]
+    yield swiglu, make((n, 32), (n, 32))
+    yield gates, make((n, 128), (n, 32))
+def outputs(answer):
+    return list(answer) if isinstance(answer, tuple) else [answer]
+def gradients(function, args):
+    made = outputs(function(*args))
+    return torch.autograd.grad(made, [a for a in args if a.requires_grad],
+                               [torch.ones_like(t) for t in made])
+def close(left, right):
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) and a.stride() == b.stride()
+               for a, b in zip(left, right, strict=True))
+"""
+
+
+@pytest.fixture(scope="session")
+def operator_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store with kernels for `calls()`, forward and backward."""
+    path = tmp_path_factory.mktemp("operators") / "cache"
+    path.mkdir(mode=0o700)
+    seen = run_program(
+        OPERATORS
+        + """
+eagercache.enable((), on_miss="wait", choose="always")
+for function, args in calls():
+    function(*[a.detach() for a in args])
+    function(*[a.detach() for a in args])
+    gradients(function, args)
+report(kernels={k.op: [k.decision, k.reason, k.facts.get("form", "")]
+                for k in eagercache.kernels()})
+""",
+        path,
+        timeout=600,
+    )
+    kernels = seen["kernels"]
+    assert len(kernels) == 8
+    assert all(row == ["kernel", row[1], "bare"] for row in kernels.values()), kernels
+    yield path
+
+
+@pytest.fixture
+def with_operators(operator_cache: Path) -> Callable[..., dict[str, Any]]:
+    """Programs on that store: nothing is compiled."""
+
+    def run(code: str, head: str = OPERATORS, **variables: Any) -> dict[str, Any]:
+        enable = "eagercache.enable((), on_miss='native', choose='always')\n"
+        return run_program(head + enable + code, operator_cache, **variables)
+
+    return run
+
+
+def test_one_kernel_answers_forward_and_one_backward(
+    with_operators: Callable[..., dict[str, Any]],
+) -> None:
+    result = with_operators(
+        """
+wrong = []
+for function, args in calls():
+    plain = [a.detach() for a in args]
+    if not close(outputs(function(*plain)), outputs(function.function(*plain))):
+        wrong.append(function.name)
+    if not close(gradients(function, args), gradients(function.function, args)):
+        wrong.append(function.name + " backward")
+stats = eagercache.stats()
+x = tensors((16, 32), (16, 32))
+report(wrong=wrong, native=stats.native, misses=stats.misses,
+       hits={name: row.hits for name, row in stats.operators.items() if row.hits},
+       node=type(swiglu(*x).grad_fn).__name__ + " " + swiglu(*x).grad_fn.name(),
+       call=str(eagercache.explain(swiglu, *[t.detach() for t in x])))
+"""
+    )
+    assert not result["wrong"]
+    assert (result["native"], result["misses"]) == (0, 0)
+    names = ["rms_norm_gate", "rotary", "swiglu", "gates"]
+    assert result["hits"] == {
+        **{f"demo::{name}": 2 for name in names},
+        **{f"demo::{name}_backward": 1 for name in names},
+    }
+    assert "demo::swiglu_backward" in result["node"]
+    assert result["call"] == "demo::swiglu: hit, a kernel answers"
+
+
+def test_a_changed_function_never_meets_a_kernel_of_the_one_before(
+    with_operators: Callable[..., dict[str, Any]],
+) -> None:
+    look = """
+rows = {}
+for function, args in calls(needs=False):
+    before = eagercache.stats().hits
+    right = close(outputs(function(*args)), outputs(function.function(*args)))
+    rows[function.name] = [eagercache.stats().hits - before, right]
+report(rows=rows)
+"""
+    changed = OPERATORS.replace("return F.silu(x) * y", "return F.silu(x) * y * 2")
+    changed = changed.replace("mean(-1, keepdim=True) + eps", "mean(-1, keepdim=True) - eps")
+    rows = with_operators(look, head=changed)["rows"]
+    assert rows["demo::swiglu"] == [0, True], "its own code"
+    assert rows["demo::rms_norm_gate"] == [0, True], "that of a function that it calls"
+    assert rows["demo::rotary"] == [1, True], "the others have not changed"
+    constant = OPERATORS.replace("normalised(x, eps)", "normalised(x, EPS)")
+    assert with_operators(look, head=constant)["rows"]["demo::rms_norm_gate"] == [0, True]
+
+
+def test_a_function_may_be_defined_again_and_other_schemas_are_refused(
+    with_operators: Callable[..., dict[str, Any]],
+) -> None:
+    result = with_operators(
+        """
+x = torch.ones(16, 32)
+first = [swiglu(x, x)[0, 0].item(), eagercache.stats().hits]
+@eagercache.op("demo::swiglu")
+def swiglu(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+second = [swiglu(x, x)[0, 0].item(), swiglu(x, x)[0, 0].item(), eagercache.stats().hits]
+problem = ""
+try:
+    @eagercache.op("demo::swiglu")
+    def swiglu(x: Tensor) -> Tensor:
+        return x + 1
+except ValueError as error:
+    problem = str(error)
+report(first=first, second=second, problem=problem)
+"""
+    )
+    assert result["first"] == [pytest.approx(0.7310586), 1]
+    assert result["second"] == [2.0, 2.0, 1]
+    assert "demo::swiglu exists already" in result["problem"]
+
+
+def test_gradients_pass_pytorchs_own_checks(
+    with_operators: Callable[..., dict[str, Any]],
+) -> None:
+    result = with_operators(
+        """
+import warnings
+warnings.simplefilter("ignore")
+passed = {}
+for function, args in calls(torch.float64, n=2):
+    args = [a.detach()[..., :8].requires_grad_(a.requires_grad) if function is not rotary else a
+            for a in args]
+    if function is gates:
+        args = tensors((2, 16), (2, 4), dtype=torch.float64)
+    torch.autograd.gradcheck(function, args)
+    torch.autograd.gradgradcheck(function, args)
+for function, args in calls():
+    passed[function.name] = torch.library.opcheck(function.op, tuple(args))
+    torch.library.opcheck(function.op, tuple(a.detach() for a in args))
+report(passed=passed)
+"""
+    )
+    assert len(result["passed"]) == 4
+    for checks in result["passed"].values():
+        assert len(checks) >= 4 and set(checks.values()) == {"SUCCESS"}
+
+
+def test_compilers_see_one_operator(with_operators: Callable[..., dict[str, Any]]) -> None:
+    result = with_operators(
+        """
+nodes = []
+def backend(graph, inputs):
+    from torch._dynamo.backends.common import aot_autograd
+    def keep(graph, inputs):
+        nodes.append([str(n.target) for n in graph.graph.nodes if "demo" in str(n.target)])
+        return graph.forward
+    return aot_autograd(fw_compiler=keep, bw_compiler=keep)(graph, inputs)
+x, y = tensors((16, 32), (16, 32))
+compiled = torch.compile(lambda a, b: swiglu(a, b) + 1, backend=backend, fullgraph=True)
+right = close([compiled(x, y)], [swiglu.function(x, y) + 1])
+right &= close(torch.autograd.grad(compiled(x, y).sum(), (x, y)),
+               torch.autograd.grad(swiglu.function(x, y).sum(), (x, y)))
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return swiglu(a, b)
+program = torch.export.export(Model(), (x.detach(), y.detach()))
+exported = [str(n.target) for n in program.graph.nodes if "demo" in str(n.target)]
+right &= close([program.module()(x, y)], [swiglu.function(x, y)])
+report(nodes=nodes, exported=exported, right=right)
+"""
+    )
+    assert result["right"]
+    assert result["nodes"] == [["demo.swiglu.default"], ["demo.swiglu_backward.default"]]
+    assert result["exported"] == ["demo.swiglu.default"]
+
+
+def test_the_function_answers_under_autocast_and_transforms(
+    with_operators: Callable[..., dict[str, Any]],
+) -> None:
+    result = with_operators(
+        """
+x, y = tensors((16, 32), (16, 32), needs=False)
+@eagercache.op("demo::product")
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(a @ b)
+product(x, y.t())
+same = {}
+with torch.autocast("cpu", torch.bfloat16):
+    mine, plain = product(x, y.t()), product.function(x, y.t())
+same["autocast"] = mine.dtype == torch.bfloat16 and torch.equal(mine, plain)
+asides = eagercache.stats().operators["demo::product"].aside_reasons
+f = swiglu.function
+same["vmap"] = torch.equal(torch.vmap(swiglu)(x, y), torch.vmap(f)(x, y))
+same["vmap of gradients"] = close(
+    [torch.vmap(torch.func.grad(lambda a, b: swiglu(a, b).sum()))(x, y)],
+    [torch.vmap(torch.func.grad(lambda a, b: f(a, b).sum()))(x, y)])
+same["jvp"] = close(torch.func.jvp(swiglu, (x, y), (y, x)), torch.func.jvp(f, (x, y), (y, x)))
+with torch.inference_mode():
+    made = swiglu(x, y)
+same["inference"] = made.is_inference() and close([made], [f(x, y)])
+same["meta"] = swiglu(x.to("meta"), y.to("meta")).shape == x.shape
+report(same=same, asides=asides)
+"""
+    )
+    assert all(result["same"].values()), result["same"]
+    assert result["asides"] == {"autocast": 1}
+
+
+def test_a_formula_of_the_users_own_is_honoured(
+    with_operators: Callable[..., dict[str, Any]],
+) -> None:
+    result = with_operators(
+        """
+def setup_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+def backward(ctx, grad):
+    x, y = ctx.saved_tensors
+    return grad * 3, grad * 5
+swiglu.register_autograd(backward, setup_context=setup_context)
+x, y = tensors((16, 32), (16, 32))
+grads = torch.autograd.grad(swiglu(x, y).sum(), (x, y))
+report(grads=[g[0, 0].item() for g in grads], hits=eagercache.stats().hits)
+"""
+    )
+    assert result["grads"] == [3.0, 5.0]
+    assert result["hits"] == 1
+
+
+def test_what_cannot_be_compiled_is_refused_with_its_line_and_goes_on(cache: Path) -> None:
+    result = run_program(
+        """
+import warnings
+import torch, eagercache
+from torch import Tensor
+calls = []
+table = torch.ones(4)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    @eagercache.op("demo::prints")
+    def prints(x: Tensor) -> Tensor:
+        print("hello")
+        return x + 1
+    at_decoration = [str(w.message) for w in caught]
+    @eagercache.op("demo::captures")
+    def captures(x: Tensor) -> Tensor:
+        return x + table
+    @eagercache.op("demo::branches")
+    def branches(x: Tensor) -> Tensor:
+        y = x * 2
+        if y.sum() > 0:
+            return y
+        return -y
+    @eagercache.op("demo::writes")
+    def writes(x: Tensor) -> Tensor:
+        y = x * 2
+        x.mul_(1)
+        return y
+    @eagercache.op("demo::counts")
+    def counts(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x * 2
+    @eagercache.op("demo::draws")
+    def draws(x: Tensor) -> Tensor:
+        return x * 0 + torch.rand_like(x) * 0
+    eagercache.enable((), on_miss="wait", choose="always")
+    answers = []
+    for op in (prints, captures, branches, writes, counts, draws):
+        answers += [op(torch.ones(4))[0].item() for _ in range(3)]
+    eagercache.wait(60)
+report(at_decoration=at_decoration, answers=answers,
+       warnings=[str(w.message) for w in caught], hits=eagercache.stats().hits,
+       explained=str(eagercache.explain(branches, torch.ones(4))),
+       reasons={op.name: op.refusal for op in (prints, captures, branches, writes, counts, draws)})
+""",
+        cache,
+    )
+    assert result["answers"] == [2.0] * 15 + [0.0] * 3
+    assert result["hits"] == 0
+    reasons = result["reasons"]
+    assert reasons["demo::prints"].endswith("of prints: it calls print()")
+    assert "of captures: table is a tensor" in reasons["demo::captures"]
+    assert "of branches: it reads a tensor's value" in reasons["demo::branches"]
+    assert "of writes: it writes to an argument (aten::mul_)" in reasons["demo::writes"]
+    assert "changes what it refers to" in reasons["demo::counts"]
+    assert "of draws: it draws random numbers (aten::rand_like)" in reasons["demo::draws"]
+    assert all(reason.startswith(("line ", "it ")) for reason in reasons.values())
+    assert any("demo::prints stays uncompiled" in text for text in result["at_decoration"])
+    assert len([text for text in result["warnings"] if "stays uncompiled" in text]) == 6
+    assert reasons["demo::branches"] in result["explained"]
+
+
+def test_without_acceleration_it_is_the_function(cache: Path) -> None:
+    result = run_program(
+        OPERATORS
+        + """
+x, y = tensors((16, 32), (16, 32))
+same = close(gradients(swiglu, (x, y)), gradients(swiglu.function, (x, y)))
+report(same=same, enabled=eagercache.is_enabled(), calls=eagercache.stats().misses)
+""",
+        cache,
+        EAGERCACHE_DISABLE="1",
+    )
+    assert result["same"] and not result["enabled"] and result["calls"] == 0
+
+
+def test_names_and_functions_that_make_no_operator() -> None:
+    from eagercache import op
+
+    for name in ("swiglu", "aten::swiglu", "a::b::c", "a::"):
+        with pytest.raises(ValueError, match="namespace"):
+            op(name)
+    with pytest.raises(TypeError, match="Python function"):
+        op("demo::torch_abs")(torch.abs)
+
+
+def _function(source: str, **namespace: Any) -> types.FunctionType:
+    scope: dict[str, Any] = {"torch": torch, "__name__": "demo_functions", **namespace}
+    exec(source, scope)
+    function = scope["f"]
+    assert isinstance(function, types.FunctionType)
+    return function
+
+
+def _digest(source: str, **namespace: Any) -> str:
+    return function_identity.identify_function(_function(source, **namespace)).digest
+
+
+@pytest.mark.once
+def test_whatever_the_function_can_reach_is_in_its_identity() -> None:
+    helper = "def g(x):\n    return x * {0}\n"
+    source = "def f(x):\n    return g(x) + K\n"
+    known = _digest(helper.format(2) + source, K=1.0)
+    assert known == _digest("\n\n" + helper.format(2) + source, K=1.0), "not where it stands"
+    assert known == _digest(helper.format(2) + source, K=1.0, other=5), "not what it does not read"
+    assert known != _digest(helper.format(3) + source, K=1.0)
+    assert known != _digest(helper.format(2) + source, K=2.0)
+    assert known != _digest(helper.format(2) + source, K=1)
+    assert known != _digest(helper.format(2) + "def f(x, y=1):\n    return g(x) + K\n", K=1.0)
+    table = "def f(x):\n    return x * table['a'][0]\n"
+    assert _digest(table, table={"a": [1]}) != _digest(table, table={"a": [2]})
+    closure = "def make(n):\n    def f(x):\n        return x * n\n    return f\nf = make({0})\n"
+    assert _digest(closure.format(1)) != _digest(closure.format(2))
+    method = "class A:\n    def m(x):\n        return x * {0}\ndef f(x):\n    return A.m(x)\n"
+    assert _digest(method.format(1)) != _digest(method.format(2))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "def f(x):\n    global K\n    K = 1\n    return x\n",
+            "line 3 of f: it changes the global K",
+        ),
+        ("def f(x):\n    return x * random.random()\n", "line 2 of f: it uses random"),
+        ("def f(x):\n    return x * missing\n", "line 2 of f: missing is not defined"),
+        ("def f(x):\n    return layer(x)\n", "line 2 of f: layer is a module"),
+        ("def f(x):\n    return g(x)\ndef g(x):\n    open('x')\n", "line 4 of g: it calls open()"),
+        ("def f(x):\n    yield x\n", "line 2 of f: it is a generator"),
+    ],
+)
+def test_a_function_that_is_none_of_its_arguments_alone_is_refused(
+    source: str, message: str
+) -> None:
+    import random
+
+    with pytest.raises(Unfit, match=message.replace("(", r"\(").replace(")", r"\)")):
+        _digest(source, random=random, layer=torch.nn.Linear(2, 2))
