@@ -17,6 +17,7 @@
 #include "dispatcher/cuda_driver.h"
 #include "dispatcher/explain.h"
 #include "dispatcher/probe.h"
+#include "dispatcher/recorder.h"
 #include "dispatcher/runtime.h"
 #include "dispatcher/thread_state.h"
 #include "dispatcher/verification.h"
@@ -160,19 +161,51 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const Found found = table_.find(view.key.words(), hash);
   if (found.state == EntryState::kKernel) [[likely]] {
     if (verification_chosen() && !writes_inputs(found.kernel)) [[unlikely]] {
-      answer_verified(found.kernel, view, keys, stack);
+      answer_verified(found.kernel, view, hash, keys, stack);
       return;
     }
     if (answer_by_kernel(found.kernel, view, stack)) [[likely]] {
-      count_call(index_, CallOutcome::kHit);
+      count(view, hash, CallOutcome::kHit);
       return;
     }
   } else if (found.state != EntryState::kNative) {
     answer_miss(view, hash, keys, stack);
     return;
   }
+  answer_decided(view, hash, keys, stack);
+}
+
+void OperatorHook::count(const CallView& view, std::uint64_t hash, CallOutcome outcome) noexcept {
+  count_call(index_, outcome);
+  if (recording_calls.load(std::memory_order_relaxed)) [[unlikely]] {
+    record_call(*this, view.key.words(), hash, outcome, 0);
+  }
+}
+
+void OperatorHook::answer_decided(const CallView& view, std::uint64_t hash,
+                                  c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   count_call(index_, CallOutcome::kNative);
+  if (!recording_calls.load(std::memory_order_relaxed)) [[likely]] {
+    call_native(keys, stack);
+    return;
+  }
+  if (!native_time_wanted()) {
+    call_native(keys, stack);
+    record_call(*this, view.key.words(), hash, CallOutcome::kNative, 0);
+    return;
+  }
+  const std::uint64_t native_ns = time_native(keys, stack);
+  record_call(*this, view.key.words(), hash, CallOutcome::kNative, recorded_time(native_ns));
+}
+
+std::uint64_t OperatorHook::time_native(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto begin = std::chrono::steady_clock::now();
   call_native(keys, stack);
+  return static_cast<std::uint64_t>((std::chrono::steady_clock::now() - begin).count());
+}
+
+std::uint64_t OperatorHook::recorded_time(std::uint64_t native_ns) const noexcept {
+  return device_type_ == c10::DeviceType::CPU ? native_ns : 0;
 }
 
 void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
@@ -181,8 +214,7 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
   // Nothing is loaded or compiled on behalf of a call that a graph records.
   if (runtime.frozen() || is_capturing(view.device)) {
     // Not entered into the table, so that it is a miss like any other afterwards.
-    count_call(index_, CallOutcome::kNative);
-    call_native(keys, stack);
+    answer_decided(view, hash, keys, stack);
     return;
   }
   const OnMiss on_miss = runtime.policy().on_miss;
@@ -205,26 +237,24 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
     note.kernel = found.kernel;
   }
   if (note.state == EntryState::kKernel && answer_by_kernel(note.kernel, view, stack)) {
-    count_call(index_, CallOutcome::kHit);
+    count(view, hash, CallOutcome::kHit);
     return;
   }
-  const bool decided = note.state == EntryState::kKernel || note.state == EntryState::kNative;
-  count_call(index_, decided         ? CallOutcome::kNative
-                     : note.inserted ? CallOutcome::kMiss
-                                     : CallOutcome::kPending);
-  if (decided) {
-    call_native(keys, stack);
+  if (note.state == EntryState::kKernel || note.state == EntryState::kNative) {
+    answer_decided(view, hash, keys, stack);
     return;
   }
+  const CallOutcome outcome = note.inserted ? CallOutcome::kMiss : CallOutcome::kPending;
+  count_call(index_, outcome);
   // Native first: a key goes to the store and the compiler only after native has answered it. If it
   // throws, the call was wrong and nothing happened.
   if (left_out("check", "native_first")) {
     runtime.note_missed_call(*this, view.key.words(), hash, note, 0);
   }
-  const auto begin = std::chrono::steady_clock::now();
-  call_native(keys, stack);
-  const auto native_ns =
-      static_cast<std::uint64_t>((std::chrono::steady_clock::now() - begin).count());
+  const std::uint64_t native_ns = time_native(keys, stack);
+  if (recording_calls.load(std::memory_order_relaxed)) [[unlikely]] {
+    record_call(*this, view.key.words(), hash, outcome, recorded_time(native_ns));
+  }
   if (returned_large(*stack) && !left_out("check", "large_result")) [[unlikely]] {
     // Small operands may broadcast to more than 31 bits count.
     table_.set_native(view.key.words(), hash);
@@ -265,18 +295,18 @@ bool OperatorHook::answer_by_kernel(const void* kernel, const CallView& view,
   return outcome == LoadedKernel::Outcome::kAnswered;
 }
 
-void OperatorHook::answer_verified(const void* kernel, const CallView& view,
+void OperatorHook::answer_verified(const void* kernel, const CallView& view, std::uint64_t hash,
                                    c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::span<const c10::IValue> own = arguments(*stack);
   torch::jit::Stack native(own.begin(), own.end());
   // The call's own arguments go with the kernel's answer.
   const std::vector<Word> words(view.key.words().begin(), view.key.words().end());
   const bool answered = answer_by_kernel(kernel, view, stack);
-  count_call(index_, answered ? CallOutcome::kHit : CallOutcome::kNative);
   if (!answered) {
-    call_native(keys, stack);
+    answer_decided(view, hash, keys, stack);
     return;
   }
+  count(view, hash, CallOutcome::kHit);
   call_native(keys, &native);
   std::string difference;
   try {

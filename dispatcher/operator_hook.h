@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "dispatcher/counters.h"
 #include "dispatcher/eligibility.h"
 #include "dispatcher/loaded_kernel.h"
 #include "dispatcher/shape_classes.h"
@@ -129,11 +130,20 @@ class OperatorHook {
   void answer(c10::DispatchKeySet keys, torch::jit::Stack* stack);
   void answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
+  // Counts a call that a kernel answered, and records it while calls are recorded.
+  void count(const CallView& view, std::uint64_t hash, CallOutcome outcome) noexcept;
+  // Native answers a call that is decided; counts, and records with native's time now and then.
+  void answer_decided(const CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack);
+  // call_native, and the nanoseconds that it took on this thread.
+  std::uint64_t time_native(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  // What of that tells about the operator: on CUDA nothing, since native returns before it is done.
+  std::uint64_t recorded_time(std::uint64_t native_ns) const noexcept;
   // Whether native's results, on top of `stack`, have more elements than 31 bits count.
   bool returned_large(const torch::jit::Stack& stack) const noexcept;
   // A hit that native computes too; native's answer stands when they differ.
-  void answer_verified(const void* kernel, const CallView& view, c10::DispatchKeySet keys,
-                       torch::jit::Stack* stack);
+  void answer_verified(const void* kernel, const CallView& view, std::uint64_t hash,
+                       c10::DispatchKeySet keys, torch::jit::Stack* stack);
   bool answer_by_kernel(const void* kernel, const CallView& view, torch::jit::Stack* stack);
   // The results of a call out of what the kernel made and of what it was given.
   void put_results(std::span<at::Tensor> outputs, torch::jit::Stack* stack) const;

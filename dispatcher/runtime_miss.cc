@@ -4,9 +4,9 @@
 #include <bit>
 #include <chrono>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "dispatcher/call_text.h"
 #include "dispatcher/kernel_forms.h"
 #include "dispatcher/log.h"
 #include "dispatcher/numerics_rule.h"
@@ -89,21 +89,6 @@ class Attempt {
   DiskStore& store_;
   const Digest key_;
 };
-
-std::string request_json(const OperatorHook& hook, std::span<const Word> words,
-                         const std::string& digest, std::uint64_t calls, std::uint64_t native_ns) {
-  nlohmann::json call = nlohmann::json::parse(describe_call(words, hook.plan().names));
-  call["op"] = hook.name();
-  call["overload"] = hook.overload();
-  call["dispatch_key"] = c10::toString(hook.dispatch_key());
-  call["digest"] = digest;
-  if (hook.is_function()) {
-    call["identity"] = hook.identity();
-  }
-  call["calls"] = calls;
-  call["native_ns"] = native_ns;
-  return call.dump();
-}
 
 }  // namespace
 
@@ -442,8 +427,8 @@ void Runtime::process(Pending pending) {
       finish(pending);
       return;
     }
-    const CompileRequest request{digest, request_json(*pending.hook, pending.words, digest,
-                                                      pending.calls, pending.native_ns)};
+    const CompileRequest request{digest, operator_call_json(*pending.hook, pending.words, digest,
+                                                            pending.calls, pending.native_ns)};
     submit(std::move(pending), request);
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning,

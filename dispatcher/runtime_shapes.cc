@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "dispatcher/call_text.h"
 #include "dispatcher/log.h"
 #include "dispatcher/runtime.h"
 
@@ -147,13 +148,8 @@ bool Runtime::hand_to_class(Pending& pending) {
   }
   CompileRequest request;
   request.digest = class_digest(hook, pending.words, proposal->number);
-  nlohmann::json call = nlohmann::json::parse(describe_call(pending.words, hook.plan().names));
-  call["op"] = hook.name();
-  call["overload"] = hook.overload();
-  call["dispatch_key"] = c10::toString(hook.dispatch_key());
-  call["digest"] = request.digest;
-  call["calls"] = pending.calls;
-  call["native_ns"] = pending.native_ns;
+  nlohmann::json call = nlohmann::json::parse(
+      operator_call_json(hook, pending.words, request.digest, pending.calls, pending.native_ns));
   call["kind"] = "shapes";
   call["pattern"] = pattern_json(proposal->pattern);
   request.call_json = call.dump();

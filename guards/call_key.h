@@ -190,6 +190,11 @@ std::vector<Word> persistent_words(std::span<const Word> words);
 // `names`, when given, adds "name" per argument. Empty when the words do not decode.
 std::string describe_call(std::span<const Word> words, std::span<const std::string> names = {});
 
+// The key of a call described as above (names are not looked at). False, with what is wrong, when
+// the text is no description of a call; what `buffer` then holds is unspecified. Where a name and a
+// number say the same ("dtype" and "value"), the name counts and the number may be left out.
+bool parse_call(std::string_view text, KeyBuffer* buffer, std::string* problem);
+
 // Text of the first difference between two calls of one operator, as `explain` shows it
 // ("argument 0: sizes [8, 4] is not [8, 8]", "argument 1 (other): int is not float"); empty only
 // when they are equal.

@@ -23,6 +23,7 @@
 #include "python_hooks/explain_binding.h"
 #include "python_hooks/module_binding.h"
 #include "python_hooks/python_miss_handler.h"
+#include "python_hooks/record_binding.h"
 #include "python_hooks/store_binding.h"
 #include "python_hooks/without_gil.h"
 
@@ -342,5 +343,6 @@ PYBIND11_MODULE(_C, module) {
   eagercache::bind_runtime(module);
   eagercache::bind_probe(module);
   eagercache::bind_explain(module);
+  eagercache::bind_record(module);
   eagercache::bind_modules(module);
 }

@@ -9,6 +9,8 @@ wherever they are faster.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from eagercache._load import available
 from eagercache.api import (
     Enabled,
@@ -25,8 +27,12 @@ from eagercache.api import (
 )
 from eagercache.custom_operators import CustomOperator, op
 from eagercache.explanation import Explanation, explain
+from eagercache.recording import Recording, record
 from eagercache.report import KernelInfo, OperatorStats, Stats, kernels, stats
 from eagercache.version import __version__
+
+if TYPE_CHECKING:
+    from eagercache.warm import WarmError, WarmReport, warm_up
 
 __all__ = [
     "CustomOperator",
@@ -34,7 +40,10 @@ __all__ = [
     "Explanation",
     "KernelInfo",
     "OperatorStats",
+    "Recording",
     "Stats",
+    "WarmError",
+    "WarmReport",
     "__version__",
     "accelerate",
     "available",
@@ -48,7 +57,22 @@ __all__ = [
     "is_frozen",
     "kernels",
     "op",
+    "record",
     "register",
     "stats",
     "wait",
+    "warm_up",
 ]
+
+# What programs that only run need not import.
+_LATER = dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.warm")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'eagercache' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_LATER[name]), name)
+    globals()[name] = value
+    return value

@@ -1,4 +1,4 @@
-"""The command line: what is in a store, whether it is sound, and why it does not hit.
+"""The command line: programs with kernels, kernels ahead of time, and what is in a store.
 
 Every command takes --json. Exit codes: 0 all is well, 1 something was found wrong, 2 bad usage or a
 store that cannot be opened (one line says why).
@@ -6,151 +6,58 @@ store that cannot be opened (one line says why).
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from eagercache import config, store_directory
-from eagercache._load import core
+from eagercache import config
+from eagercache.cli_common import (
+    Unusable,
+    call_text,
+    directory_option,
+    environment_text,
+    json_option,
+    microseconds,
+    open_store,
+    print_json,
+    require_core,
+    size_text,
+    store_path,
+    table,
+)
+from eagercache.cli_programs import record_command, run_command
+from eagercache.cli_warm import warm_command
 from eagercache.version import __version__
-
-BAD_USAGE = 2
-
-
-class Unusable(click.ClickException):
-    """Bad usage, or a store that cannot be opened: one line, exit code 2."""
-
-    exit_code = BAD_USAGE
-
-
-def _require_core() -> Any:
-    if core is None:
-        raise Unusable("eagercache works on Linux x86-64 only")
-    return core
-
-
-def _environment_text() -> str:
-    from eagercache import environment
-
-    return environment.environment_text(cxx=config.read_settings().cxx)
-
-
-def _store_path(directory: Path | None) -> Path:
-    """The named directory, EAGERCACHE_DIR, or the first default that exists."""
-    if directory is not None:
-        return directory.absolute()
-    settings = config.read_settings()
-    if settings.directory is not None:
-        return settings.directory.absolute()
-    defaults = store_directory.candidates(os.environ, os.getuid())
-    return next((path for path in defaults if path.exists()), defaults[0])
-
-
-def _open(directory: Path | None, *, read_only: bool, max_bytes: int | None = None) -> Any:
-    module = _require_core()
-    path = _store_path(directory)
-    if not path.is_dir():
-        raise Unusable(f"there is no store at {path}; name one with --dir or EAGERCACHE_DIR")
-    limit = config.read_settings().max_bytes if max_bytes is None else max_bytes
-    try:
-        return module.Store(str(path), _environment_text(), read_only=read_only, max_bytes=limit)
-    except module.StoreError as error:
-        raise Unusable(f"the store at {path} cannot be used: {error}") from error
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, sort_keys=True))
-
-
-def _size_text(size: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
-
-
-def _microseconds(facts: dict[str, str], name: str) -> str:
-    try:
-        return f"{float(facts[name]) / 1000:.2f}"
-    except (KeyError, ValueError):
-        return ""
-
-
-def _call_text(facts: dict[str, str]) -> str:
-    """A call in one short line: tensors as dtype[sizes], the other arguments by name."""
-    try:
-        call = json.loads(facts.get("call", ""))
-    except ValueError:
-        return ""
-    return ", ".join(_argument_texts(call.get("args", [])))
-
-
-def _argument_texts(arguments: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for argument in arguments:
-        kind = argument.get("kind")
-        if kind == "tensor":
-            sizes = "x".join(map(str, argument["sizes"])) or "0-dim"
-            yield f"{argument['dtype']}[{sizes}]"
-        elif kind == "tensor_list":
-            yield f"[{', '.join(_argument_texts(argument['elements']))}]"
-        elif kind not in ("none", "undefined_tensor"):
-            value = argument.get("value", argument.get("values", argument.get("dtype", "")))
-            yield f"{argument.get('name', '')}={value}"
-
-
-def _table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name, justify in columns:
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table, markup=False)
-
-
-def _directory_option(function: Any) -> Any:
-    return click.option(
-        "--dir",
-        "directory",
-        type=click.Path(path_type=Path),
-        help="The store; EAGERCACHE_DIR or the default directory if not given.",
-    )(function)
-
-
-def _json_option(function: Any) -> Any:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="eagercache")
 def main() -> None:
-    """Looks into, checks and cleans a store of compiled kernels."""
+    """Runs programs with compiled kernels, makes kernels ahead of time, looks after their store."""
+
+
+main.add_command(run_command)
+main.add_command(record_command)
+main.add_command(warm_command)
 
 
 @main.command("ls")
-@_directory_option
-@_json_option
+@directory_option
+@json_option
 @click.option("--all", "everything", is_flag=True, help="Entries of every environment.")
 @click.option("--op", default="", help="Only operators whose name contains this.")
 def list_entries(directory: Path | None, as_json: bool, everything: bool, op: str) -> None:
     """Lists entries: kernels, decisions for native, failures."""
-    store = _open(directory, read_only=True)
+    store = open_store(directory, read_only=True)
     rows = [row for row in store.entries(all=everything) if op in row["facts"].get("op", "")]
     rows.sort(key=lambda row: (row["facts"].get("op", ""), row["key"]))
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
-    _table(
+    table(
         f"{len(rows)} entries in {store.root}",
         [
             ("key", ""),
@@ -165,11 +72,11 @@ def list_entries(directory: Path | None, as_json: bool, everything: bool, op: st
             (
                 row["key"][:12],
                 row["facts"].get("op", "?"),
-                _call_text(row["facts"]),
+                call_text(row["facts"]),
                 row["kind"],
-                _microseconds(row["facts"], "native_ns"),
-                _microseconds(row["facts"], "kernel_ns"),
-                _size_text(row["bytes"]),
+                microseconds(row["facts"], "native_ns"),
+                microseconds(row["facts"], "kernel_ns"),
+                size_text(row["bytes"]),
             )
             for row in rows
         ],
@@ -177,12 +84,12 @@ def list_entries(directory: Path | None, as_json: bool, everything: bool, op: st
 
 
 @main.command()
-@_directory_option
-@_json_option
+@directory_option
+@json_option
 @click.argument("key")
 def show(directory: Path | None, as_json: bool, key: str) -> None:
     """Shows one entry whole; KEY is its digest or the beginning of it."""
-    store = _open(directory, read_only=True)
+    store = open_store(directory, read_only=True)
     found = [row for row in store.entries(all=True) if row["key"].startswith(key.lower())]
     if len(found) != 1:
         raise Unusable(
@@ -192,12 +99,12 @@ def show(directory: Path | None, as_json: bool, key: str) -> None:
         )
     entry = found[0]
     if as_json:
-        _print_json(entry)
+        print_json(entry)
         return
     for name in ("key", "environment", "kind", "bytes", "created", "last_used", "cpu_features"):
         click.echo(f"{name:14} {_shown(name, entry[name])}")
     for item in entry["objects"]:
-        click.echo(f"{'object':14} {item['digest']}.{item['kind']} ({_size_text(item['size'])})")
+        click.echo(f"{'object':14} {item['digest']}.{item['kind']} ({size_text(item['size'])})")
     for name, value in sorted(entry["facts"].items()):
         click.echo(f"{name:24} {value}")
 
@@ -209,15 +116,15 @@ def _shown(name: str, value: Any) -> str:
 
 
 @main.command()
-@_directory_option
-@_json_option
+@directory_option
+@json_option
 @click.option("--all", "everything", is_flag=True, help="Entries of every environment.")
 @click.option(
     "--repair", is_flag=True, help="Put damaged entries aside, so that they are made anew."
 )
 def verify(directory: Path | None, as_json: bool, everything: bool, repair: bool) -> None:
     """Reads every object and compares it with its hash. Exit code 1 when one is damaged."""
-    store = _open(directory, read_only=not repair)
+    store = open_store(directory, read_only=not repair)
     rows = store.verify(all=everything)
     damaged = [
         {"key": key, "environment": environment, "problem": problem}
@@ -225,7 +132,7 @@ def verify(directory: Path | None, as_json: bool, everything: bool, repair: bool
         if problem
     ]
     if as_json:
-        _print_json({"checked": len(rows), "damaged": damaged})
+        print_json({"checked": len(rows), "damaged": damaged})
     else:
         for item in damaged:
             click.echo(f"{item['key'][:12]}: {item['problem']}")
@@ -235,8 +142,8 @@ def verify(directory: Path | None, as_json: bool, everything: bool, repair: bool
 
 
 @main.command()
-@_directory_option
-@_json_option
+@directory_option
+@json_option
 @click.option("--max-bytes", help="Bring the store below this size, such as 500M.")
 @click.option("--max-age", type=float, help="Remove entries not used for this many days.")
 @click.option("--native", is_flag=True, help="Remove decisions for native and failures too.")
@@ -248,12 +155,12 @@ def prune(
     native: bool,
 ) -> None:
     """Removes what is not needed: stale temporary files, unused objects, entries past a limit."""
-    module = _require_core()
+    module = require_core()
     try:
         limit = config.parse_size(max_bytes) if max_bytes else None
     except config.BadValue as error:
         raise Unusable(f"--max-bytes {max_bytes}: {error}") from error
-    store = _open(directory, read_only=False, max_bytes=limit)
+    store = open_store(directory, read_only=False, max_bytes=limit)
     removed = _remove_entries(store, max_age, native)
     try:
         counts = store.evict(force=True)
@@ -261,12 +168,12 @@ def prune(
         raise Unusable(f"the store could not be pruned: {error}") from error
     counts["entries_removed"] += removed
     if as_json:
-        _print_json(counts)
+        print_json(counts)
     else:
         click.echo(
             f"removed {counts['entries_removed']} entries, {counts['objects_removed']} objects, "
             f"{counts['temporaries_removed']} temporary files: "
-            f"{_size_text(counts['bytes_removed'])}"
+            f"{size_text(counts['bytes_removed'])}"
         )
 
 
@@ -282,8 +189,8 @@ def _remove_entries(store: Any, max_age: float | None, native: bool) -> int:
 
 
 @main.command("bisect", context_settings={"ignore_unknown_options": True})
-@_directory_option
-@_json_option
+@directory_option
+@json_option
 @click.option("--op", "ops", multiple=True, help="Suspect only operators whose name contains this.")
 @click.option("--timeout", type=float, help="A run that takes longer fails (seconds).")
 @click.option("--show", is_flag=True, help="Let the command's output through.")
@@ -303,11 +210,11 @@ def bisect_command(
     """
     from eagercache import bisection
 
-    store = _open(directory, read_only=True)
+    store = open_store(directory, read_only=True)
     runner = bisection.StoreWithout(
-        _require_core(),
+        require_core(),
         Path(store.root),
-        _environment_text(),
+        environment_text(),
         command,
         timeout=timeout,
         quiet=not show,
@@ -321,12 +228,12 @@ def bisect_command(
         found = bisection.bisect(entries, runner.passes, lambda text: click.echo(text, err=True))
     except bisection.NothingToFind as problem:
         if as_json:
-            _print_json({"problem": str(problem), "runs": runner.runs})
+            print_json({"problem": str(problem), "runs": runner.runs})
         else:
             click.echo(f"{problem} ({runner.runs} runs)")
         sys.exit(1)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "operators": found.operators,
                 "kernels": [dict(entry) for entry in found.kernels],
@@ -337,13 +244,13 @@ def bisect_command(
     click.echo(f"COMMAND passes without these kernels ({runner.runs} runs):")
     for entry in found.kernels:
         facts = entry["facts"]
-        click.echo(f"  {entry['key'][:12]}  {facts.get('op', '?')}  {_call_text(facts)}")
+        click.echo(f"  {entry['key'][:12]}  {facts.get('op', '?')}  {call_text(facts)}")
     click.echo(f"remedy: EAGERCACHE_SKIP={','.join(found.operators)}, and a report of the bug")
 
 
 @main.command()
-@_directory_option
-@_json_option
+@directory_option
+@json_option
 def doctor(directory: Path | None, as_json: bool) -> None:
     """Checks directory, permissions, toolchain and torch.
 
@@ -352,9 +259,9 @@ def doctor(directory: Path | None, as_json: bool) -> None:
     """
     from eagercache.diagnosis import diagnose
 
-    checks = diagnose(_store_path(directory))
+    checks = diagnose(store_path(directory))
     if as_json:
-        _print_json([check.as_dict() for check in checks])
+        print_json([check.as_dict() for check in checks])
     else:
         for check in checks:
             click.echo(f"{check.state:8} {check.name}: {check.text}")

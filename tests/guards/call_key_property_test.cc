@@ -64,6 +64,28 @@ TEST(CallKeyProperty, DecodingGivesTheCallBackAndEncodingItGivesTheKeyBack) {
   }
 }
 
+TEST(CallKeyProperty, ReadingADescriptionGivesTheKeyBack) {
+  RandomCalls random(kSeed + 2);
+  KeyBuffer buffer;
+  KeyBuffer again;
+  int read = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const auto& schemas = RandomCalls::schemas();
+    const DecodedCall call = random.call(schemas[random.below(schemas.size())]);
+    testing::put_call(call, &buffer);
+    const std::string text = describe_call(buffer.words());
+    std::string problem;
+    if (parse_call(text, &again, &problem)) {
+      ASSERT_EQ(bytes_of(again.words()), bytes_of(buffer.words())) << text;
+      ++read;
+    } else {
+      // Only what has no name is not read back.
+      ASSERT_NE(text.find('<'), std::string::npos) << "seed " << kSeed + 2 << ": " << problem;
+    }
+  }
+  EXPECT_GT(read, 5000);
+}
+
 // Changes exactly one thing of a tensor, the `which`th.
 bool nudge_tensor(RandomCalls& random, std::size_t which, DecodedArgument* argument) {
   TensorTraits& traits = argument->tensor;

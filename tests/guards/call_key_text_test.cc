@@ -41,6 +41,37 @@ TEST(DescribeCall, GivesATensorAsDocumented) {
                                    "aligned": false})"));
 }
 
+TEST(ParseCall, RefusesWhatIsNoDescriptionAndSaysWhy) {
+  const std::string state = R"("state": {"default_dtype": "float32", "deterministic": false,
+      "deterministic_warn_only": false, "fill_uninitialized_memory": false, "num_threads": 1})";
+  const auto problem_of = [&](const std::string& args) {
+    KeyBuffer buffer;
+    std::string problem;
+    EXPECT_FALSE(parse_call("{" + state + ", \"args\": " + args + "}", &buffer, &problem)) << args;
+    return problem;
+  };
+  EXPECT_NE(problem_of("[").find("parse error"), std::string::npos);
+  EXPECT_NE(problem_of(R"([{"kind": "tensors"}])").find("'tensors'"), std::string::npos);
+  EXPECT_NE(problem_of(R"([{"kind": "int"}])").find("value"), std::string::npos);
+  EXPECT_NE(problem_of(R"([{"kind": "scalar_type", "dtype": "float33"}])").find("'float33'"),
+            std::string::npos);
+  EXPECT_NE(problem_of(R"([{"kind": "device", "device": "cuda:"}])").find("'cuda:'"),
+            std::string::npos);
+  EXPECT_NE(problem_of(R"([{"kind": "float", "bits": "3ff"}])").find("'3ff'"), std::string::npos);
+  EXPECT_NE(problem_of(R"([{"kind": "tensor", "dtype": "float32", "device": "cpu", "sizes": [1],
+                            "strides": [], "wrapped": false, "aligned": true}])")
+                .find("strides"),
+            std::string::npos);
+  // A list in a list, and a list of tensors that holds a number: neither is any call's.
+  problem_of(R"([{"kind": "tensor_list", "elements": [{"kind": "tensor_list", "elements": []}]}])");
+  problem_of(R"([{"kind": "tensor_list", "elements": [{"kind": "int", "value": 1}]}])");
+  KeyBuffer buffer;
+  std::string problem;
+  EXPECT_FALSE(parse_call(R"({"args": []})", &buffer, &problem));
+  EXPECT_NE(problem.find("state"), std::string::npos);
+  EXPECT_TRUE(parse_call("{" + state + R"(, "args": []})", &buffer, &problem));
+}
+
 TEST(DescribeCall, GivesTheState) {
   const GlobalState state{.default_dtype = 7,
                           .deterministic = true,

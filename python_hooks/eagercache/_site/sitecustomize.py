@@ -1,0 +1,111 @@
+"""Python runs this when it starts a program of `eagercache run` or `record`; see program.py.
+
+Nothing is imported here that the program might not have, and nothing of what goes wrong reaches it.
+The environment's own `sitecustomize` is run as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+
+TYPE_CHECKING = False  # typing's own would be imported into every interpreter
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Sequence
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib is slow to import
+
+
+def _run_the_next_one() -> None:
+    """The `sitecustomize` that this one hides."""
+    path = sys.path[:]
+    sys.path[:] = [entry for entry in path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
+    mine = sys.modules.pop("sitecustomize", None)
+    try:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("sitecustomize")
+    finally:
+        if mine is not None:
+            sys.modules.setdefault("sitecustomize", mine)
+
+
+class _TorchLoader(importlib.abc.Loader):
+    """Torch's own loader, and then eagercache."""
+
+    def __init__(self, loader: Any, body: dict[str, Any]) -> None:
+        self._loader = loader
+        self._body = body
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        """As torch's loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """As torch's loader does; then eagercache is switched on."""
+        assert module.__spec__ is not None
+        module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _begin(self._body)
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Waits for `import torch`, once."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self._body = body
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Torch's, with our loader around its own; nothing else is looked for."""
+        if name != "torch":
+            return None
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TorchLoader(spec.loader, self._body)
+        return spec
+
+
+def _begin(body: dict[str, Any]) -> None:
+    added = body["package"] not in sys.path
+    if added:
+        sys.path.append(body["package"])
+    try:
+        from eagercache import program
+    except Exception as error:
+        print(f"eagercache: is not active in process {os.getpid()}: {error}", file=sys.stderr)
+        return
+    finally:
+        if added:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(body["package"])
+    program.begin(body)
+
+
+def _main() -> None:
+    _run_the_next_one()
+    text = os.environ.get("EAGERCACHE_PROGRAM", "")
+    if not text or os.environ.get("EAGERCACHE_INSIDE_WORKER"):
+        return
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return
+    sys.meta_path.insert(0, _TorchFinder(body))
+
+
+_main()
