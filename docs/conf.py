@@ -30,12 +30,19 @@ html_show_sourcelink = False
 def _commands() -> Iterator[str]:
     context = click.Context(cli.main, info_name="eagercache")
     yield _help("eagercache", cli.main, context)
-    for name, command in sorted(cli.main.commands.items()):
-        yield _help(f"eagercache {name}", command, context)
+    yield from _subcommands("eagercache", cli.main, context)
+
+
+def _subcommands(title: str, group: click.Group, context: click.Context) -> Iterator[str]:
+    for name, command in sorted(group.commands.items()):
+        yield _help(f"{title} {name}", command, context)
+        if isinstance(command, click.Group):
+            below = click.Context(command, info_name=name, parent=context)
+            yield from _subcommands(f"{title} {name}", command, below)
 
 
 def _help(title: str, command: click.Command, parent: click.Context) -> str:
-    name = title.removeprefix("eagercache").strip() or "eagercache"
+    name = title.removeprefix("eagercache").rpartition(" ")[2] or "eagercache"
     context = click.Context(
         command, info_name=name, parent=parent if name != "eagercache" else None
     )

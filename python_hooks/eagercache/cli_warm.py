@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +71,7 @@ def warm_command(
             report = warm.warm_up(
                 *traces,
                 device=device,
-                budget=budget,
+                budget=_budget(budget),
                 dry_run=dry_run,
                 ops=ops or None,
                 skip=skip,
@@ -88,6 +90,25 @@ def warm_command(
         _print_report(report)
     if not report.ok:
         sys.exit(1)
+
+
+def _budget(text: str | None) -> warm.Budget | None:
+    """The budget, less what this process has spent on starting."""
+    if text is None:
+        return None
+    budget = warm.Budget.parse(text)
+    if budget.seconds is None:
+        return budget
+    return warm.Budget(seconds=max(0.0, budget.seconds - _process_age()))
+
+
+def _process_age() -> float:
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # seconds after the boot
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @contextlib.contextmanager
@@ -110,14 +131,13 @@ def _progress_bar(*, shown: bool) -> Iterator[warm.Progress]:
         if task is None:
             bar.start()
             task = bar.add_task("", total=run.total, left="")
-        left = run.seconds_left()
-        text = "" if left is None else f"{_duration(left)} left"
-        bar.update(task, completed=run.done, left=text)
+        bar.update(task, completed=run.done, left=f"{_duration(run.seconds_left())} left")
 
     try:
         yield update
     finally:
-        bar.stop()
+        if task is not None:
+            bar.stop()
 
 
 def _duration(seconds: float) -> str:

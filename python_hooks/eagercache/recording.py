@@ -16,7 +16,7 @@ from eagercache._load import core
 
 # What is recorded is written after so many seconds, then after twice as many, and so on: a process
 # that is killed loses half of its trace at most, and a long one writes little.
-FIRST_WRITE_SECONDS = 60.0
+FIRST_WRITE_SECONDS = 2.0
 
 _lock = threading.Lock()  # guards what follows
 _listeners = 0

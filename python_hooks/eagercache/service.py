@@ -518,7 +518,7 @@ def expected_gain(description: Mapping[str, Any]) -> float:
     """
     native_ns = description.get("native_ns")
     if native_ns is None:
-        size = sum(map(math.prod, _tensor_sizes(description.get("args", ()))))
+        size = sum(map(math.prod, tensor_sizes(description.get("args", ()))))
         native_ns = _CALL_NS + size * _ELEMENT_NS
     return float(description.get("calls", 1)) * float(native_ns)
 
@@ -528,12 +528,13 @@ _CALL_NS = 1_000.0
 _ELEMENT_NS = 0.5
 
 
-def _tensor_sizes(arguments: Iterable[Mapping[str, Any]]) -> Iterator[Sequence[int]]:
+def tensor_sizes(arguments: Iterable[Mapping[str, Any]]) -> Iterator[Sequence[int]]:
+    """The sizes of every tensor among described arguments."""
     for argument in arguments:
         if argument.get("kind") == "tensor":
             yield argument["sizes"]
         elif argument.get("kind") == "tensor_list":
-            yield from _tensor_sizes(argument["elements"])
+            yield from tensor_sizes(argument["elements"])
 
 
 def _name(description: Mapping[str, Any]) -> str:

@@ -86,9 +86,19 @@ class Trace:
 
 def identity(description: Mapping[str, Any]) -> str:
     """Equal for equal calls, whatever store, process or file they come from."""
-    args = [{k: v for k, v in arg.items() if k != "name"} for arg in description["args"]]
+    args = [_without_names(arg) for arg in description["args"]]
     parts = [description[name] for name in _CALL_FIELDS[:-1]]
     return json.dumps([*parts, args], sort_keys=True, separators=(",", ":"))
+
+
+def _without_names(argument: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells arguments apart: of torch's constants the name, not the number beside it."""
+    spare = _SPARE if argument.get("kind") in _CONSTANTS else ("name",)
+    return {name: value for name, value in argument.items() if name not in spare}
+
+
+_CONSTANTS = ("scalar_type", "layout", "memory_format", "device")
+_SPARE = ("name", "value", "type", "index")
 
 
 def append_section(path: Path, lines: Iterable[str], *, lost: int = 0) -> None:

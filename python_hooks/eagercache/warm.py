@@ -10,6 +10,7 @@ has finished stays, and two of them share the work.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import threading
@@ -22,16 +23,26 @@ from typing import Any, Protocol
 
 from eagercache import api, config, environment, facts, operator_log, operators, trace
 from eagercache._load import core
-from eagercache.service import CompileService, ServiceSettings, cpu_seconds, expected_gain
+from eagercache.service import (
+    CompileService,
+    ServiceSettings,
+    cpu_seconds,
+    expected_gain,
+    tensor_sizes,
+)
 
-# CPU seconds of one bare kernel, proof and timing included, where the store has none to compare.
+# CPU seconds of one bare kernel, proof and timing included, where the store has none to compare;
+# and what each element of its arguments adds, in the proof's samples.
 USUAL_SECONDS = 2.0
+LEAST_SECONDS = 0.2
+SECONDS_PER_ELEMENT = 4e-7
 USUAL_BYTES = 16 << 10
 START_SECONDS = 8.0  # of a worker, torch's import included
 # Of native's time that a kernel is expected to save, where nothing is known of the operator.
 USUAL_SHARE_SAVED = 0.3
-# Requests that an executor is given beyond those that its workers have at hand.
-WAITING_PER_WORKER = 16
+# Of requests that an executor is given at a time, for each worker: so many that kernels are built
+# together, few enough for the budget and the order to hold. A larger one goes alone.
+SECONDS_UNDER_WAY = 20.0
 
 
 class WarmError(ValueError):
@@ -93,6 +104,7 @@ class Planned:
     call: trace.TracedCall
     description: dict[str, Any]
     digest: str
+    native_ns: float  # of all its calls
     gain_ns: float
     seconds: float  # expected, then spent; of CPU time
     state: str = "left"
@@ -172,21 +184,28 @@ class Experience:
         self._saved: dict[str, list[float]] = defaultdict(list)
         self._bytes: list[int] = []
         for row in rows:
-            known = row["facts"]
-            steps = [k for k in known if k.startswith("seconds_") and "." not in k]
-            if steps:
-                self._seconds[known.get("op", "")].append(sum(float(known[k]) for k in steps))
-            if "native_ns" in known and "kernel_ns" in known:
-                native, kernel = float(known["native_ns"]), float(known["kernel_ns"])
-                saved = 1.0 - kernel / native if row["kind"] == "kernel" and native > 0 else 0.0
-                self._saved[known.get("op", "")].append(saved)
+            self.add(row)
             if row["kind"] == "kernel":
                 self._bytes.append(row["bytes"])
 
-    def seconds(self, op: str) -> float:
+    def add(self, manifest: Mapping[str, Any]) -> None:
+        """Learns from one more entry."""
+        known = manifest["facts"]
+        op = known.get("op", "")
+        steps = [k for k in known if k.startswith("seconds_") and "." not in k]
+        if steps:
+            seconds = sum(float(known[k]) for k in steps) - _proof_seconds(_known_call(known))
+            self._seconds[op].append(max(LEAST_SECONDS, seconds))
+        saved = 0.0
+        if manifest["kind"] == "kernel" and "native_ns" in known and "kernel_ns" in known:
+            saved = max(0.0, 1.0 - float(known["kernel_ns"]) / float(known["native_ns"]))
+        self._saved[op].append(saved)
+
+    def seconds(self, op: str, arguments: Iterable[Mapping[str, Any]]) -> float:
         """Of CPU time for one more key."""
         known = self._seconds.get(op) or [s for one in self._seconds.values() for s in one]
-        return sum(known) / len(known) if known else USUAL_SECONDS
+        usual = sum(known) / len(known) if known else USUAL_SECONDS
+        return usual + _proof_seconds(arguments)
 
     def share_saved(self, op: str) -> float:
         """Of native's time; the usual one counts as one more entry."""
@@ -196,6 +215,19 @@ class Experience:
     def bytes(self) -> int:
         """Of one kernel on disk."""
         return sum(self._bytes) // len(self._bytes) if self._bytes else USUAL_BYTES
+
+
+def _known_call(known: Mapping[str, str]) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads(known.get("call", "{}")).get("args", []))
+    except ValueError:  # cut off
+        return []
+
+
+def _proof_seconds(arguments: Iterable[Mapping[str, Any]]) -> float:
+    """What the size of a call adds to its compile."""
+    elements = sum(math.prod(sizes) for sizes in tensor_sizes(arguments))
+    return SECONDS_PER_ELEMENT * elements
 
 
 def read_traces(
@@ -280,8 +312,16 @@ def _plan(
     entries: dict[str, Planned] = {}
     for call in calls:
         description = _description(call)
-        gain = expected_gain(description) * experience.share_saved(call.name)
-        entry = Planned(call, description, "", gain, experience.seconds(call.name))
+        native_ns = expected_gain(description)
+        gain = native_ns * experience.share_saved(call.name)
+        entry = Planned(
+            call,
+            description,
+            "",
+            native_ns,
+            gain,
+            experience.seconds(call.name, description["args"]),
+        )
         text = json.dumps({k: description[k] for k in ("state", "args")})
         operator = (description["op"], description["overload"], description["dispatch_key"])
         try:
@@ -295,6 +335,7 @@ def _plan(
         description["digest"] = entry.digest
         if (same := entries.get(entry.digest)) is not None:  # two GPUs of one kind
             same.call = replace(same.call, calls=same.call.calls + call.calls)
+            same.native_ns += native_ns
             same.gain_ns += gain
             continue
         entries[entry.digest] = entry
@@ -335,6 +376,7 @@ class Run:
         self,
         entries: Sequence[Planned],
         store: Any,
+        experience: Experience,
         executor: Executor,
         budget: Budget,
         workers: int,
@@ -345,11 +387,14 @@ class Run:
         self.total = len(entries)
         self._entries = entries
         self._store = store
+        self._experience = experience
         self._executor = executor
         self._budget = budget
         self._workers = workers
         self._began = began
         self._submitting = time.monotonic()
+        self._expected_done = 0.0  # seconds that were expected of what is done
+        self._left = sum(entry.seconds for entry in entries)  # expected of what is not
         self._changed = threading.Condition()
         self._outstanding: dict[str, Planned] = {}
         self._answers: list[tuple[Planned, dict[str, Any]]] = []
@@ -361,59 +406,65 @@ class Run:
         """Seconds since the beginning."""
         return time.monotonic() - self._began
 
-    def seconds_each(self) -> float | None:
-        """Wall seconds of one key, the workers' start included; None before the first answer."""
-        return (time.monotonic() - self._submitting) / self.done if self.done else None
+    def _pace(self) -> float:
+        """Wall seconds for one expected second of CPU time, the workers' start included."""
+        if self._expected_done == 0.0:
+            return 1.0 / self._workers
+        return (time.monotonic() - self._submitting) / self._expected_done
 
-    def seconds_left(self) -> float | None:
+    def seconds_left(self) -> float:
         """Until the end, as far as can be told."""
-        each = self.seconds_each()
-        left = None if each is None else each * (self.total - self.done)
+        left = self._left * self._pace() + (START_SECONDS if self.done == 0 else 0.0)
         if self._budget.seconds is not None:
-            until = max(0.0, self._budget.seconds - self.elapsed)
-            left = until if left is None else min(left, until)
+            left = min(left, max(0.0, self._budget.seconds - self.elapsed))
         return left
 
     def run(self, progress: Progress) -> None:
         """Compiles until all is done or the budget ends. Ctrl-C passes, once all is closed."""
-        waiting = list(self._entries)[::-1]
+        waiting = list(self._entries)
         try:
             while waiting or self._outstanding:
                 if self._over():
                     break
-                while waiting and self._has_room(waiting[-1]):
-                    self._submit(waiting.pop())
+                while (entry := self._next(waiting)) is not None:
+                    waiting.remove(entry)
+                    self._submit(entry)
                 if not self._outstanding:
                     break  # the budget has no room for one more
                 with self._changed:
                     self._changed.wait_for(lambda: bool(self._answers), 0.2)
-                self._take_answers()
+                if self._take_answers():
+                    self._order(waiting)
                 progress(self)
         finally:
             self._closed = True
             self._executor.close()
             self._take_answers()
 
+    def _order(self, waiting: list[Planned]) -> None:
+        """What was found out about operators says more about their other keys."""
+        for entry in waiting:
+            entry.gain_ns = entry.native_ns * self._experience.share_saved(entry.call.name)
+        waiting.sort(key=lambda entry: -entry.gain_ns)
+
     def _over(self) -> bool:
         if self._budget.bytes is not None and self.bytes >= self._budget.bytes:
             return True
         return self._budget.seconds is not None and self.elapsed >= self._budget.seconds
 
-    def _has_room(self, entry: Planned) -> bool:
-        under_way = len(self._outstanding)
-        if under_way >= self._workers * (WAITING_PER_WORKER + 1):
-            return False
-        if self._budget.seconds is not None:
-            each = self.seconds_each()
-            if each is None:
-                each = entry.seconds / self._workers
-            if self.elapsed + (under_way + 1) * each > self._budget.seconds:
-                return False
+    def _next(self, waiting: Sequence[Planned]) -> Planned | None:
+        """The first entry that is due now; one that the budget has no room for is passed over."""
+        count, seconds = len(self._outstanding), sum(e.seconds for e in self._outstanding.values())
+        if count >= self._workers and seconds >= SECONDS_UNDER_WAY * self._workers:
+            return None
         if self._budget.bytes is not None:
             each_bytes = self.bytes / self.done if self.done else USUAL_BYTES
-            if self.bytes + (under_way + 1) * each_bytes > self._budget.bytes:
-                return False
-        return True
+            if self.bytes + (count + 1) * each_bytes > self._budget.bytes:
+                return None
+        if self._budget.seconds is None:
+            return waiting[0] if waiting else None
+        room = (self._budget.seconds - self.elapsed) / self._pace() - seconds
+        return next((entry for entry in waiting if entry.seconds <= room), None)
 
     def _submit(self, entry: Planned) -> None:
         self._outstanding[entry.digest] = entry
@@ -426,13 +477,17 @@ class Run:
 
         self._executor.submit(entry.description, done)
 
-    def _take_answers(self) -> None:
+    def _take_answers(self) -> bool:
+        """Whether there were any."""
         with self._changed:
             answers, self._answers = self._answers, []
         for entry, response in answers:
             del self._outstanding[entry.digest]
             self.done += 1
+            self._expected_done += entry.seconds
+            self._left -= entry.seconds
             self._conclude(entry, response)
+        return bool(answers)
 
     def _conclude(self, entry: Planned, response: Mapping[str, Any]) -> None:
         entry.verdict = str(response.get("verdict", "failed"))
@@ -449,6 +504,7 @@ class Run:
         _measure_gain(entry, known)
         if manifest is None or response.get("found"):
             return
+        self._experience.add(manifest)
         self.bytes += len(json.dumps(manifest))
         for item in manifest["objects"]:
             if item["digest"] not in self._objects:
@@ -531,7 +587,7 @@ def warm_up(
     if todo:
         if executor is None:
             executor = _service(settings, store.root, text, chosen, workers, keys)
-        run = Run(todo, store, executor, limits, workers, began)
+        run = Run(todo, store, experience, executor, limits, workers, began)
         try:
             run.run(progress)
         except KeyboardInterrupt:

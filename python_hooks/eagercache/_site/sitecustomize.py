@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
 import os
 import sys
 
-TYPE_CHECKING = False  # typing's own would be imported into every interpreter
+# Neither typing nor importlib.abc, which imports it: this runs in every interpreter.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import types
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _run_the_next_one() -> None:
             sys.modules.setdefault("sitecustomize", mine)
 
 
-class _TorchLoader(importlib.abc.Loader):
+class _TorchLoader:
     """Torch's own loader, and then eagercache."""
 
     def __init__(self, loader: Any, body: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class _TorchLoader(importlib.abc.Loader):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
         """As torch's loader does."""
         return self._loader.create_module(spec)
 
@@ -60,7 +60,7 @@ class _TorchLoader(importlib.abc.Loader):
         _begin(self._body)
 
 
-class _TorchFinder(importlib.abc.MetaPathFinder):
+class _TorchFinder:
     """Waits for `import torch`, once."""
 
     def __init__(self, body: dict[str, Any]) -> None:
@@ -76,7 +76,8 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _TorchLoader(spec.loader, self._body)
+            loader: Any = _TorchLoader(spec.loader, self._body)
+            spec.loader = loader
         return spec
 
 

@@ -1,0 +1,263 @@
+"""`eagercache run` and `record`: programs run unchanged, and their children; errors are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from conftest import PACKAGE_ROOT, clean_environment
+from eagercache import cli, program, program_report, trace
+
+pytestmark = pytest.mark.once
+
+# A script that says what it sees, and starts children in every way that Python has.
+SCRIPT = """
+import json, multiprocessing, os, runpy, subprocess, sys
+import torch
+import eagercache
+
+def count(n):
+    torch.sin(torch.ones(n))
+    return eagercache.is_enabled()
+
+if __name__ == "__main__":
+    torch.cos(torch.ones(3))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        spawned = pool.map(count, [4])
+        pool.close()
+        pool.join()  # a worker that is terminated writes nothing
+    code = "import torch, eagercache; torch.exp(torch.ones(5)); print(eagercache.is_enabled())"
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    print(json.dumps({
+        "argv": sys.argv, "name": __name__, "file": os.path.basename(__file__),
+        "main": sys.modules["__main__"].__dict__.get("count") is count,
+        "spawned": spawned, "started": started.stdout.strip(), "stderr": started.stderr,
+        "theirs": os.environ.get("SITECUSTOMIZE_RAN"), "enabled": eagercache.is_enabled(),
+    }))
+    sys.exit(7)
+"""
+
+
+def eagercache(
+    *words: str, cache: Path, folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "eagercache", *words],
+        env=clean_environment(EAGERCACHE_DIR=str(cache), **variables),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    return folder
+
+
+def test_a_script_runs_as_ever_with_its_children_and_all_is_recorded(
+    cache: Path, folder: Path
+) -> None:
+    # A sitecustomize of the environment's own is run as without us.
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text(
+        "import os; os.environ['SITECUSTOMIZE_RAN'] = str(os.getpid())"
+    )
+    path = os.pathsep.join([str(theirs), PACKAGE_ROOT])
+    words = ["record", "trace", "--", "script.py", "--flag", "-m", "x"]
+    done = eagercache(*words, cache=cache, folder=folder, PYTHONPATH=path)
+    assert done.returncode == 7, done.stderr
+    said = json.loads(done.stdout)
+    assert said["argv"] == ["script.py", "--flag", "-m", "x"]
+    assert (said["name"], said["file"], said["main"]) == ("__main__", "script.py", True)
+    assert said["enabled"] and said["spawned"] == [True] and said["started"] == "True", said
+    assert said["theirs"]
+    recorded = trace.Trace()
+    trace.read(folder / "trace", recorded)
+    names = sorted(call.name for call in recorded.calls.values())
+    assert names == ["aten::cos", "aten::exp", "aten::sin"]
+    assert "3 calls recorded; trace holds 3 keys" in done.stderr
+
+    # Once more, into the same file.
+    again = eagercache(
+        "record", "--append", "--json", "trace", "script.py", cache=cache, folder=folder
+    )
+    assert again.returncode == 7
+    counted = json.loads(again.stderr[again.stderr.index("{") :])
+    assert counted == {"calls": 3, "keys": 3, "sections": 3, "trace": "trace"}
+
+
+def test_run_takes_modules_and_reports(cache: Path, folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "__main__.py").write_text(
+        "import sys, torch\n"
+        "for _ in range(40): torch.sin(torch.ones(1000))\n"
+        "print(sys.argv[1:], torch.sin(torch.zeros(1)).item())\n"
+    )
+    words = ["run", "--report", "--on-miss", "native", "-m", "package", "--report", "x"]
+    done = eagercache(*words, cache=cache, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['--report', 'x'] 0.0\n"
+    assert "aten::sin" in done.stderr and "41" in done.stderr
+    assert "cost: 0 compiles" in done.stderr
+    assert "picture: eagercache-report.png" in done.stderr
+    picture = folder / "eagercache-report.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_run_hands_signals_on_and_tells_how_the_program_ended(cache: Path, folder: Path) -> None:
+    (folder / "waits.py").write_text(
+        "import pathlib, signal, sys, time, torch\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(120)\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-m", "eagercache", "run", "--report", "--json", "waits.py"],
+        env=clean_environment(EAGERCACHE_DIR=str(cache)),
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGTERM)
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 9, stderr
+    assert json.loads(stderr[stderr.index("{") :])["processes"] == 1
+
+
+def test_a_program_that_cannot_have_eagercache_runs_all_the_same(cache: Path, folder: Path) -> None:
+    (folder / "plain.py").write_text("import torch; print(torch.sin(torch.zeros(1)).item())")
+    cache.chmod(0o777)  # a store that others may write is refused
+    done = eagercache("run", "plain.py", cache=cache, folder=folder)
+    assert done.returncode == 0 and done.stdout == "0.0\n"
+    assert "no kernel store can be used" in done.stderr
+
+
+def test_a_program_without_torch_is_left_alone(folder: Path) -> None:
+    (folder / "small.py").write_text(
+        "import sys; print(sorted({'eagercache', 'torch', 'typing'} & set(sys.modules)))"
+    )
+    environ = program.environment_of(program.Settings(), clean_environment())
+    code = program.run([sys.executable, str(folder / "small.py")], environ)
+    assert code == 0
+    done = subprocess.run(
+        [sys.executable, str(folder / "small.py")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nothing.py"], "there is no program nothing.py"),
+        (["run", "--op", "aten::nonsense", "script.py"], "there is no operator 'aten::nonsense'"),
+        (["run", "--skip", "nonsense", "script.py"], "there is no operator"),
+        (["record", "script.py", "--", "script.py"], "script.py exists and is no trace"),
+        (["record", "no/folder/trace", "script.py"], "no/folder/trace cannot be written"),
+        (["record", "trace", "--"], "there is no program"),
+        (["record", "trace", "nothing.py"], "there is no program nothing.py"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(cli.main, arguments)
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+    assert done.output.startswith("Error: ") and done.output.count("\n") == 1
+    assert (folder / "script.py").read_text() == SCRIPT
+
+
+def test_missing_arguments_and_unknown_values_are_exit_code_2() -> None:
+    for arguments in (["run"], ["record", "trace"], ["run", "--on-miss", "never", "x.py"]):
+        assert CliRunner().invoke(cli.main, arguments).exit_code == 2
+
+
+def test_nothing_recorded_is_exit_code_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("EAGERCACHE_ON_MISS", raising=False)
+    (folder / "empty.py").write_text("print('here')")
+    done = CliRunner().invoke(cli.main, ["record", "trace", "empty.py"])
+    assert done.exit_code == 1
+    assert "nothing was recorded" in done.output
+    assert capfd.readouterr().out == "here\n"
+
+
+def part(**more: Any) -> dict[str, Any]:
+    call = {
+        "op": "aten::var",
+        "dispatch_key": "CPU",
+        "calls": 10,
+        "hits": 8,
+        "native_ns": 1e6,
+        "kernel_ns": 2.5e5,
+        "decision": "kernel",
+    }
+    return {
+        "wall_seconds": 1.0,
+        "calls": [{**call, **more}],
+        "aside": {"aten::var": 3},
+        "compiles": 2,
+        "failures": 0,
+        "outstanding": 1,
+        "compile_seconds": 4.0,
+    }
+
+
+def test_a_report_adds_up_times_and_processes() -> None:
+    report = program_report.Report.of([part(), part(calls=2, hits=0, kernel_ns=None)])
+    (row,) = report.rows
+    assert (row.calls, row.hits) == (12, 8)
+    assert row.native == pytest.approx(12e-3)
+    assert row.now == pytest.approx(2e-3 + 8 * 0.25e-3 + 2e-3)
+    text = " ".join(report.lines())
+    assert "2 processes" in text and "4 compiles" in text and "6 calls stepped aside" in text
+    # A hit of unknown time is in the counts, not in the times.
+    unknown = program_report.Report.of([part(kernel_ns=None)])
+    assert unknown.rows[0].native == 0 and unknown.rows[0].untimed == 10
+
+
+def test_a_long_report_ends_with_the_rest_in_one_row() -> None:
+    parts = [part(op=f"aten::op{i}", native_ns=1e6 + i) for i in range(60)]
+    report = program_report.Report.of(parts)
+    shown = report.shown_rows()
+    assert len(shown) == program_report.MOST_ROWS
+    assert shown[-1].op == f"{60 - program_report.MOST_ROWS + 1} more"
+    assert sum(row.calls for row in shown) == 600
+
+
+def test_a_missing_matplotlib_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = program_report.Report.of([part()])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    problem = program_report.save_picture(report, tmp_path / "picture.png")
+    assert "matplotlib is not installed (pip install matplotlib)" in problem
+    monkeypatch.undo()
+    assert program_report.save_picture(report, tmp_path / "picture.png") == ""
+    nowhere = program_report.save_picture(report, tmp_path / "no" / "picture.png")
+    assert "cannot be written" in nowhere
