@@ -281,7 +281,7 @@ def _describe_function(description: dict[str, Any]) -> str:
 
     operator = custom_operators.find(description["op"])
     if operator is None:
-        return "its kernel is compiled code of another library, which cannot be traced"
+        return "its code is not known: neither eagercache.op nor torch.library.custom_op made it"
     try:
         description["function"] = operator.payload(description.get("identity", ""))
     except Unfit as error:
@@ -304,6 +304,14 @@ def _function_hooks(skip: set[operators.OperatorName]) -> list[Any]:
     if loaded is None:
         return []
     return [(name, key) for name, key in loaded.fit_hooks() if name not in skip]
+
+
+def _adopt_functions(pairs: Iterable[tuple[operators.OperatorName, str]]) -> None:
+    """Finds the functions of the operators that are not PyTorch's own."""
+    for name in {name[0] for name, _ in pairs if not name[0].startswith("aten::")}:
+        from eagercache import custom_operators
+
+        custom_operators.adopt(name)
 
 
 def begin_operator(operator: CustomOperator[Any, Any]) -> None:
@@ -506,6 +514,7 @@ def enable(
             _check_modules(modules)
         skipped = _skipped(settings, skip)
         pairs = _selected(ops, skipped, keys)
+        _adopt_functions(pairs)
         pairs += [pair for pair in _function_hooks(skipped) if pair[1] in keys]
         restore = _snapshot()
         wanted = {(name[0], name[1], key) for name, key in pairs}

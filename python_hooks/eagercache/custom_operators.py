@@ -39,6 +39,8 @@ class CustomOperator(Generic[_P, _R]):
         refusal: why kernels do not answer, "" while nothing stands against them.
     """
 
+    always = True  # enabled without being named
+
     def __init__(
         self,
         function: Callable[_P, _R],
@@ -299,6 +301,31 @@ class CustomOperator(Generic[_P, _R]):
             }
 
 
+class AdoptedOperator(CustomOperator[Any, Any]):
+    """An operator that `torch.library.custom_op` made of one Python function for all devices."""
+
+    always = False
+
+    def _define(self, tags: Sequence[torch.Tag]) -> None:
+        _registry[self.name] = self
+        self._hook()
+
+
+def adopt(name: str) -> None:
+    """Makes it known what function an existing operator is made of, where that can be found."""
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(name)
+    if name in _registry or definition is None:
+        return
+    function = getattr(definition, "_init_fn", None)
+    implementations = getattr(definition, "_backend_fns", {})
+    if set(implementations) != {None} or not isinstance(function, types.FunctionType):
+        return
+    adopted = AdoptedOperator(function, name, definition._schema, autograd=False)
+    adopted.identify()
+
+
 def _itself(function: Any) -> Any:
     return function
 
@@ -309,9 +336,9 @@ def find(name: str) -> CustomOperator[Any, Any] | None:
 
 
 def fit_hooks() -> Iterable[tuple[tuple[str, str], str]]:
-    """The hooks of all operators that kernels may answer, their functions read anew."""
+    """The hooks of all that `op` made and kernels may answer, their functions read anew."""
     for operator in dict.fromkeys(_registry.values()):
-        if operator.identify():
+        if operator.always and operator.identify():
             yield from operator.hooks()
 
 

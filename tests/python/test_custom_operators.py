@@ -342,6 +342,54 @@ report(at_decoration=at_decoration, answers=answers,
     assert reasons["demo::branches"] in result["explained"]
 
 
+def test_an_operator_of_torch_library_is_traced_where_its_function_is_known(cache: Path) -> None:
+    result = run_program(
+        """
+import torch, eagercache
+from torch import Tensor
+@torch.library.custom_op("other::known", mutates_args=())
+def known(x: Tensor, y: Tensor) -> Tensor:
+    return torch.tanh(x) * y + x
+library = torch.library.Library("other", "FRAGMENT")
+library.define("opaque(Tensor x) -> Tensor")
+library.impl("opaque", lambda x: x + 1, "CPU")
+eagercache.enable(["other::known", "other::opaque"], on_miss="wait", choose="always")
+x = torch.randn(8, 8)
+right = all(torch.allclose(known(x, x), torch.tanh(x) * x + x) for _ in range(3))
+right &= all(torch.equal(torch.ops.other.opaque(x), x + 1) for _ in range(3))
+rows = {k.op: [k.decision, k.reason] for k in eagercache.kernels()}
+report(right=right, rows=rows, hits=eagercache.stats().hits,
+       explained=str(eagercache.explain(torch.ops.other.opaque, x)))
+""",
+        cache,
+    )
+    assert result["right"] and result["hits"] == 2
+    assert result["rows"]["other::known"][0] == "kernel"
+    assert result["rows"]["other::opaque"][0] == "native"
+    assert "its code is not known" in result["explained"]
+
+
+def test_the_first_call_enables_kernels_for_such_operators_alone(cache: Path) -> None:
+    result = run_program(
+        OPERATORS
+        + """
+x, y = tensors((16, 32), (16, 32), needs=False)
+before = eagercache.is_enabled()
+swiglu(x, y)
+swiglu(x, y)
+active = {row.op for row in eagercache.stats().operators.values() if row.active}
+eagercache.disable()
+swiglu(x, y)
+report(before=before, active=sorted(op for op in active if not op.startswith("demo::")),
+       misses=eagercache.stats().misses, swiglu="demo::swiglu" in active,
+       after=eagercache.is_enabled())
+""",
+        cache,
+    )
+    assert not result["before"] and result["swiglu"] and not result["active"]
+    assert result["misses"] == 1 and not result["after"]
+
+
 def test_without_acceleration_it_is_the_function(cache: Path) -> None:
     result = run_program(
         OPERATORS

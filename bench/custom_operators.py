@@ -1,0 +1,167 @@
+"""Functions as operators (`eagercache.op`) beside the same functions eager and under torch.compile.
+
+    .venv/bin/python bench/custom_operators.py [--only swiglu] [--no-compile] [--rounds 20]
+
+One core. Each function at 8 elements, where the price of a call is seen, and at working sets of
+4 KB and 1 MB; without gradients ("forward") and forward and backward together ("training"). Kernels
+are used whether they win or not, so that the figures say where they do. The store is empty at the
+start and thrown away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import eagercache
+import frame
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+SIZES = {"8 elements": 8, "4 KB": 1 << 10, "1 MB": 1 << 18}  # elements of the working set
+
+
+@eagercache.op("bench::rms_norm_gate")
+def rms_norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """A normalisation, gated."""
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+    return x * scale * weight * F.silu(gate)
+
+
+@eagercache.op("bench::rotary")
+def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """A rotary embedding."""
+    a, b = q.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+@eagercache.op("bench::swiglu")
+def swiglu(x: Tensor, y: Tensor) -> Tensor:
+    """The gate of a Llama's MLP."""
+    return F.silu(x) * y
+
+
+@eagercache.op("bench::z_loss")
+def z_loss(logits: Tensor, target: Tensor, z: float = 1e-4) -> Tensor:
+    """A cross-entropy with z-loss. The target is compared, not used as an index: see the docs."""
+    total = torch.logsumexp(logits, -1)
+    classes = torch.arange(logits.size(-1), device=logits.device)
+    hit = classes == target.unsqueeze(-1)
+    picked = torch.where(hit, logits, 0.0).sum(-1)
+    return (total - picked + z * total * total).mean()
+
+
+@eagercache.op("bench::lstm_gates")
+def lstm_gates(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """A step of an LSTM behind its matrix products."""
+    i, f, g, o = gates.chunk(4, dim=-1)
+    cell = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell), cell
+
+
+def arguments(name: str, elements: int) -> list[Tensor]:
+    """Arguments whose first tensor has about ``elements`` elements, half of that for two."""
+    width = min(256, elements)
+    rows = max(1, elements // 2 // width)
+    if name == "rms_norm_gate":
+        return [torch.randn(rows, width), torch.randn(rows, width), torch.randn(width)]
+    if name == "rotary":
+        angles = torch.randn(max(1, 2 * rows // 8), width // 2)
+        return [
+            torch.randn(8 if rows >= 4 else 1, angles.size(0), width),
+            angles.cos(),
+            angles.sin(),
+        ]
+    if name == "z_loss":
+        return [torch.randn(2 * rows, width), torch.randint(width, (2 * rows,))]
+    if name == "lstm_gates":
+        small = max(1, width // 4)
+        return [torch.randn(2 * rows, 4 * small), torch.randn(2 * rows, small)]
+    return [torch.randn(rows, width), torch.randn(rows, width)]
+
+
+def training(function: Callable[..., Any], args: list[Tensor]) -> Callable[[], Any]:
+    """Forward and backward of one call."""
+    made = function(*args)
+    outputs = made if isinstance(made, tuple) else (made,)
+    inputs = [tensor for tensor in args if tensor.requires_grad]
+    grads = [torch.randn_like(output) for output in outputs]
+
+    def step() -> Any:
+        made = function(*args)
+        outputs = made if isinstance(made, tuple) else (made,)
+        return torch.autograd.grad(outputs, inputs, grads)
+
+    return step
+
+
+def pairs(
+    operator: Any, args: list[Tensor], compiled: Any
+) -> Iterator[tuple[str, dict[str, Callable[[], Any]]]]:
+    """What is compared: (mode, functions by name)."""
+    candidates = {"eager": operator.function, "operator": operator}
+    if compiled is not None:
+        candidates["torch.compile"] = compiled
+    yield "forward", {who: (lambda f=f: f(*args)) for who, f in candidates.items()}
+    wanted = [t.clone().requires_grad_(t.is_floating_point()) for t in args]
+    if operator is rotary:
+        wanted = [wanted[0], *args[1:]]
+    yield "training", {who: training(f, wanted) for who, f in candidates.items()}
+
+
+def measure(options: argparse.Namespace) -> list[frame.Figure]:
+    """All figures."""
+    torch.manual_seed(0)
+    figures: list[frame.Figure] = []
+    for operator in (rms_norm_gate, rotary, swiglu, z_loss, lstm_gates):
+        name = operator.name.partition("::")[2]
+        if options.only not in name:
+            continue
+        for size, elements in SIZES.items():
+            args = arguments(name, elements)
+            small = elements == SIZES["8 elements"]
+            compiled = (
+                torch.compile(operator.function, dynamic=False)
+                if small and options.compile
+                else None
+            )
+            for mode, functions in pairs(operator, args, compiled):
+                for function in functions.values():
+                    for _ in range(3):
+                        function()
+                calls = max(2, options.calls // max(1, elements // 64))
+                for figure in frame.compare(functions, rounds=options.rounds, calls=calls):
+                    title = f"{name}, {size}, {mode}: {figure.name}"
+                    figures.append(frame.Figure(**{**figure.__dict__, "name": title}))
+    for kernel in eagercache.kernels():
+        if kernel.decision != "kernel":
+            print(f"{kernel.op}: {kernel.decision}, {kernel.reason}")
+    return figures
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of calls by turns")
+    parser.add_argument("--calls", type=int, default=1000, help="calls a round of 8 elements")
+    parser.add_argument("--only", default="", help="functions whose name contains this")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    options = parser.parse_args()
+    frame.pin()
+    with tempfile.TemporaryDirectory() as store:
+        eagercache.enable((), on_miss="wait", choose="always", cache_dir=store)
+        result = frame.as_json("functions as operators", measure(options))
+        eagercache.disable()
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        frame.print_tables([result])
+
+
+if __name__ == "__main__":
+    main()
