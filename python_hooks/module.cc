@@ -20,6 +20,7 @@
 #include "dispatcher/verification.h"
 #include "kernel_cache/cpu_features.h"
 #include "kernel_cache/shared_library.h"
+#include "python_hooks/bundle_binding.h"
 #include "python_hooks/explain_binding.h"
 #include "python_hooks/module_binding.h"
 #include "python_hooks/python_miss_handler.h"
@@ -344,5 +345,6 @@ PYBIND11_MODULE(_C, module) {
   eagercache::bind_probe(module);
   eagercache::bind_explain(module);
   eagercache::bind_record(module);
+  eagercache::bind_bundle(module);
   eagercache::bind_modules(module);
 }

@@ -247,6 +247,10 @@ void quarantine(DiskStore& store, const std::string& digest, const std::string& 
 
 }  // namespace
 
+void throw_store_error(const Status& status) { throw StoreFailure(status); }
+
+py::dict manifest_dict(const Manifest& manifest) { return manifest_to_dict(manifest); }
+
 void bind_store(py::module_& module) {
   store_error_type = PyErr_NewException("eagercache._C.StoreError", PyExc_RuntimeError, nullptr);
   module.attr("StoreError") = py::handle(store_error_type);

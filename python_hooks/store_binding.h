@@ -2,7 +2,16 @@
 
 #include <pybind11/pybind11.h>
 
+#include "kernel_cache/manifest.h"
+#include "kernel_cache/status.h"
+
 namespace eagercache {
+
+// Raises StoreError with the status's message, and its code as the attribute `code`.
+[[noreturn]] void throw_store_error(const Status& status);
+
+// A manifest as Python sees it.
+pybind11::dict manifest_dict(const Manifest& manifest);
 
 // Adds Store, StoreError and StoreLock to the module.
 void bind_store(pybind11::module_& module);

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from eagercache import config
+from eagercache.cli_bundle import bundle_group
 from eagercache.cli_common import (
     Unusable,
     call_text,
@@ -29,6 +30,7 @@ from eagercache.cli_common import (
     table,
 )
 from eagercache.cli_programs import record_command, run_command
+from eagercache.cli_stats import stats_command
 from eagercache.cli_warm import warm_command
 from eagercache.version import __version__
 
@@ -42,6 +44,8 @@ def main() -> None:
 main.add_command(run_command)
 main.add_command(record_command)
 main.add_command(warm_command)
+main.add_command(bundle_group)
+main.add_command(stats_command)
 
 
 @main.command("ls")

@@ -75,6 +75,22 @@ def test_ls_lists_this_environment_and_all_of_them(store: Any) -> None:
     assert [(row["kind"], row["facts"]["op"]) for row in rows] == [("native", "aten::cat")]
 
 
+def test_stats_sums_up_by_operator(store: Any) -> None:
+    done = run("stats")
+    assert done.exit_code == 0, done.output
+    assert "3 entries" in done.output and "x2.00" in done.output
+    said = json.loads(run("stats", "--json").output)
+    assert [row["op"] for row in said["operators"]] == [
+        "aten::var.correction",
+        "aten::cat",
+        "aten::abs",
+    ]
+    total = said["total"]
+    assert (total["kernels"], total["native"], total["failed"]) == (1, 1, 1)
+    assert total["speed_up"] == 2.0 and total["bytes"] > 1000
+    assert "aten::mul" in run("stats", "--all").output
+
+
 def test_show_prints_one_entry_whole(store: Any) -> None:
     text = run("show", _key("a")[:10])
     assert text.exit_code == 0
@@ -136,7 +152,7 @@ def test_doctor_names_a_missing_compiler_and_open_permissions(
     assert str(cache) in result.output and "0700" in result.output
 
 
-@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune"], ["show", "aa"]])
+@pytest.mark.parametrize("command", [["ls"], ["stats"], ["verify"], ["prune"], ["show", "aa"]])
 def test_a_store_that_is_not_there_is_one_line_and_exit_code_2(
     command: list[str], tmp_path: Path
 ) -> None:

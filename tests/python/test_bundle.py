@@ -1,0 +1,189 @@
+"""Bundles: used where there is no compiler, and refused with the reason where they may not be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from conftest import SHARED_CALLS, SHARED_OPS, clean_environment, run_program
+from eagercache import _C, bundle, cli, environment
+
+KEYS = [f"{digit}" * 64 for digit in "123"]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, ["bundle", *map(str, arguments)])
+
+
+def expect_one_line(result: Result, *texts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.output.startswith("Error: ") and result.output.count("\n") == 1
+    for text in texts:
+        assert text in result.output, result.output
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """The folder of the pairs `mine` and `other`."""
+    for name in ("mine", "other"):
+        assert run("keygen", tmp_path / name).exit_code == 0
+    return tmp_path
+
+
+@pytest.fixture
+def store(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three decisions for native."""
+    monkeypatch.setenv("EAGERCACHE_DIR", str(cache))
+    monkeypatch.delenv("EAGERCACHE_CXX", raising=False)
+    opened = _C.Store(str(cache), environment.environment_text())
+    for key in KEYS:
+        opened.publish({"key": key, "kind": "native", "facts": {"op": "aten::cat"}})
+    return cache
+
+
+@pytest.fixture
+def packed(store: Path, keys: Path) -> Path:
+    path = keys / "kernels.bundle"
+    exported = run("export", path, "--key", keys / "mine.pem")
+    assert exported.exit_code == 0, exported.output
+    assert "0 kernels, 3 decisions for native" in exported.output
+    return path
+
+
+def test_a_bundle_answers_every_call_where_no_compiler_is_to_be_found(
+    warm_cache: Path, tmp_path: Path, keys: Path
+) -> None:
+    path = tmp_path / "kernels.bundle"
+    exported = run("export", path, "--key", keys / "mine.pem", "--dir", warm_cache, "--json")
+    assert exported.exit_code == 0, exported.output
+    kernels = json.loads(exported.output)["kernels"]
+    assert kernels >= 6
+
+    nothing = tmp_path / "bin"
+    nothing.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    variables = {"PATH": str(nothing), "CXX": "", "EAGERCACHE_DIR": str(elsewhere)}
+    imported = subprocess.run(
+        [sys.executable, "-m", "eagercache", "bundle", "import", path, "--key", keys / "mine.pub"],
+        env=clean_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert imported.returncode == 0, imported.stderr
+    assert f"{kernels} kernels" in imported.stdout
+    result = run_program(
+        """
+import sys
+started = []
+def hook(event, arguments):
+    if event in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork"):
+        started.append([event, str(arguments[0])])
+sys.addaudithook(hook)
+"""
+        + SHARED_CALLS
+        + f"""
+import eagercache
+eagercache.enable({SHARED_OPS}, on_miss="native", choose="always")
+for _ in range(3): shared_calls()
+s = eagercache.stats()
+report(hits=s.hits, rest=[s.misses, s.pending, s.native], compiles=s.compiles, started=started)
+""",
+        elsewhere,
+        PATH=str(nothing),
+        CXX="",
+    )
+    assert result["hits"] == 15
+    assert result["rest"] == [0, 0, 0]
+    assert result["started"] == [] and result["compiles"] == 0
+
+
+def test_verify_tells_who_signed_and_that_all_is_intact(packed: Path, keys: Path) -> None:
+    verified = run("verify", packed, "--key", keys / "other.pub", "--key", keys / "mine.pub")
+    assert verified.exit_code == 0, verified.output
+    assert f"signed by {_C.public_key(str(keys / 'mine.pub'))}" in verified.output
+    said = json.loads(run("verify", packed, "--key", keys / "mine.pub", "--json").output)
+    assert (said["decisions"], said["mismatches"]) == (3, [])
+
+
+def test_what_a_store_has_stays(packed: Path, keys: Path, store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    first = run("import", packed, "--key", keys / "mine.pub", "--dir", other)
+    assert first.exit_code == 0 and "0 of them were there" in first.output
+    opened = _C.Store(str(other), environment.environment_text(), read_only=True)
+    assert sorted(row["key"] for row in opened.entries()) == KEYS
+    again = run("import", packed, "--key", keys / "mine.pub", "--dir", other)
+    assert again.exit_code == 0 and "3 of them were there" in again.output
+
+
+def test_altered_truncated_unsigned_and_foreign_bundles_are_refused_with_the_reason(
+    packed: Path, keys: Path, tmp_path: Path
+) -> None:
+    whole = packed.read_bytes()
+    target = tmp_path / "target"
+    key = ("--key", keys / "mine.pub", "--dir", target)
+
+    packed.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    expect_one_line(run("import", packed, *key), "was altered or cut off")
+    packed.write_bytes(whole[: len(whole) // 2])
+    expect_one_line(run("import", packed, *key), "was altered or cut off")
+    packed.write_bytes(whole[:20] + bytes(96) + whole[116:])
+    expect_one_line(run("import", packed, *key), "signed by the key 0000", "not among those")
+    packed.write_bytes(whole)
+    foreign = run("import", packed, "--key", keys / "other.pub", "--dir", target)
+    expect_one_line(foreign, "which is not among those that are trusted")
+    packed.write_text("import torch\n")
+    expect_one_line(run("import", packed, *key), "is no whole bundle")
+    assert not target.exists()
+
+
+def test_a_bundle_for_another_torch_names_the_field_and_is_not_imported(
+    keys: Path, store: Path, tmp_path: Path
+) -> None:
+    here = environment.environment_text()
+    version = environment.parse(here)["torch.version"]
+    text = here.replace(f"torch.version: {version}\n", "torch.version: 1.0\n")
+    text = text.replace("compiler.version: ", "compiler.version: another ")
+    opened = _C.Store(str(tmp_path / "old"), text)
+    opened.publish({"key": KEYS[0], "kind": "native", "facts": {}})
+    path = tmp_path / "old.bundle"
+    _C.write_bundle(str(path), opened, text, str(keys / "mine.pem"))
+    verified = run("verify", path, "--key", keys / "mine.pub")
+    assert verified.exit_code == 1
+    assert f"torch.version: 1.0 in the bundle, {version} here" in verified.output
+    assert "compiler" not in verified.output  # it made the kernels and is not needed to run them
+    target = tmp_path / "target"
+    refused = run("import", path, "--key", keys / "mine.pub", "--dir", target)
+    expect_one_line(refused, f"torch.version is {version} and the bundle was made with 1.0")
+    assert not target.exists()
+
+
+def test_every_field_that_a_kernel_meets_is_one_of_the_environment() -> None:
+    assert set(bundle.RUNNING_FIELDS) <= {field.name for field in environment.FIELDS}
+
+
+def test_keys_and_files_that_cannot_be_used_are_one_line_and_exit_code_2(
+    keys: Path, store: Path, packed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "no.pem").write_text("secret")
+    out = tmp_path / "out.bundle"
+    expect_one_line(run("export", out, "--key", tmp_path / "no.pem"), "is no private key")
+    expect_one_line(run("export", out, "--key", keys / "mine.pub"), "is no private key")
+    expect_one_line(run("export", out, "--key", tmp_path / "nowhere"), "cannot be read")
+    expect_one_line(run("verify", packed, "--key", keys / "mine.pem"), "is no public key")
+    expect_one_line(run("verify", tmp_path / "nowhere", "--key", keys / "mine.pub"), "nowhere")
+    expect_one_line(run("keygen", keys / "mine"), "mine.pem")
+    nowhere = tmp_path / "no" / "store"
+    expect_one_line(run("export", out, "--key", keys / "mine.pem", "--dir", nowhere), "no store at")
+    empty = tmp_path / "empty"
+    _C.Store(str(empty), environment.environment_text())
+    expect_one_line(
+        run("export", out, "--key", keys / "mine.pem", "--dir", empty), "has no kernel or decision"
+    )
+    assert run("export", out).exit_code == 2 and run("import", packed).exit_code == 2
+    assert not out.exists()
