@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/abs_cpu_dispatch.h>
 #include <benchmark/benchmark.h>
 #include <torch/library.h>

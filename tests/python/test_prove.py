@@ -205,6 +205,22 @@ def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: boo
         prove._compare_values(call, reverse, reverse.outputs, [running], tolerance)
 
 
+@pytest.mark.parametrize("second", [-math.inf, 1.0])
+def test_nan_passes_for_natives_infinity_where_the_reference_has_it_too(second: float) -> None:
+    call = Call(describe("mean.dim", tensor((4, 8)), integers(-1), boolean(False), NONE))
+    values = torch.ones(4, 8)
+    values[1, 2], values[1, 3] = math.inf, second
+    sample = prove.Sample([values], [values])
+    native = prove.Native("special", 1, sample, [torch.tensor([1, -math.inf, 1, 1])], None)
+    mine = [torch.tensor([1, math.nan, 1, 1])]
+    tolerance = prove.Tolerance(reduces=True)
+    if second < 0:
+        assert prove._compare_values(call, native, native.outputs, mine, tolerance) == (0.0, 0.0)
+    else:  # the mean is infinite
+        with pytest.raises(ProofFailed, match="-inf native, nan here"):
+            prove._compare_values(call, native, native.outputs, mine, tolerance)
+
+
 def test_data_whose_squares_overflow_are_found() -> None:
     call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
     overflowing = {
