@@ -144,7 +144,7 @@ def print_tables(results: Iterable[Mapping[str, Any]]) -> None:
             ratio = "" if figure["ratio"] is None else f"{figure['ratio']:.2f}"
             quartiles = f"{_short(figure['low'])}-{_short(figure['high'])}"
             table.add_row(f"  {figure['name']}", _short(figure["ns"]), quartiles, ratio)
-    Console(width=100).print(table, markup=False)
+    Console(width=120).print(table, markup=False)
     if where:
         print(
             f"{where['processor']}, {where['cores']} cores, load {where['load']}; torch "

@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/abs_cpu_dispatch.h>
+#include <ATen/ops/sqrt_cpu_dispatch.h>
 #include <benchmark/benchmark.h>
 #include <torch/library.h>
 
@@ -15,7 +15,7 @@
 #include "dispatcher/runtime.h"
 
 // Price of the boxed hook from C++, on 8 floats. Two operators have the same kernel, PyTorch's own
-// abs; one of them is hooked. So stock, native through the hook and a hit are measured by turns in
+// sqrt; one of them is hooked. So stock, native through the hook and a hit are measured by turns in
 // one process (--benchmark_enable_random_interleaving), though an override cannot be taken away.
 // The hit's kernel is a loop of our own behind the interface that compiled kernels have: what it
 // shows is the path to a kernel, not a compiled one.
@@ -25,7 +25,7 @@ namespace {
 constexpr std::int64_t kHitSize = 8;
 constexpr std::int64_t kNativeSize = 7;
 
-at::Tensor native_abs(const at::Tensor& x) { return at::cpu::abs(x); }
+at::Tensor native_sqrt(const at::Tensor& x) { return at::cpu::sqrt(x); }
 
 TORCH_LIBRARY(eagercache_bench, library) {
   library.def("stock(Tensor x) -> Tensor");
@@ -33,18 +33,18 @@ TORCH_LIBRARY(eagercache_bench, library) {
 }
 
 TORCH_LIBRARY_IMPL(eagercache_bench, CPU, library) {
-  library.impl("stock", &native_abs);
-  library.impl("hooked", &native_abs);
+  library.impl("stock", &native_sqrt);
+  library.impl("hooked", &native_sqrt);
 }
 
-class AbsKernel final : public LoadedKernel {
+class SqrtKernel final : public LoadedKernel {
  public:
   Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
               c10::Device /*device*/) noexcept override {
     outputs[0] = at::empty({kHitSize}, at::TensorOptions(at::kFloat));
     const float* const from = inputs[0]->const_data_ptr<float>();
     float* const to = outputs[0].mutable_data_ptr<float>();
-    for (std::int64_t i = 0; i < kHitSize; ++i) to[i] = std::fabs(from[i]);
+    for (std::int64_t i = 0; i < kHitSize; ++i) to[i] = std::sqrt(from[i]);
     return Outcome::kAnswered;
   }
   std::size_t num_inputs() const noexcept override { return 1; }
@@ -73,7 +73,7 @@ OperatorHook& prepare() {
     OperatorHook* hook = runtime.register_operator("eagercache_bench::hooked", "", "CPU").value();
     hook->set_active(true);
     runtime.set_answering(true);
-    static AbsKernel kernel;
+    static SqrtKernel kernel;
     const torch::jit::Stack stack{at::ones({kHitSize})};
     CallView view;
     if (hook->read_call(stack, view) != AsideReason::kNone) std::abort();

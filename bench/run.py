@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,7 +52,8 @@ def run_binary(program: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
                 )
     for name, values in times.items():
         low, median, high = frame.quartiles(values)
-        yield {"name": name.removeprefix("BM_"), "ns": median, "low": low, "high": high,
+        name = re.sub(r"/(manual_time|iterations:\d+)", "", name.removeprefix("BM_"))
+        yield {"name": name, "ns": median, "low": low, "high": high,
                "ratio": None, "rounds": len(values), "calls": None}  # fmt: skip
 
 
