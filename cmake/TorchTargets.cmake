@@ -39,6 +39,7 @@ list(GET torch_facts 3 torch_lib_dir)
 list(GET torch_facts 4 torch_include_dir)
 list(GET torch_facts 5 torch_api_include_dir)
 list(GET torch_facts 6 EAGERCACHE_TORCH_GIT)
+set(EAGERCACHE_TORCH_INCLUDE "${torch_include_dir}")
 
 string(REGEX MATCH "^([0-9]+)\\.([0-9]+)" torch_minor "${EAGERCACHE_TORCH_VERSION}")
 set(EAGERCACHE_TORCH_MAJOR ${CMAKE_MATCH_1})

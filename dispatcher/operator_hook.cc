@@ -62,6 +62,19 @@ void move_version(const c10::IValue& value) {
   }
 }
 
+// The boxed form of a hook.
+class HookFunctor final : public c10::OperatorKernel {
+ public:
+  explicit HookFunctor(OperatorHook* hook) : hook_(hook) {}
+  void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    hook_->call(keys, stack);
+  }
+
+ private:
+  OperatorHook* hook_;  // lives for ever
+};
+
 bool is_large(const c10::IValue& value) {
   if (value.isTensorList()) {
     const c10::ArrayRef<c10::IValue> elements = value.toListRef();
@@ -72,6 +85,8 @@ bool is_large(const c10::IValue& value) {
 }
 
 }  // namespace
+
+thread_local int InsideGuard::depth_ = 0;
 
 OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
                            Eligibility eligibility, std::size_t index)
@@ -87,7 +102,8 @@ OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
       full_name_(overload_qualified(op.operator_name())),
       schema_text_(c10::toString(op.schema())),
       guard_native_(name_.starts_with("aten::")),
-      native_(compat::lookup_kernel(op, key)) {}
+      native_(compat::lookup_kernel(op, key)),
+      boxed_(c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<HookFunctor>(this))) {}
 
 void OperatorHook::note_registered() { registered_ = compat::lookup_kernel(op_, key_); }
 
@@ -127,7 +143,7 @@ void OperatorHook::call_native(c10::DispatchKeySet keys, torch::jit::Stack* stac
   }
 }
 
-AsideReason OperatorHook::read_call(const torch::jit::Stack& stack, CallView& view) const noexcept {
+AsideReason OperatorHook::thread_reason() const noexcept {
   if (const AsideReason reason = thread_state_reason(); reason != AsideReason::kNone) {
     return reason;
   }
@@ -139,6 +155,13 @@ AsideReason OperatorHook::read_call(const torch::jit::Stack& stack, CallView& vi
   if (!guard_native_ && at::autocast::is_autocast_enabled(device_type_) &&
       applies(AsideReason::kAutocast)) [[unlikely]] {
     return AsideReason::kAutocast;
+  }
+  return AsideReason::kNone;
+}
+
+AsideReason OperatorHook::read_call(const torch::jit::Stack& stack, CallView& view) const noexcept {
+  if (const AsideReason reason = thread_reason(); reason != AsideReason::kNone) {
+    return reason;
   }
   return build_key(eligibility_.plan, arguments(stack), device_type_, view);
 }
@@ -285,14 +308,18 @@ bool OperatorHook::answer_by_kernel(const void* kernel, const CallView& view,
   LoadedKernel& loaded = loaded_kernel(kernel);
   const LoadedKernel::Outcome outcome = call_kernel(loaded, view, stack);
   if (outcome == LoadedKernel::Outcome::kFailed) [[unlikely]] {
-    Runtime& runtime = Runtime::instance();
-    runtime.note_kernel_failure(*this, view.key.words());
-    TORCH_CHECK(!loaded.writes_inputs(), "eagercache: a kernel for ", full_name_, " (entry ",
-                entry_digest(view.key.words(), runtime.policy_tag()).hex(),
-                ") failed after it may have written its arguments; their contents are undefined. "
-                "Native answers such calls from now on.");
+    note_failure(loaded, view.key.words());
   }
   return outcome == LoadedKernel::Outcome::kAnswered;
+}
+
+void OperatorHook::note_failure(LoadedKernel& kernel, std::span<const Word> words) {
+  Runtime& runtime = Runtime::instance();
+  runtime.note_kernel_failure(*this, words);
+  TORCH_CHECK(!kernel.writes_inputs(), "eagercache: a kernel for ", full_name_, " (entry ",
+              entry_digest(words, runtime.policy_tag()).hex(),
+              ") failed after it may have written its arguments; their contents are undefined. "
+              "Native answers such calls from now on.");
 }
 
 void OperatorHook::answer_verified(const void* kernel, const CallView& view, std::uint64_t hash,

@@ -6,8 +6,10 @@
 #include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "dispatcher/counters.h"
 #include "dispatcher/eligibility.h"
@@ -15,6 +17,7 @@
 #include "dispatcher/shape_classes.h"
 #include "guards/guard_table.h"
 #include "guards/key_builder.h"
+#include "guards/unboxed_key.h"
 #include "kernel_cache/digest.h"
 
 namespace eagercache {
@@ -23,6 +26,19 @@ namespace eagercache {
 // load a call; flipping it is the only way to leave (removing an override under load crashes
 // PyTorch).
 inline std::atomic<bool> hooks_answer{false};
+
+// Where an unboxed call goes on after the hook has looked at it.
+enum class Route {
+  kAnswered,  // a kernel answered; the outputs are there
+  kNative,    // counted; the displaced native kernel answers
+  kBoxed,     // not counted: OperatorHook::call does what is left (a miss, an explainer, a probe)
+};
+
+// Room for the tensors that a kernel makes.
+struct UnboxedOutputs {
+  std::span<at::Tensor> fixed;              // as many as the signature returns by value
+  std::vector<at::Tensor>* list = nullptr;  // or a list of any length
+};
 
 // Marks the thread as being inside one of our kernels or a native kernel that a hook displaced:
 // hooks met below go straight to native.
@@ -36,10 +52,20 @@ class InsideGuard {
   static bool nested() noexcept { return depth() > 1; }
 
  private:
-  static int& depth() noexcept {
-    static thread_local int value = 0;
-    return value;
+  // Read on every call: a fixed offset from the thread pointer, in a shared object too.
+  static int& depth() noexcept { return depth_; }
+  [[gnu::tls_model("initial-exec")]] static thread_local int depth_;
+};
+
+// An InsideGuard, where `inside`.
+class InsideIf {
+ public:
+  explicit InsideIf(bool inside) noexcept {
+    if (inside) guard_.emplace();
   }
+
+ private:
+  std::optional<InsideGuard> guard_;
 };
 
 // One hooked operator at one backend key: the displaced native kernel, the plan of its arguments,
@@ -57,6 +83,23 @@ class OperatorHook {
   // arguments off `stack` and leaves its results. Throws only what native throws, but for one case:
   // when a kernel that writes arguments fails, they may be half written, and native must not run.
   void call(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  // Steps 1 to 3 of a call that comes unboxed, but for those that are rare. `arguments` are the
+  // operator's own, and `outputs` what its signature returns by value. Throws as call() does.
+  Route begin_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs);
+  // What the unboxed hook calls for the other two routes.
+  const c10::OperatorHandle& op() const noexcept { return op_; }
+  const c10::KernelFunction& native_kernel() const noexcept { return native_; }
+  const c10::KernelFunction& boxed_kernel() const noexcept { return boxed_; }  // call(), that is
+  // Whether native runs with hooks below it disabled.
+  bool guards_native() const noexcept { return guard_native_; }
+  // The argument that return `index` hands back.
+  std::size_t returned_argument(std::size_t index) const noexcept {
+    return eligibility_.returned_arguments[index];
+  }
+  // The number of returns that are no arguments.
+  std::size_t num_fresh() const noexcept { return num_fresh_; }
+  bool returns_list() const noexcept { return eligibility_.returns_list; }
 
   // The displaced native kernel, with hooks below it disabled.
   void call_native(c10::DispatchKeySet keys, torch::jit::Stack* stack);
@@ -128,6 +171,12 @@ class OperatorHook {
 
  private:
   void answer(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  // Why no kernel may answer on this thread; kNone otherwise.
+  AsideReason thread_reason() const noexcept;
+  // Remembers a kernel's error; throws where native must not run after it.
+  void note_failure(LoadedKernel& kernel, std::span<const Word> words);
+  LoadedKernel::Outcome run_unboxed(LoadedKernel& kernel, const UnboxedArguments& arguments,
+                                    const CallView& view, UnboxedOutputs outputs) noexcept;
   void answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
   // Counts a call that a kernel answered, and records it while calls are recorded.
@@ -161,6 +210,7 @@ class OperatorHook {
   const std::string schema_text_;
   const bool guard_native_;  // operators of ATen: what they call below is theirs
   const c10::KernelFunction native_;
+  const c10::KernelFunction boxed_;
   c10::KernelFunction registered_;  // written once by note_registered, before the hook is active
   std::atomic<bool> active_{false};
   std::atomic<bool> is_function_{false};

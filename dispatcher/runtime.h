@@ -143,8 +143,10 @@ class Runtime {
   };
 
   Runtime();
-  void put_implementation(const std::string& name, const std::string& shown, c10::DispatchKey key,
-                          torch::CppFunction function);  // needs registry_mutex_
+  // Puts `kernel` in the place of what is there, for ever. Needs registry_mutex_.
+  void put_implementation(const c10::OperatorName& name, c10::DispatchKey key,
+                          c10::KernelFunction kernel,
+                          std::optional<c10::impl::CppSignature> signature);
   bool install_from_store(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                           const std::string& digest, Found* found);
   Found install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
@@ -180,7 +182,7 @@ class Runtime {
 
   mutable std::mutex registry_mutex_;
   std::map<std::string, std::unique_ptr<OperatorHook>> hooks_;         // guarded by registry_mutex_
-  std::map<std::string, std::unique_ptr<torch::Library>> libraries_;   // guarded by registry_mutex_
+  std::vector<c10::RegistrationHandleRAII> registrations_;             // guarded by registry_mutex_
   std::map<std::string, std::unique_ptr<FunctionAutograd>> autograd_;  // guarded by registry_mutex_
   std::shared_ptr<DiskStore> store_;                                   // guarded by registry_mutex_
   std::shared_ptr<MissHandler> handler_;                               // guarded by registry_mutex_

@@ -7,23 +7,23 @@
 
 #include "dispatcher/log.h"
 #include "dispatcher/runtime.h"
+#include "dispatcher/unboxed_hooks.h"
 #include "guards/epoch.h"
 #include "guards/torch_compat.h"
 
 namespace eagercache {
 namespace {
 
-template <typename Hook>
-class HookFunctor final : public c10::OperatorKernel {
+class AutogradFunctor final : public c10::OperatorKernel {
  public:
-  explicit HookFunctor(Hook* hook) : hook_(hook) {}
+  explicit AutogradFunctor(FunctionAutograd* hook) : hook_(hook) {}
   void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
     hook_->call(keys, stack);
   }
 
  private:
-  Hook* hook_;  // lives for ever
+  FunctionAutograd* hook_;  // lives for ever
 };
 
 // Swallows warnings: overriding an existing kernel is what we are here for, and torch says so once.
@@ -121,9 +121,10 @@ Result<OperatorHook*> Runtime::register_operator(const std::string& name,
   }
   try {
     auto hook = std::make_unique<OperatorHook>(*op, key, std::move(eligibility), hooks_.size() - 1);
-    put_implementation(name, shown, key,
-                       torch::CppFunction::makeFromBoxedFunctor(
-                           std::make_unique<HookFunctor<OperatorHook>>(hook.get())));
+    const UnboxedMaker* unboxed = find_unboxed(*hook);
+    put_implementation(
+        op->operator_name(), key, unboxed != nullptr ? unboxed->make(*hook) : hook->boxed_kernel(),
+        unboxed != nullptr ? std::make_optional(unboxed->signature()) : std::nullopt);
     hook->note_registered();
     slot = std::move(hook);
     return slot.get();
@@ -133,17 +134,13 @@ Result<OperatorHook*> Runtime::register_operator(const std::string& name,
   }
 }
 
-void Runtime::put_implementation(const std::string& name, const std::string& shown,
-                                 c10::DispatchKey key, torch::CppFunction function) {
-  const std::string ns = name.substr(0, name.find("::"));
-  auto& library = libraries_[ns];
+void Runtime::put_implementation(const c10::OperatorName& name, c10::DispatchKey key,
+                                 c10::KernelFunction kernel,
+                                 std::optional<c10::impl::CppSignature> signature) {
   SilentWarnings silent;
   c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  if (!library) {
-    library = std::make_unique<torch::Library>(torch::Library::IMPL, ns, std::nullopt, __FILE__,
-                                               __LINE__);
-  }
-  library->impl(shown.substr(ns.size() + 2).c_str(), torch::dispatch(key, std::move(function)));
+  registrations_.push_back(c10::Dispatcher::singleton().registerImpl(
+      name, key, std::move(kernel), std::move(signature), nullptr, "eagercache"));
 }
 
 Status Runtime::register_autograd(const std::string& name, const std::string& dispatch_key,
@@ -163,9 +160,10 @@ Status Runtime::register_autograd(const std::string& name, const std::string& di
   }
   try {
     auto autograd = std::make_unique<FunctionAutograd>(*hook, key, backward_hook);
-    put_implementation(name, name, key,
-                       torch::CppFunction::makeFromBoxedFunctor(
-                           std::make_unique<HookFunctor<FunctionAutograd>>(autograd.get())));
+    put_implementation({name, ""}, key,
+                       c10::KernelFunction::makeFromBoxedFunctor(
+                           std::make_unique<AutogradFunctor>(autograd.get())),
+                       std::nullopt);
     slot = std::move(autograd);
     return Status();
   } catch (const std::exception& error) {

@@ -3,104 +3,34 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/TensorImpl.h>
 #include <xmmintrin.h>
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <new>
 
-#include "guards/overlap.h"
-#include "guards/torch_compat.h"
+#include "guards/key_walk.h"
 
 namespace eagercache {
 namespace {
 
-// Keys a plain dense tensor may carry at a backend kernel: its backend, and what autograd, autocast
-// and view tracking add. Anything else (Python, Sparse, Quantized, Conjugate, Negative, ZeroTensor,
-// NestedTensor, Functionalize, Batched ...) steps aside. One AND per tensor.
-constexpr c10::DispatchKeySet allowed_keys(c10::DispatchKey backend, c10::DispatchKey autograd,
-                                           c10::DispatchKey autocast) {
-  return c10::DispatchKeySet({backend, autograd, autocast, c10::DispatchKey::ADInplaceOrView});
-}
-
-constexpr c10::DispatchKeySet kAllowedOnCpu = allowed_keys(
-    c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU);
-constexpr c10::DispatchKeySet kAllowedOnCuda = allowed_keys(
-    c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA);
-
-// Types with a native CPU kernel for about everything and a lowering in Inductor.
-constexpr std::uint64_t dtype_bit(c10::ScalarType type) {
-  return std::uint64_t{1} << static_cast<unsigned>(type);
-}
-constexpr std::uint64_t kCommonDtypes =
-    dtype_bit(c10::ScalarType::Byte) | dtype_bit(c10::ScalarType::Char) |
-    dtype_bit(c10::ScalarType::Short) | dtype_bit(c10::ScalarType::Int) |
-    dtype_bit(c10::ScalarType::Long) | dtype_bit(c10::ScalarType::Half) |
-    dtype_bit(c10::ScalarType::Float) | dtype_bit(c10::ScalarType::Double) |
-    dtype_bit(c10::ScalarType::ComplexFloat) | dtype_bit(c10::ScalarType::ComplexDouble) |
-    dtype_bit(c10::ScalarType::Bool) | dtype_bit(c10::ScalarType::BFloat16);
-
-constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
-
-// One walk's state. Methods return kNone to go on.
-class Walk {
+// Values as a boxed stack holds them.
+class BoxedReader {
  public:
-  Walk(c10::DeviceType device_type, CallView& view) noexcept
-      : view_(view),
-        device_type_(device_type),
-        disallowed_(
-            ~(device_type == c10::DeviceType::CPU ? kAllowedOnCpu : kAllowedOnCuda).raw_repr()) {}
-
-  AsideReason tensor(const at::Tensor& tensor) noexcept {
-    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    if (!tensor.defined()) {
-      view_.key.put_undefined_tensor();
-      return AsideReason::kNone;
-    }
-    bool host_number = false;
-    if ((impl->key_set().raw_repr() & disallowed_) != 0) [[unlikely]] {
-      host_number = is_host_number(*impl);
-      if (!host_number) {
-        const AsideReason reason = kind_or_device(*impl);
-        if (applies(reason)) return reason;
-      }
-    }
-    if (const AsideReason reason = check(*impl, host_number); reason != AsideReason::kNone)
-        [[unlikely]] {
-      return reason;
-    }
-    const c10::ScalarType dtype = c10::typeMetaToScalarType(impl->dtype());
-    TensorTraits traits;
-    traits.dtype = static_cast<std::uint8_t>(dtype);
-    traits.device_type =
-        static_cast<std::uint8_t>(host_number ? c10::DeviceType::CPU : device_type_);
-    traits.device_index = device_type_ == c10::DeviceType::CPU || host_number
-                              ? std::int8_t{-1}
-                              : static_cast<std::int8_t>(view_.device.index());
-    traits.dim = static_cast<std::uint8_t>(impl->dim());
-    traits.wrapped_number = impl->is_wrapped_number();
-    traits.aligned = (reinterpret_cast<std::uintptr_t>(impl->data()) % kAlignment) == 0;
-    all_integral_ = all_integral_ && c10::isIntegralType(dtype, /*includeBool=*/true);
-    view_.key.put_tensor(traits, impl->sizes().data(), impl->strides().data());
-    return view_.tensors.push(&tensor) || !applies(AsideReason::kKeyTooLong)
-               ? AsideReason::kNone
-               : AsideReason::kKeyTooLong;
-  }
+  explicit BoxedReader(Walk& walk) noexcept : walk_(walk) {}
 
   AsideReason tensor_list(const c10::IValue& value) noexcept {
     if (!value.isList()) {
-      return unreadable(AsideReason::kUnexpectedValue);
+      return walk_.unreadable(AsideReason::kUnexpectedValue);
     }
     const c10::ArrayRef<c10::IValue> elements = value.toListRef();
-    view_.key.put_tensor_list(elements.size());
+    walk_.view().key.put_tensor_list(elements.size());
     for (const c10::IValue& element : elements) {
       if (element.isNone()) {
-        view_.key.put_none();
+        walk_.view().key.put_none();
       } else if (element.isTensor()) {
-        if (const AsideReason reason = tensor(element.toTensor()); reason != AsideReason::kNone) {
+        if (const AsideReason reason = walk_.tensor(element.toTensor());
+            reason != AsideReason::kNone) {
           return reason;
         }
       } else if (applies(AsideReason::kUnexpectedValue)) {
@@ -112,16 +42,16 @@ class Walk {
 
   AsideReason scalar(const c10::IValue& value) noexcept {
     if (value.isInt()) {
-      view_.key.put_int(value.toInt());
+      walk_.view().key.put_int(value.toInt());
     } else if (value.isDouble()) {
-      all_integral_ = false;
-      view_.key.put_float(value.toDouble());
+      walk_.note_not_integral();
+      walk_.view().key.put_float(value.toDouble());
     } else if (value.isBool()) {
-      view_.key.put_bool(value.toBool());
+      walk_.view().key.put_bool(value.toBool());
     } else if (value.isComplexDouble()) {
-      all_integral_ = false;
+      walk_.note_not_integral();
       const c10::complex<double> number = value.toComplexDouble();
-      view_.key.put_complex(number.real(), number.imag());
+      walk_.view().key.put_complex(number.real(), number.imag());
     } else {
       return unreadable(value);
     }
@@ -131,26 +61,26 @@ class Walk {
   // Every list on the stack is one vector of IValues; reading it in place copies nothing.
   AsideReason list(ArgumentReader reader, const c10::IValue& value) noexcept {
     if (!value.isList()) {
-      return unreadable(AsideReason::kUnexpectedValue);
+      return walk_.unreadable(AsideReason::kUnexpectedValue);
     }
     const c10::ArrayRef<c10::IValue> elements = value.toListRef();
     switch (reader) {
       case ArgumentReader::kIntList:
-        view_.key.put_int_list_header(elements.size());
+        walk_.view().key.put_int_list_header(elements.size());
         return list_words(elements, &c10::IValue::isInt,
                           [](const c10::IValue& v) { return static_cast<Word>(v.toInt()); });
       case ArgumentReader::kFloatList:
-        view_.key.put_float_list_header(elements.size());
+        walk_.view().key.put_float_list_header(elements.size());
         return list_words(elements, &c10::IValue::isDouble,
                           [](const c10::IValue& v) { return std::bit_cast<Word>(v.toDouble()); });
       case ArgumentReader::kBoolList:
-        view_.key.put_bool_list_header(elements.size());
+        walk_.view().key.put_bool_list_header(elements.size());
         return list_words(elements, &c10::IValue::isBool,
                           [](const c10::IValue& v) { return Word{v.toBool()}; });
       default:
         break;
     }
-    view_.key.put_scalar_list(elements.size());
+    walk_.view().key.put_scalar_list(elements.size());
     for (const c10::IValue& element : elements) {
       if (const AsideReason reason = scalar(element); reason != AsideReason::kNone) {
         return reason;
@@ -158,15 +88,6 @@ class Walk {
     }
     return AsideReason::kNone;
   }
-
-  // What a value that has no encoding is answered with.
-  AsideReason unreadable(AsideReason reason) noexcept {
-    if (applies(reason)) return reason;
-    view_.key.put_none();
-    return AsideReason::kNone;
-  }
-
-  bool all_integral() const noexcept { return all_integral_; }
 
  private:
   template <typename Read>
@@ -176,85 +97,23 @@ class Walk {
       if (!(element.*has_tag)()) [[unlikely]] {
         return unreadable(element);
       }
-      view_.key.put_word(read(element));
+      walk_.view().key.put_word(read(element));
     }
     return AsideReason::kNone;
   }
 
   AsideReason unreadable(const c10::IValue& value) noexcept {
-    return unreadable(value.isSymInt() || value.isSymFloat() || value.isSymBool()
-                          ? AsideReason::kSymbolic
-                          : AsideReason::kUnexpectedValue);
+    return walk_.unreadable(value.isSymInt() || value.isSymFloat() || value.isSymBool()
+                                ? AsideReason::kSymbolic
+                                : AsideReason::kUnexpectedValue);
   }
 
-  AsideReason kind_or_device(const c10::TensorImpl& impl) const noexcept {
-    if (compat::has_names(impl)) {  // names come with a dispatch key of their own
-      return AsideReason::kNamedTensor;
-    }
-    const c10::DispatchKeySet both = kAllowedOnCpu | kAllowedOnCuda;
-    return (impl.key_set().raw_repr() & ~both.raw_repr()) == 0 ? AsideReason::kMixedDevices
-                                                               : AsideReason::kTensorKind;
-  }
-
-  // A number in host memory beside CUDA tensors, as `x * 2` has one: native reads it and hands it
-  // to its kernel by value, and so does ours. Its value is data, not part of the key.
-  bool is_host_number(const c10::TensorImpl& impl) const noexcept {
-    return device_type_ == c10::DeviceType::CUDA && impl.dim() == 0 &&
-           (impl.key_set().raw_repr() & ~kAllowedOnCpu.raw_repr()) == 0 &&
-           !c10::isComplexType(c10::typeMetaToScalarType(impl.dtype()));
-  }
-
-  AsideReason check(const c10::TensorImpl& impl, bool host_number) noexcept {
-    if (impl.dim() > std::numeric_limits<decltype(TensorTraits::dim)>::max()) [[unlikely]] {
-      return AsideReason::kKeyTooLong;
-    }
-    const auto dtype = static_cast<unsigned>(c10::typeMetaToScalarType(impl.dtype()));
-    if ((dtype >= 64 || ((kCommonDtypes >> dtype) & 1) == 0) && applies(AsideReason::kDtype))
-        [[unlikely]] {
-      return AsideReason::kDtype;
-    }
-    if (device_type_ != c10::DeviceType::CPU && !host_number) {
-      const c10::Device device = impl.device();
-      if (has_device_ && device != view_.device && applies(AsideReason::kMixedDevices)) {
-        return AsideReason::kMixedDevices;
-      }
-      view_.device = device;
-      has_device_ = true;
-    }
-    if (impl.numel() == 0 && applies(AsideReason::kEmptyTensor)) [[unlikely]] {
-      return AsideReason::kEmptyTensor;
-    }
-    if (impl.unsafe_storage().unsafeGetStorageImpl()->data() == nullptr &&
-        applies(AsideReason::kNoStorage)) [[unlikely]] {
-      return AsideReason::kNoStorage;
-    }
-    std::int64_t extent = 0;
-    const c10::IntArrayRef sizes = impl.sizes();
-    const c10::IntArrayRef strides = impl.strides();
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      // Each factor is below 2^63 and a real tensor's extent fits its storage, but a 0-stride
-      // dimension may be huge: saturate instead of overflowing.
-      std::int64_t step = 0;
-      if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &step) ||
-          __builtin_add_overflow(extent, step, &extent)) {
-        extent = std::numeric_limits<std::int64_t>::max();
-        break;
-      }
-    }
-    const bool is_large = extent > kMaxExtent || impl.numel() > kMaxExtent;
-    return is_large && applies(AsideReason::kLargeExtent) ? AsideReason::kLargeExtent
-                                                          : AsideReason::kNone;
-  }
-
-  CallView& view_;
-  c10::DeviceType device_type_;
-  std::uint64_t disallowed_;
-  bool all_integral_ = true;
-  bool has_device_ = false;
+  Walk& walk_;
 };
 
-AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& walk,
-                         KeyBuffer& key) noexcept {
+AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& walk) noexcept {
+  KeyBuffer& key = walk.view().key;
+  BoxedReader boxed(walk);
   if (value.isNone()) {
     key.put_none();
     return AsideReason::kNone;
@@ -264,12 +123,12 @@ AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& 
       return value.isTensor() ? walk.tensor(value.toTensor())
                               : walk.unreadable(AsideReason::kUnexpectedValue);
     case ArgumentReader::kTensorList:
-      return walk.tensor_list(value);
+      return boxed.tensor_list(value);
     case ArgumentReader::kInt:
     case ArgumentReader::kFloat:
     case ArgumentReader::kBool:
     case ArgumentReader::kScalar:
-      return walk.scalar(value);
+      return boxed.scalar(value);
     case ArgumentReader::kString:
       if (!value.isString()) {
         return walk.unreadable(AsideReason::kUnexpectedValue);
@@ -280,7 +139,7 @@ AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& 
     case ArgumentReader::kFloatList:
     case ArgumentReader::kBoolList:
     case ArgumentReader::kScalarList:
-      return walk.list(reader, value);
+      return boxed.list(reader, value);
     case ArgumentReader::kDevice: {
       if (!value.isDevice()) {
         return walk.unreadable(AsideReason::kUnexpectedValue);
@@ -325,35 +184,10 @@ bool TensorArguments::grow() noexcept {
 
 AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arguments,
                       c10::DeviceType device_type, CallView& view) noexcept {
-  view.key.clear();
-  view.tensors.clear();
-  view.device = c10::Device(device_type);
-  GlobalState state = read_global_state();
-  if (device_type != c10::DeviceType::CPU) {
-    state.num_threads = 1;  // of the host, where nothing is computed
-  }
-  view.key.put_state(state);
-  Walk walk(device_type, view);
-  WrittenTensors written;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const std::size_t first = view.tensors.size();
-    const AsideReason reason = put_argument(plan.readers[i], arguments[i], walk, view.key);
-    if (reason != AsideReason::kNone) [[unlikely]] {
-      return reason;
-    }
-    if (!plan.written.empty() && plan.written[i] != 0) {
-      written.add(first, view.tensors.size());
-    }
-  }
-  if (!plan.written.empty() && written.overlap(view.tensors.view()) &&
-      applies(AsideReason::kOverlap)) [[unlikely]] {
-    return AsideReason::kOverlap;
-  }
-  if (plan.aside_if_integral && walk.all_integral() && applies(AsideReason::kIntegerDivision)) {
-    return AsideReason::kIntegerDivision;
-  }
-  return view.key.overflowed() && applies(AsideReason::kKeyTooLong) ? AsideReason::kKeyTooLong
-                                                                    : AsideReason::kNone;
+  return walk_call(plan, arguments.size(), device_type, view,
+                   [&](std::size_t i, Walk& walk) noexcept {
+                     return put_argument(plan.readers[i], arguments[i], walk);
+                   });
 }
 
 GlobalState read_global_state() noexcept {

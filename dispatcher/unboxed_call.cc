@@ -1,0 +1,135 @@
+// The unboxed form of a call: what OperatorHook::call does for a boxed one, without the boxes.
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+
+#include "dispatcher/counters.h"
+#include "dispatcher/explain.h"
+#include "dispatcher/operator_hook.h"
+#include "dispatcher/probe.h"
+#include "dispatcher/recorder.h"
+#include "dispatcher/runtime.h"
+#include "dispatcher/unboxed_hooks.h"
+#include "dispatcher/verification.h"
+#include "guards/left_out.h"
+
+namespace eagercache {
+namespace {
+
+void move_version(const at::Tensor& tensor) {
+  if (tensor.defined() && !tensor.is_inference()) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+// As the in-place operators do that native is made of.
+void move_version(const UnboxedArguments& arguments, std::size_t index) {
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
+    return;
+  }
+  if (arguments.kinds[index] == UnboxedKind::kTensor) {
+    move_version(arguments.at<at::Tensor>(index));
+  } else if (arguments.kinds[index] == UnboxedKind::kTensorList) {
+    for (const at::Tensor& tensor : arguments.at<at::TensorList>(index)) {
+      move_version(tensor);
+    }
+  } else if (arguments.kinds[index] == UnboxedKind::kOptionalTensor) {
+    if (const auto& tensor = arguments.at<std::optional<at::Tensor>>(index)) {
+      move_version(*tensor);
+    }
+  }
+}
+
+}  // namespace
+
+Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs) {
+  if (!hooks_answer.load(std::memory_order_relaxed) || !active()) [[unlikely]] {
+    const bool watched = Probe::armed_for(*this) != nullptr || Explainer::current() != nullptr;
+    return watched ? Route::kBoxed : Route::kNative;
+  }
+  if (InsideGuard::active() && !left_out("check", "re_entrancy")) {
+    return Explainer::current() != nullptr ? Route::kBoxed : Route::kNative;
+  }
+  if (recording_calls.load(std::memory_order_relaxed)) [[unlikely]] {
+    return Route::kBoxed;
+  }
+  if (const AsideReason reason = thread_reason(); reason != AsideReason::kNone) [[unlikely]] {
+    count_aside(index_, reason);
+    return Route::kNative;
+  }
+  CallView view;
+  if (const AsideReason reason = build_key(eligibility_.plan, arguments, device_type_, view);
+      reason != AsideReason::kNone) {
+    count_aside(index_, reason);
+    return Route::kNative;
+  }
+  const Found found = table_.find(view.key.words(), hash_words(view.key.words()));
+  if (found.state == EntryState::kKernel) [[likely]] {
+    auto& kernel = *static_cast<LoadedKernel*>(const_cast<void*>(found.kernel));
+    if (verification_chosen() && !kernel.writes_inputs()) [[unlikely]] {
+      return Route::kBoxed;
+    }
+    const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, view, outputs);
+    if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
+      count_call(index_, CallOutcome::kHit);
+      return Route::kAnswered;
+    }
+    if (outcome == LoadedKernel::Outcome::kFailed) {
+      note_failure(kernel, view.key.words());
+    }
+  } else if (found.state != EntryState::kNative) {
+    return Route::kBoxed;
+  }
+  count_call(index_, CallOutcome::kNative);
+  return Route::kNative;
+}
+
+LoadedKernel::Outcome OperatorHook::run_unboxed(LoadedKernel& kernel,
+                                                const UnboxedArguments& arguments,
+                                                const CallView& view,
+                                                UnboxedOutputs outputs) noexcept {
+  try {
+    if (outputs.list != nullptr) {
+      outputs.list->resize(kernel.num_outputs());
+      outputs.fixed = *outputs.list;
+    } else if (kernel.num_outputs() != outputs.fixed.size()) [[unlikely]] {
+      return LoadedKernel::Outcome::kNotStarted;
+    }
+    LoadedKernel::Outcome outcome = LoadedKernel::Outcome::kFailed;
+    {
+      const InsideGuard inside;
+      outcome = kernel.answer(view.tensors.view(), outputs.fixed, view.device);
+    }
+    if (outcome != LoadedKernel::Outcome::kAnswered) [[unlikely]] {
+      return outcome;
+    }
+    for (const WrittenArgument& write : effects().writes) {
+      if (write.moves_version) {
+        move_version(arguments, write.index);
+      }
+    }
+    return LoadedKernel::Outcome::kAnswered;
+  } catch (...) {
+    return LoadedKernel::Outcome::kFailed;
+  }
+}
+
+const UnboxedMaker* find_unboxed(const OperatorHook& hook) {
+  const std::span<const UnboxedRow> rows = unboxed_rows();
+  const auto row =
+      std::ranges::lower_bound(rows, std::string_view(hook.full_name()), {}, &UnboxedRow::name);
+  if (row == rows.end() || row->name != hook.full_name()) {
+    return nullptr;
+  }
+  const UnboxedMaker& maker = *row->maker;
+  const std::vector<ArgumentReader>& readers = hook.plan().readers;
+  const bool same = maker.kinds.size() == readers.size() &&
+                    std::ranges::equal(maker.kinds, readers, fits) &&
+                    maker.returns_list == hook.returns_list() &&
+                    (maker.returns_list || maker.num_fresh == hook.num_fresh());
+  return same ? &maker : nullptr;
+}
+
+}  // namespace eagercache

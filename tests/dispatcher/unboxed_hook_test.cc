@@ -1,0 +1,156 @@
+// Calls from C++, which reach a hook of ATen's operators unboxed.
+
+#include <ATen/ATen.h>
+
+#include "dispatcher/unboxed_hooks.h"
+#include "tests/dispatcher/hook_fixture.h"
+
+namespace eagercache {
+namespace {
+
+using Outcome = LoadedKernel::Outcome;
+
+class UnboxedHookTest : public HookTest {
+ protected:
+  UnboxedHookTest() : x_(at::tensor({1.0F, -2.0F})), y_(at::tensor({3.0F, 5.0F})) {}
+
+  at::Tensor x_;
+  at::Tensor y_;
+};
+
+TEST_F(UnboxedHookTest, AKernelAnswersWithATensor) {
+  OperatorHook& abs = hook("aten::abs");
+  ASSERT_NE(find_unboxed(abs), nullptr);
+  install(abs, {x_}, filling_kernel(9));
+  at::Tensor answer;
+  const CallCounts counts = counted(abs, [&] { answer = at::abs(x_); });
+  EXPECT_TRUE(at::equal(answer, at::full({2}, 9.0F)));
+  EXPECT_EQ(count(counts, CallOutcome::kHit), 1U);
+  EXPECT_EQ(total(counts), 1U);
+}
+
+TEST_F(UnboxedHookTest, BoxedAndUnboxedCallersMeetTheSameKey) {
+  OperatorHook& abs = hook("aten::abs");
+  install(abs, {x_}, filling_kernel(9));
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::abs", "");
+  torch::jit::Stack stack{x_};
+  const CallCounts counts = counted(abs, [&] { op.callBoxed(&stack); });
+  EXPECT_EQ(count(counts, CallOutcome::kHit), 1U);
+  EXPECT_TRUE(at::equal(stack.front().toTensor(), at::full({2}, 9.0F)));
+}
+
+TEST_F(UnboxedHookTest, SeveralTensorsComeBackInOrder) {
+  OperatorHook& norm = hook("aten::native_layer_norm");
+  const at::Tensor x = at::ones({2, 4});
+  FakeKernel& three = kernel(3, 3, [](auto /*inputs*/, auto outputs) {
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      outputs[i] = at::full({1}, static_cast<double>(i));
+    }
+    return Outcome::kAnswered;
+  });
+  const at::Tensor w = at::ones({4});
+  install(norm, {x, std::vector<std::int64_t>{4}, w, w, 1e-5}, three);
+  const auto [a, b, c] = at::native_layer_norm(x, {4}, w, w, 1e-5);
+  EXPECT_EQ(three.runs(), 1);
+  EXPECT_EQ(a.item<float>(), 0);
+  EXPECT_EQ(b.item<float>(), 1);
+  EXPECT_EQ(c.item<float>(), 2);
+}
+
+TEST_F(UnboxedHookTest, ArgumentsThatAreHandedBackAreTheVeryObjects) {
+  OperatorHook& in_place = hook("aten::add_.Tensor");
+  FakeKernel& two = kernel(2, 0, [](auto inputs, auto /*outputs*/) {
+    inputs[0]->template mutable_data_ptr<float>()[0] = 42;
+    return Outcome::kAnswered;
+  });
+  install(in_place, {x_, y_, 1}, two);
+  at::Tensor& answer = x_.add_(y_);
+  EXPECT_EQ(&answer, &x_);
+  EXPECT_EQ(x_[0].item<float>(), 42);
+
+  OperatorHook& out_form = hook("aten::add.out");
+  at::Tensor out = at::zeros({2});
+  FakeKernel& three = kernel(3, 0, [](auto inputs, auto /*outputs*/) {
+    inputs[2]->template mutable_data_ptr<float>()[1] = 43;
+    return Outcome::kAnswered;
+  });
+  install(out_form, {x_, y_, 1, out}, three);
+  EXPECT_EQ(&at::add_out(out, x_, y_), &out);
+  EXPECT_EQ(three.runs(), 1);
+  EXPECT_EQ(out[1].item<float>(), 43);
+}
+
+TEST_F(UnboxedHookTest, ListsGoInAndOut) {
+  OperatorHook& abs = hook("aten::_foreach_abs");
+  const std::vector<at::Tensor> list{x_, y_};
+  FakeKernel& two = kernel(2, 2, [](auto /*inputs*/, auto outputs) {
+    outputs[0] = at::full({1}, 1);
+    outputs[1] = at::full({1}, 2);
+    return Outcome::kAnswered;
+  });
+  install(abs, {tensor_list(list)}, two);
+  const std::vector<at::Tensor> answers = at::_foreach_abs(list);
+  ASSERT_EQ(answers.size(), 2U);
+  EXPECT_EQ(answers[1].item<std::int64_t>(), 2);
+}
+
+TEST_F(UnboxedHookTest, VersionsOfAListAreMovedAsNativeMovesThem) {
+  OperatorHook& add = hook("aten::_foreach_add_.Scalar");
+  std::vector<at::Tensor> list{x_, y_};
+  install(add, {tensor_list(list), 1}, kernel(2, 0, [](auto, auto) { return Outcome::kAnswered; }));
+  const auto version = x_._version();
+  const CallCounts counts = counted(add, [&] { at::_foreach_add_(list, 1); });
+  EXPECT_EQ(count(counts, CallOutcome::kHit), 1U);
+  const auto hit_moved = x_._version() - version;
+  hooks_answer.store(false);
+  const auto before = x_._version();
+  at::_foreach_add_(list, 1);
+  EXPECT_EQ(x_._version() - before, hit_moved);
+}
+
+TEST_F(UnboxedHookTest, ACallWithoutAVerdictIsAMissAndNativeAnswers) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::tensor({1.0F, -2.0F, 3.0F, -4.0F, 5.0F});
+  const CallCounts counts = counted(abs, [&] {
+    EXPECT_TRUE(at::equal(at::abs(x), at::tensor({1.0F, 2.0F, 3.0F, 4.0F, 5.0F})));
+    at::abs(x);
+  });
+  EXPECT_EQ(count(counts, CallOutcome::kMiss), 1U);
+  EXPECT_EQ(total(counts), 2U);
+}
+
+TEST_F(UnboxedHookTest, DecidedNativeAndSteppedAsideCallsCountOnce) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::tensor({1.0F, -2.0F, 3.0F});
+  at::abs(x);
+  CallView view;
+  const torch::jit::Stack stack{x};
+  ASSERT_EQ(abs.read_call(stack, view), AsideReason::kNone);
+  abs.table().set_native(view.key.words(), hash_words(view.key.words()));
+  const CallCounts counts = counted(abs, [&] {
+    EXPECT_EQ(at::abs(x)[1].item<float>(), 2);
+    at::abs(at::zeros({0}));
+  });
+  EXPECT_EQ(count(counts, CallOutcome::kNative), 1U);
+  EXPECT_EQ(count(counts, CallOutcome::kAside), 1U);
+  EXPECT_EQ(total(counts), 2U);
+}
+
+TEST_F(UnboxedHookTest, AKernelThatFailsIsFollowedByNativeAndNotAskedAgain) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::tensor({-1.0F, -2.0F, -3.0F, -4.0F});
+  FakeKernel& failing = kernel(1, 1, [](auto, auto) { return Outcome::kFailed; });
+  install(abs, {x}, failing);
+  EXPECT_EQ(at::abs(x)[3].item<float>(), 4);
+  EXPECT_EQ(at::abs(x)[3].item<float>(), 4);
+  EXPECT_EQ(failing.runs(), 1);
+}
+
+TEST_F(UnboxedHookTest, NativeErrorsAreNatives) {
+  OperatorHook& add = hook("aten::add.Tensor");
+  static_cast<void>(add);
+  EXPECT_THROW(at::add(at::zeros({2}), at::zeros({3})), c10::Error);
+}
+
+}  // namespace
+}  // namespace eagercache
