@@ -1,6 +1,5 @@
 #include "dispatcher/bare_kernel.h"
 
-#include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <array>
@@ -19,6 +18,9 @@ constexpr std::size_t kInlinePointers = 112;
 }  // namespace
 
 BareKernel::BareKernel(LaunchPlan plan, Entry entry) : plan_(std::move(plan)), entry_(entry) {
+  for (const LaunchPlan::Output& output : plan_.outputs) {
+    outputs_.emplace_back(output.dtype, output.sizes, output.strides);
+  }
   for (const std::uint64_t bytes : plan_.scratch) {
     scratch_offsets_.push_back(scratch_bytes_);
     scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -47,9 +49,7 @@ void** BareKernel::prepare(std::span<const at::Tensor* const> inputs, std::span<
     pointers[written] = inputs[written]->mutable_data_ptr();
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const LaunchPlan::Output& wanted = plan_.outputs[i];
-    outputs[i] =
-        at::Tensor(at::detail::empty_strided_cpu(wanted.sizes, wanted.strides, wanted.dtype));
+    outputs[i] = outputs_[i].allocate();
     *next++ = outputs[i].mutable_data_ptr();
   }
   return next;

@@ -8,6 +8,7 @@
 
 #include "dispatcher/launch_plan.h"
 #include "dispatcher/loaded_kernel.h"
+#include "dispatcher/output_allocation.h"
 #include "kernel_cache/shared_library.h"
 #include "kernel_cache/status.h"
 
@@ -38,6 +39,7 @@ class BareKernel final : public LoadedKernel {
                  void** pointers) const;
 
   const LaunchPlan plan_;
+  std::vector<OutputSpec> outputs_;
   const Entry entry_;
   std::vector<std::size_t> scratch_offsets_;  // into one allocation
   std::size_t scratch_bytes_ = 0;

@@ -51,9 +51,21 @@ struct BlockOwner {
   }
 };
 
-HookSlots* slots_of(std::size_t hook) {
+// A plain pointer at a fixed offset from the thread pointer: a hit reads it.
+[[gnu::tls_model("initial-exec")]] thread_local ThreadBlock* thread_block = nullptr;
+
+ThreadBlock* first_block() {
   thread_local BlockOwner owner;
-  std::atomic<HookSlots*>& slot = owner.block->hooks[hook];
+  thread_block = owner.block;
+  return owner.block;
+}
+
+HookSlots* slots_of(std::size_t hook) {
+  ThreadBlock* block = thread_block;
+  if (block == nullptr) [[unlikely]] {
+    block = first_block();
+  }
+  std::atomic<HookSlots*>& slot = block->hooks[hook];
   HookSlots* slots = slot.load(std::memory_order_relaxed);
   if (slots == nullptr) [[unlikely]] {
     slots = new HookSlots();  // leaked with its block

@@ -12,7 +12,7 @@
 namespace eagercache {
 namespace {
 
-thread_local Explainer* thread_explainer = nullptr;
+[[gnu::tls_model("initial-exec")]] thread_local Explainer* thread_explainer = nullptr;
 
 const char* state_name(EntryState state) {
   switch (state) {

@@ -13,7 +13,7 @@
 namespace eagercache {
 namespace {
 
-thread_local Probe* thread_probe = nullptr;
+[[gnu::tls_model("initial-exec")]] thread_local Probe* thread_probe = nullptr;
 
 // Keeps the first warning and shows none.
 class FirstWarning final : public c10::WarningHandler {

@@ -88,6 +88,15 @@ def read_wrapper(text: str) -> WrapperText:
     return reader.finish()
 
 
+# What the wrapper does to its own arguments, or checks of what the key says.
+_NO_EFFECT = {
+    "args.clear",
+    "torch.cuda.set_device",
+    "assert_size_stride",
+    "assert_size_stride_grouped",  # from torch 2.12 on
+}
+
+
 class _Reader:
     """State of the walk over the statements."""
 
@@ -144,6 +153,9 @@ class _Reader:
             self._streams.add(name)
         elif isinstance(value, ast.Call) and _source(value.func) == "empty_strided_cuda":
             self._values[name] = self._allocate(value)
+        elif isinstance(value, ast.Call) and _source(value.func) == "copy_if_misaligned":
+            # Misaligned tensors are refused before this.
+            self._values[name] = self._tensor(value.args[0])
         else:
             self._values[name] = self._tensor(value)
 
@@ -180,7 +192,7 @@ class _Reader:
 
     def _expression(self, call: ast.Call) -> None:
         function = _source(call.func)
-        if function in ("args.clear", "torch.cuda.set_device", "assert_size_stride"):
+        if function in _NO_EFFECT:
             return
         if not function.endswith(".run") or not isinstance(call.func, ast.Attribute):
             raise NotUnderstood(f"call of {function[:80]}")

@@ -137,7 +137,7 @@ def _body(wrapper: str) -> str:
 # torch 2.15 checks each input here when a variable of the environment asks for it.
 _INPUT_CHECK = re.compile(
     r"if \(_check_aoti_runtime_check_inputs_env\(\)\) "
-    r"\{ assert_size_stride\(\w+, \{[\dL, ]*\}, \{[\dL, ]*\}, \"input\"\); \}"
+    r"\{ assert_size_stride\(\w+, \{[^{};]*\}, \{[^{};]*\}, \"input\"\); \}"
 )
 
 

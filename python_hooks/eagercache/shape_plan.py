@@ -304,6 +304,13 @@ class _Reader:
         if known[dimension] != name:  # one of several that are equal
             self.conditions.append(f"{known[dimension]} == {name}")
 
+    def same_symbol(self, found: re.Match[str]) -> None:
+        """One of several that are equal, named after another (torch 2.15)."""
+        names = self._symbols.names
+        if found[1] not in names or found[2] not in names:
+            raise NotUnderstood(f"symbol {found[1]}")
+        self.conditions.append(f"{found[2]} == {found[1]}")
+
     def array(self, found: re.Match[str]) -> None:
         elements = [element for element in split_arguments(found[2]) if element]
         self._arrays[found[1]] = tuple(self._expression(element) for element in elements)
@@ -527,6 +534,7 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[_Reader, re.Match[str]], None]], 
         (r"auto (\w+) = std::move\(inputs\[(\d+)\]\)", _Reader.take_input),
         (r"auto (\w+) = (\w+)\.sizes\(\)", _Reader.sizes_of),
         (r"int64_t (\w+) = (\w+)\[(\d+)\]", _Reader.symbol),
+        (r"int64_t (\w+) = (\w+)", _Reader.same_symbol),
         (r"inputs\.clear\(\)", _Reader.ignore),
         (
             r"\[\[maybe_unused\]\] auto& kernels = "

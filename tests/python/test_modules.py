@@ -395,7 +395,9 @@ def test_copies_pickles_and_compiles_of_an_accelerated_module(block: nn.Module) 
         torch.testing.assert_close(torch.jit.trace(block, (x,))(x), expected)
         exported = torch.export.export(block, (x,))
         torch.testing.assert_close(exported.module()(x), expected)
-    assert json.dumps(sorted(vars(block))) == json.dumps(sorted(vars(module_zoo.make("Block"))))
+    # torch.compile leaves a mark of its own in 2.15.
+    attributes = set(vars(block)) - {"_is_torch_compile"}
+    assert sorted(attributes) == sorted(vars(module_zoo.make("Block")))
 
 
 def test_no_kernel_is_picked_up_after_freeze(block: nn.Module) -> None:

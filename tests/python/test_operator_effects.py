@@ -289,6 +289,9 @@ def test_every_eligible_operator_does_no_more_than_kernels_can(survey: Survey) -
         # Calls that give out= another size are found when native answers them for the proof.
         assert observed.reshaped <= out, _said(call, observed)
         assert written or not (observed.written or observed.bumped), _said(call, observed)
+        passed = set(call.named_arguments())
+        if any(_shares_memory_with(call, name, passed - {name}) for name in written & passed):
+            continue  # what is written is another argument too: such a call steps aside
         for declared, aliases in zip(_effects(call)["outputs"], observed.aliases, strict=True):
             assert aliases <= set(declared["arguments"]) & written, _said(call, observed)
     print(f"{len(eligible & survey.operators)} of {len(eligible)} eligible operators observed")

@@ -1,0 +1,150 @@
+#include "dispatcher/output_allocation.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <array>
+#include <bit>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+namespace eagercache {
+namespace {
+
+constexpr std::size_t kAlignment = 64;  // as PyTorch's default CPU allocator's
+constexpr std::size_t kClasses = 8;     // 64, 128 ... 8192 bytes
+constexpr std::size_t kNoClass = kClasses;
+constexpr std::uint32_t kMostKept = 32;  // blocks of a class and thread
+
+struct Block {
+  Block* next;
+};
+
+// What a thread keeps. Plain data at a fixed offset from the thread pointer; `Owner` frees it.
+struct Kept {
+  std::array<Block*, kClasses> heads;
+  std::array<std::uint32_t, kClasses> counts;
+  enum class State : std::uint8_t { kNew, kOpen, kEnded } state;
+};
+[[gnu::tls_model("initial-exec")]] constinit thread_local Kept kept{};
+
+// Frees what the thread keeps when it ends. Tensors that die later free their blocks at once.
+struct Owner {
+  ~Owner() {
+    kept.state = Kept::State::kEnded;
+    for (Block*& head : kept.heads) {
+      while (head != nullptr) {
+        std::free(std::exchange(head, head->next));
+      }
+    }
+    kept.counts = {};
+  }
+};
+
+void open_kept() {
+  thread_local const Owner owner;
+  static_cast<void>(&owner);
+  kept.state = Kept::State::kOpen;
+}
+
+constexpr std::size_t bytes_of(std::size_t block_class) { return kAlignment << block_class; }
+
+std::size_t class_of(std::size_t bytes) {
+  if (bytes == 0 || bytes > bytes_of(kClasses - 1)) {
+    return kNoClass;
+  }
+  return static_cast<std::size_t>(std::bit_width((bytes - 1) / kAlignment));
+}
+
+void give_back(void* memory, std::size_t block_class) noexcept {
+  if (kept.state == Kept::State::kOpen && kept.counts[block_class] < kMostKept) [[likely]] {
+    auto* block = new (memory) Block{kept.heads[block_class]};
+    kept.heads[block_class] = block;
+    ++kept.counts[block_class];
+    return;
+  }
+  std::free(memory);
+}
+
+template <std::size_t kClass>
+void release(void* memory) {
+  give_back(memory, kClass);
+}
+
+template <std::size_t... kIndices>
+constexpr std::array<c10::DeleterFnPtr, kClasses> make_releases(
+    std::index_sequence<kIndices...> /*indices*/) {
+  return {&release<kIndices>...};
+}
+// A block carries no header: what frees it knows its size.
+constexpr std::array<c10::DeleterFnPtr, kClasses> kReleases =
+    make_releases(std::make_index_sequence<kClasses>());
+
+// Null without memory.
+void* take(std::size_t block_class) noexcept {
+  if (Block* block = kept.heads[block_class]; block != nullptr) [[likely]] {
+    kept.heads[block_class] = block->next;
+    --kept.counts[block_class];
+    return block;
+  }
+  if (kept.state == Kept::State::kNew) {
+    open_kept();
+  }
+  return std::aligned_alloc(kAlignment, bytes_of(block_class));
+}
+
+std::size_t bytes_needed(c10::ScalarType dtype, const std::vector<std::int64_t>& sizes,
+                         const std::vector<std::int64_t>& strides) {
+  return at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype));
+}
+
+// Whether PyTorch's own path has more to do than to allocate.
+bool allocation_is_watched(const c10::Allocator* allocator) {
+  static c10::Allocator* const usual = c10::GetDefaultCPUAllocator();
+  return allocator != usual || c10::memoryProfilingEnabled();
+}
+
+}  // namespace
+
+OutputSpec::OutputSpec(c10::ScalarType dtype, std::vector<std::int64_t> sizes,
+                       std::vector<std::int64_t> strides)
+    : dtype_(dtype),
+      sizes_(std::move(sizes)),
+      strides_(std::move(strides)),
+      bytes_(bytes_needed(dtype, sizes_, strides_)),
+      block_class_(class_of(bytes_)) {}
+
+at::Tensor OutputSpec::allocate() const {
+  c10::Allocator* const allocator = c10::GetCPUAllocator();
+  void* memory = nullptr;
+  if (block_class_ != kNoClass && !allocation_is_watched(allocator)) [[likely]] {
+    memory = take(block_class_);
+  }
+  if (memory == nullptr) [[unlikely]] {
+    return at::Tensor(at::detail::empty_strided_cpu(sizes_, strides_, dtype_));
+  }
+  c10::DataPtr data(memory, memory, kReleases[block_class_], c10::Device(c10::DeviceType::CPU));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes_)),
+      std::move(data), allocator,
+      /*resizable=*/true);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(dtype_));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_);
+  return tensor;
+}
+
+std::size_t kept_blocks() noexcept {
+  std::size_t sum = 0;
+  for (const std::uint32_t count : kept.counts) {
+    sum += count;
+  }
+  return sum;
+}
+
+}  // namespace eagercache
