@@ -88,7 +88,6 @@ class OperatorHook {
   // operator's own, and `outputs` what its signature returns by value. Throws as call() does.
   Route begin_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs);
   // What the unboxed hook calls for the other two routes.
-  const c10::OperatorHandle& op() const noexcept { return op_; }
   const c10::KernelFunction& native_kernel() const noexcept { return native_; }
   const c10::KernelFunction& boxed_kernel() const noexcept { return boxed_; }  // call(), that is
   // Whether native runs with hooks below it disabled.

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import clean_environment, run_program
+from packaging.version import Version
 from test_calls import boolean, describe, integer, integers, tensor
 
 # Calls with sizes at random, each compared with what native answered before.
@@ -183,7 +185,8 @@ ADMITTED = {
 REFUSED = {
     "equal sizes": [[8, 12, 13], [8, 1, 1], [1, 12, 12]],
     "an upper end": [[64, 4097], [64, 1], [1, 96]],
-    "a divisor": [[9], [15]],
+    # Later versions pool odd sizes with the same kernel, as native does, and need no such guard.
+    "a divisor": [[9], [15]] if Version(torch.__version__) < Version("2.12") else [],
 }
 
 
@@ -212,11 +215,16 @@ def test_guards_admit_what_the_kernel_was_made_for(
     assert whole["python"] == whole["compiled"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if REFUSED[name]])
 def test_each_kind_of_guard_is_what_keeps_something_away(
     guards: dict[str, list[dict[str, Any]]], name: str
 ) -> None:
     count = len(ADMITTED[name])
-    let_in = [without["guard"] for without in guards[name][1:] if any(without["compiled"][count:])]
+    # The text of torch 2.15 says by itself that sizes are equal; the guards alone are in Python.
+    let_in = [
+        without["guard"]
+        for without in guards[name][1:]
+        if any(without["compiled"][count:] + without["python"][count:])
+    ]
     kinds = {"equal sizes": "==", "an upper end": "<= 4096L", "a divisor": "% 2L"}
     assert any(kinds[name] in guard for guard in let_in), guards[name]
