@@ -19,17 +19,17 @@ from typing import Any
 import frame
 
 REPETITIONS = 9
+ROUNDS = 20  # of a program with two phases
 UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
-def run_binary(program: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
+def run_binary(program: Path) -> Iterator[dict[str, Any]]:
     """Figures of a Google Benchmark binary: medians and quartiles over repetitions."""
     common = [
         f"--benchmark_repetitions={REPETITIONS}",
         "--benchmark_min_time=0.05",
         "--benchmark_enable_random_interleaving=true",
         "--benchmark_format=json",
-        *arguments,
     ]
     every = os.sched_getaffinity(0)
     times: dict[str, list[float]] = {}
@@ -55,6 +55,43 @@ def run_binary(program: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
         name = re.sub(r"/(manual_time|iterations:\d+)", "", name.removeprefix("BM_"))
         yield {"name": name, "ns": median, "low": low, "high": high,
                "ratio": None, "rounds": len(values), "calls": None}  # fmt: skip
+
+
+def run_phases(program: Path) -> Iterator[dict[str, Any]]:
+    """Figures of overhead_bench: its two phases by turns, each in processes of their own."""
+    times: dict[str, list[float]] = {}
+    core = {max(os.sched_getaffinity(0))}
+    for _ in range(ROUNDS):
+        for phase in ("stock", "hooked"):
+            done = subprocess.run(
+                [str(program), "--benchmark_min_time=0.01", "--benchmark_format=json"],
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "EAGERCACHE_BENCH_PHASE": phase},
+                preexec_fn=lambda: os.sched_setaffinity(0, core),
+            )
+            if done.returncode != 0:
+                raise SystemExit(f"{program.name} failed:\n{done.stderr}")
+            for row in json.loads(done.stdout)["benchmarks"]:
+                form, _, call = row["name"].partition("/")
+                times.setdefault(f"{call} {form}", []).append(
+                    row["real_time"] * UNITS[row["time_unit"]]
+                )
+    for name in sorted(
+        times, key=lambda name: (name.rpartition(" ")[0], name.endswith(" stock") is False)
+    ):
+        low, median, high = frame.quartiles(times[name])
+        stock = times[f"{name.rpartition(' ')[0]} stock"]
+        ratio = (
+            None
+            if name.endswith(" stock")
+            else frame.quartiles(
+                [mine / base for mine, base in zip(times[name], stock, strict=True)]
+            )[1]
+        )
+        yield {"name": name, "ns": median, "low": low, "high": high, "ratio": ratio,
+               "rounds": ROUNDS, "calls": None}  # fmt: skip
 
 
 def run_script(script: Path) -> dict[str, Any]:
@@ -84,7 +121,9 @@ def main() -> None:
         if program.suffix == ".py":
             results.append(run_script(program))
         else:
-            figures = list(run_binary(program.absolute(), []))
+            phases = "overhead" in program.name
+            run = run_phases if phases else run_binary
+            figures = list(run(program.absolute()))
             title = program.name.removeprefix("eagercache_").replace("_", " ") + ", from C++"
             results.append({"title": title, "machine": frame.machine(), "figures": figures})
     text = json.dumps(results, indent=2)
