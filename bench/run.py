@@ -79,7 +79,7 @@ def run_phases(program: Path) -> Iterator[dict[str, Any]]:
                     row["real_time"] * UNITS[row["time_unit"]]
                 )
     for name in sorted(
-        times, key=lambda name: (name.rpartition(" ")[0], name.endswith(" stock") is False)
+        times, key=lambda name: (name.rpartition(" ")[0], not name.endswith(" stock"))
     ):
         low, median, high = frame.quartiles(times[name])
         stock = times[f"{name.rpartition(' ')[0]} stock"]

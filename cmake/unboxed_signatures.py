@@ -32,7 +32,12 @@ _NO_KEY = re.compile(
     r"|at::Device\b(?!>)"
 )
 _VIEW = re.compile(r"\([a-z](\|[a-z])*( -> \*)?\)")
-_NEVER = {"nondeterministic_seeded", "data_dependent_output", "dynamic_output_shape", "inplace_view"}
+_NEVER = {
+    "nondeterministic_seeded",
+    "data_dependent_output",
+    "dynamic_output_shape",
+    "inplace_view",
+}
 
 
 def may_be_hooked(name: str, overload: str) -> bool:
@@ -66,7 +71,9 @@ def signatures(include: Path) -> dict[str, list[str]]:
             if "Tensor" not in arguments or _VIEW.search(match["schema"]):
                 continue
             if may_be_hooked(match["name"], match["overload"]):
-                name = f"aten::{match['name']}" + (f".{match['overload']}" if match["overload"] else "")
+                name = f"aten::{match['name']}" + (
+                    f".{match['overload']}" if match["overload"] else ""
+                )
                 found.setdefault(f"{returns}({arguments})", []).append(name)
     return found
 

@@ -1,6 +1,9 @@
 #include "guards/unboxed_key.h"
 
-#include <bit>
+#include <c10/core/Scalar.h>
+#include <c10/core/SymIntArrayRef.h>
+
+#include <array>
 
 #include "guards/key_walk.h"
 
