@@ -68,8 +68,8 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
   const Found found = table_.find(view.key.words(), hash_words(view.key.words()));
   if (found.state == EntryState::kKernel) [[likely]] {
     auto& kernel = *static_cast<LoadedKernel*>(const_cast<void*>(found.kernel));
-    if (verification_chosen() && !kernel.writes_inputs()) [[unlikely]] {
-      return Route::kBoxed;
+    if (verification_is_on() && !kernel.writes_inputs()) [[unlikely]] {
+      return Route::kBoxed;  // which draws, once
     }
     const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, view, outputs);
     if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {

@@ -93,6 +93,8 @@ void set_verification_share(double share) noexcept {
   threshold.store(static_cast<std::uint64_t>(bounded * kAll), std::memory_order_relaxed);
 }
 
+bool verification_is_on() noexcept { return threshold.load(std::memory_order_relaxed) != 0; }
+
 bool verification_chosen() noexcept {
   const std::uint64_t limit = threshold.load(std::memory_order_relaxed);
   return limit != 0 && next_random() < limit;

@@ -15,6 +15,9 @@ void set_verification_share(double share) noexcept;
 // Whether this call is to be checked. One relaxed load when off.
 bool verification_chosen() noexcept;
 
+// Whether any share of calls is checked: one relaxed load.
+bool verification_is_on() noexcept;
+
 // Compares the last `count` values of two stacks, all tensors: the kernel's answers and native's.
 // Empty when they agree; otherwise what differs, in a few words. Metadata, integers, NaN and
 // infinities must be equal; floating-point values may differ by 1024 units (half precision: 16) in

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "dispatcher/unboxed_hooks.h"
+#include "dispatcher/verification.h"
 #include "tests/dispatcher/hook_fixture.h"
 
 namespace eagercache {
@@ -144,6 +145,20 @@ TEST_F(UnboxedHookTest, AKernelThatFailsIsFollowedByNativeAndNotAskedAgain) {
   EXPECT_EQ(at::abs(x)[3].item<float>(), 4);
   EXPECT_EQ(at::abs(x)[3].item<float>(), 4);
   EXPECT_EQ(failing.runs(), 1);
+}
+
+// A wrong kernel is found within so many calls but once in 170,000 runs; were the share drawn
+// twice, nine runs in ten would not find it.
+TEST_F(UnboxedHookTest, AShareOfTheHitsIsCheckedAndDrawnOnce) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::tensor({-1.0F, -2.0F, -3.0F, -4.0F, -5.0F, -6.0F});
+  install(abs, {x}, filling_kernel(9));
+  set_verification_share(0.01);
+  for (int i = 0; i < 1200; ++i) {
+    at::abs(x);
+  }
+  set_verification_share(0);
+  EXPECT_EQ(state(abs, {x}), EntryState::kNative);
 }
 
 TEST_F(UnboxedHookTest, NativeErrorsAreNatives) {
