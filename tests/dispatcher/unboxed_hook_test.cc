@@ -2,9 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include "dispatcher/output_allocation.h"
 #include "dispatcher/unboxed_hooks.h"
 #include "dispatcher/verification.h"
 #include "tests/dispatcher/hook_fixture.h"
+#include "tests/support/counted_allocations.h"
 
 namespace eagercache {
 namespace {
@@ -159,6 +161,34 @@ TEST_F(UnboxedHookTest, AShareOfTheHitsIsCheckedAndDrawnOnce) {
   }
   set_verification_share(0);
   EXPECT_EQ(state(abs, {x}), EntryState::kNative);
+}
+
+// The tensor, its storage and version counter; bytes come from a block that the thread keeps.
+TEST_F(UnboxedHookTest, AHitAllocatesNothingButItsOutputs) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::tensor({-1.0F, -2.0F, -3.0F, -4.0F, -5.0F, -6.0F, -7.0F});
+  static const OutputSpec kSpec(at::kFloat, {7}, {1});
+  class Allocating final : public LoadedKernel {
+   public:
+    Outcome run(std::span<const at::Tensor* const> /*inputs*/, std::span<at::Tensor> outputs,
+                c10::Device /*device*/) noexcept override {
+      outputs[0] = kSpec.allocate();
+      return Outcome::kAnswered;
+    }
+    std::size_t num_inputs() const noexcept override { return 1; }
+    std::size_t num_outputs() const noexcept override { return 1; }
+  };
+  install(abs, {x}, *new Allocating());
+  at::abs(x);
+  std::size_t before = thread_allocations();
+  kSpec.allocate();
+  const std::size_t own = thread_allocations() - before;
+  EXPECT_EQ(own, 3U);
+  before = thread_allocations();
+  for (int i = 0; i < 10; ++i) {
+    at::abs(x);
+  }
+  EXPECT_EQ(thread_allocations() - before, 10 * own);
 }
 
 TEST_F(UnboxedHookTest, NativeErrorsAreNatives) {
