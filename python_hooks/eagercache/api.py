@@ -517,6 +517,7 @@ def enable(
         _adopt_functions(pairs)
         pairs += [pair for pair in _function_hooks(skipped) if pair[1] in keys]
         restore = _snapshot()
+        session.enables += 1
         wanted = {(name[0], name[1], key) for name, key in pairs}
         for active in core.active_operators():
             if tuple(active) not in wanted:

@@ -13,6 +13,7 @@ from typing import Any
 
 from eagercache import api, config, log, trace
 from eagercache._load import core
+from eagercache.session import session
 
 # What is recorded is written after so many seconds, then after twice as many, and so on: a process
 # that is killed loses half of its trace at most, and a long one writes little.
@@ -53,7 +54,9 @@ class Recording:
         self.path = path
         self.calls = 0
         self.keys = 0
-        self._enabled = enabled  # by us, for as long as calls are recorded
+        # By us, for as long as calls are recorded or until the program enables something itself.
+        self._enabled = enabled
+        self._enables = session.enables
         self._owner = os.getpid()
         self._active = False
         self._written: dict[str, int] = {}
@@ -108,7 +111,7 @@ class Recording:
             log.LOGGER.warning("the trace %s cannot be written: %s", self.path, error)
         finally:
             atexit.unregister(self.stop)
-            if self._enabled is not None:
+            if self._enabled is not None and session.enables == self._enables:
                 self._enabled.__exit__(None, None, None)
             if threading.current_thread() is not self._thread:
                 self._thread.join(5.0)

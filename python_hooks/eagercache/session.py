@@ -36,6 +36,7 @@ class Session:
         self.store: Any = None
         self.store_identity: tuple[Path, str] | None = None  # directory, environment text
         self.configuration: Configuration | None = None
+        self.enables = 0  # calls of enable()
         self.warned: set[str] = set()
 
     def services(self) -> list[CompileService]:

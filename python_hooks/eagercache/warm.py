@@ -437,9 +437,18 @@ class Run:
                     self._order(waiting)
                 progress(self)
         finally:
-            self._closed = True
+            with self._changed:
+                self._closed = True
             self._executor.close()
             self._take_answers()
+            self._look_for_unanswered()
+
+    def _look_for_unanswered(self) -> None:
+        """Workers may have published what they could not tell any more."""
+        for entry in self._outstanding.values():
+            if (manifest := self._store.find(entry.digest)) is not None:
+                _take_known(entry, manifest)
+                entry.state = "compiled"
 
     def _order(self, waiting: list[Planned]) -> None:
         """What was found out about operators says more about their other keys."""

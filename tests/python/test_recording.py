@@ -93,11 +93,13 @@ recording.stop()
 after = eagercache.is_enabled()
 with eagercache.record({str(path)!r}):
     torch.cos(torch.ones(3))
+    eagercache.enable(["sin"], on_miss="native")  # the program's own, which stays
+states = [before, during, after, eagercache.is_enabled()]
 s = eagercache.stats()
-report(states=[before, during, after], twice=twice, compiles=s.compiles, out=s.outstanding)
+report(states=states, twice=twice, compiles=s.compiles, out=s.outstanding)
 """
     )
-    assert result["states"] == [False, True, False]
+    assert result["states"] == [False, True, False, True]
     assert "records to" in result["twice"]
     assert (result["compiles"], result["out"]) == (0, 0)
     assert counts(path) == {"aten::cos": 22}
