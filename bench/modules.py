@@ -1,12 +1,16 @@
-"""Whole models under ``enable(modules="auto")`` beside eager, on CPU.
+"""Whole models under ``enable(modules="auto")`` beside eager; on a GPU beside torch.compile too.
 
-    .venv/bin/python bench/modules.py [--threads 2] [--models llama,mobilenetv3_small_100:4]
-                                      [--pairs 40] [--output bench/results/x.md]
+    .venv/bin/python bench/modules.py [--device cpu] [--threads 2] [--pairs 40]
+                                      [--models llama,mobilenetv3_small_100:4]
+                                      [--output bench/results/x.md]
 
 Each model is unmodified, with random weights, in a process of its own over one store that starts
-empty. First it runs until its kernels are decided (``on_miss="wait"``, so that nothing else runs
-beside the proof and the timing), then eager and accelerated calls take turns in that process, and a
-second process says what it compiled and how its calls were answered.
+empty. On CPU it first runs until its kernels are decided (``on_miss="wait"``, so that nothing else
+runs beside the proof and the timing); on a GPU it is called without a pause while that happens in
+the background. Then eager and accelerated calls take turns in that process, and a second process
+says what it compiled and how its calls were answered. A third one measures eager, then
+torch.compile.
+On a GPU a figure is the wall time of a block of calls, its end waited for, by the call.
 """
 
 from __future__ import annotations
@@ -21,41 +25,128 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MODELS = "llama:1x1,llama:1x64,mobilenetv3_small_100:4,poolformer_s12:4,resnet18:4"
+MODELS = {
+    "cpu": "llama:1x1,llama:1x64,mobilenetv3_small_100:4,poolformer_s12:4,resnet18:4",
+    "cuda": "llama:4x1,llama_cache:4x1,llama:1x2048",
+}
+# hidden, intermediate, layers, heads, vocabulary
+LLAMA = {"cpu": (256, 688, 4, 8, 1000), "cuda": (2048, 5632, 4, 16, 32000)}
+CACHED = (64, 128)  # positions in a cache: from there to there, then back
+BLOCK_SECONDS = 0.02
+LONGEST_WAIT = 240.0  # for the background to decide
 
 
-def make_model(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """(model, args, kwargs): a timm model by name and batch, or a Llama by batch x length."""
+def make_model(name: str, device: str) -> tuple[Any, Callable[[Any], Any]]:
+    """(model, a call of it or of its compiled form).
+
+    A timm model by name and batch, or a Llama by batch x length: without a cache, or (llama_cache)
+    with the library's own, which grows with every call. In float32 on CPU, in bfloat16 on a GPU.
+    """
     import torch
 
     torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     kind, _, size = name.partition(":")
-    if kind != "llama":
+    if not kind.startswith("llama"):
         import timm
 
-        return timm.create_model(kind).eval(), (torch.randn(int(size or 1), 3, 224, 224),), {}
-    from transformers import LlamaConfig, LlamaForCausalLM
+        images = torch.randn(int(size or 1), 3, 224, 224, device=device, dtype=dtype)
+        return timm.create_model(kind).eval().to(device, dtype), lambda model: model(images)
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+    hidden, intermediate, layers, heads, vocabulary = LLAMA[device]
     config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        vocab_size=1000,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        vocab_size=vocabulary,
     )
     batch, length = (int(part) for part in (size or "1x1").split("x"))
-    return (
-        LlamaForCausalLM(config).eval(),
-        (torch.randint(0, 1000, (batch, length)),),
-        {"use_cache": False},
-    )
+    with torch.device(device):
+        model = LlamaForCausalLM(config).eval().to(device, dtype)
+    tokens = torch.randint(0, vocabulary, (batch, length), device=device)
+    if kind == "llama":
+        return model, lambda called: called(tokens, use_cache=False)
+    caches: dict[int, Any] = {}
+
+    def decode(called: Any) -> Any:
+        cache = caches.get(id(called))
+        if cache is None:
+            prompt = torch.randint(0, vocabulary, (batch, CACHED[0]), device=device)
+            cache = caches[id(called)] = DynamicCache()
+            model(prompt, past_key_values=cache, use_cache=True)
+        elif cache.get_seq_length() > CACHED[1]:
+            cache.crop(CACHED[0])
+        return called(tokens, past_key_values=cache, use_cache=True).logits
+
+    return model, decode
 
 
-def run_model(name: str, threads: int, pairs: int, on_miss: str) -> dict[str, Any]:
+def block_ms(call: Callable[[], Any], calls: int, device: str) -> float:
+    """Wall milliseconds a call."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begin) / calls
+
+
+def by_turns(sides: list[Callable[[], Any]], pairs: int, device: str) -> list[list[float]]:
+    """Wall milliseconds a call of each side, in ``pairs`` rounds."""
+    calls = 1
+    if device == "cuda":
+        slowest = max(block_ms(side, 3, device) for side in sides)
+        calls = max(1, min(50, int(1e3 * BLOCK_SECONDS / slowest)))
+    rounds = [[block_ms(side, calls, device) for side in sides] for _ in range(pairs)]
+    return [list(times) for times in zip(*rounds, strict=True)]
+
+
+def run_until_decided(call: Callable[[], Any], device: str) -> tuple[float, float]:
+    """(seconds until nothing was left to compile, milliseconds of the slowest call)."""
+    import eagercache
+
+    begin, slowest, quiet = time.perf_counter(), 0.0, 0
+    while quiet < 30 and time.perf_counter() - begin < LONGEST_WAIT:
+        slowest = max(slowest, block_ms(call, 1, device))
+        quiet = quiet + 1 if eagercache.wait(0.0) else 0
+        if quiet == 1:
+            decided = time.perf_counter() - begin
+    return decided, slowest
+
+
+def run_compiled(name: str, device: str, pairs: int) -> dict[str, Any]:
+    """torch.compile beside eager, in a process of its own."""
+    import torch
+
+    model, call = make_model(name, device)
+    with torch.inference_mode():
+        block_ms(lambda: call(model), 3, device)
+        (eager,) = by_turns([lambda: call(model)], pairs, device)
+        compiled = torch.compile(model)
+        begin = time.perf_counter()
+        block_ms(lambda: call(compiled), 3, device)
+        seconds = time.perf_counter() - begin
+        block_ms(lambda: call(compiled), CACHED[1], device)
+        (ours,) = by_turns([lambda: call(compiled)], pairs, device)
+    return {
+        "compiled_ms": statistics.median(ours),
+        "ratio": statistics.median(eager) / statistics.median(ours),
+        "seconds": seconds,
+    }
+
+
+def run_model(name: str, device: str, threads: int, pairs: int, on_miss: str) -> dict[str, Any]:
     """Runs in a process of its own; what it measured."""
     import eagercache
     import torch
@@ -63,37 +154,48 @@ def run_model(name: str, threads: int, pairs: int, on_miss: str) -> dict[str, An
     from eagercache.modules import explain_module, manager
 
     assert core is not None
-    torch.set_num_threads(threads)
-    model, args, kwargs = make_model(name)
+    if device == "cpu":
+        torch.set_num_threads(threads)
+    model, call_of = make_model(name, device)
+
+    def call() -> Any:
+        return call_of(model)
+
+    def side(active: bool) -> Callable[[], Any]:
+        def run() -> Any:
+            core.set_modules_active(active)
+            return call()
+
+        return run
+
     with torch.inference_mode():
-        model(*args, **kwargs)
+        block_ms(call, 3, device)
         eagercache.enable(ops=(), modules="auto", on_miss=on_miss)
-        begin = time.perf_counter()
-        for _ in range(6):
-            accelerated = model(*args, **kwargs)
-        seconds = time.perf_counter() - begin
-        times: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(pairs):
-            for active in (False, True):
-                core.set_modules_active(active)
-                begin = time.perf_counter()
-                answer = model(*args, **kwargs)
-                times[active].append(1e3 * (time.perf_counter() - begin))
-                if not active:
-                    eager = answer
+        if on_miss == "background":
+            seconds, slowest = run_until_decided(call, device)
+        else:
+            begin = time.perf_counter()
+            # Enough for every level of the model to have been asked.
+            slowest = max(block_ms(call, 1, device) for _ in range(6 if device == "cpu" else 30))
+            seconds = time.perf_counter() - begin
+        eager_ms, accelerated_ms = by_turns([side(False), side(True)], pairs, device)
+        accelerated, eager = side(True)(), side(False)()
     leaves = torch.utils._pytree.tree_leaves
     difference = max(
         float((a - b).abs().max()) for a, b in zip(leaves(eager), leaves(accelerated), strict=True)
     )
-    ratios = sorted(e / a for e, a in zip(times[False], times[True], strict=True))
+    if name.startswith("llama_cache"):
+        difference = float("nan")  # each call answers for another position
+    ratios = sorted(e / a for e, a in zip(eager_ms, accelerated_ms, strict=True))
     return {
-        "eager_ms": statistics.median(times[False]),
-        "accelerated_ms": statistics.median(times[True]),
+        "eager_ms": statistics.median(eager_ms),
+        "accelerated_ms": statistics.median(accelerated_ms),
         "ratio": statistics.median(ratios),
         "low": ratios[len(ratios) // 10],
         "high": ratios[-1 - len(ratios) // 10],
         "difference": difference,
         "seconds": seconds,
+        "slowest": slowest,
         "compiles": eagercache.stats().compiles,
         "kernels": sum(row.hits > 0 for _, row in manager.stats()),
         "lines": explain_module(model),
@@ -101,11 +203,11 @@ def run_model(name: str, threads: int, pairs: int, on_miss: str) -> dict[str, An
 
 
 def in_process(name: str, options: argparse.Namespace, on_miss: str, store: str) -> dict[str, Any]:
-    """`run_model` in a fresh process over ``store``."""
+    """`run_model` (or `run_compiled`, for "compile") in a fresh process over ``store``."""
     command = [sys.executable, __file__, "--run", name, "--on-miss", on_miss]
     command += ["--threads", str(options.threads), "--pairs", str(options.pairs)]
     done = subprocess.run(
-        command,
+        [*command, "--device", options.device],
         env={**os.environ, "EAGERCACHE_DIR": store},
         capture_output=True,
         text=True,
@@ -117,56 +219,92 @@ def in_process(name: str, options: argparse.Namespace, on_miss: str, store: str)
     return result
 
 
-def table(rows: list[tuple[str, dict[str, Any], dict[str, Any]]], threads: int) -> str:
-    """The results as Markdown."""
+def heading(device: str, threads: int) -> list[str]:
+    """What was measured, when, where."""
     import torch
 
     revision = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    lines = [
-        "# Whole models as kernels, CPU",
+    ).stdout.strip() or os.environ.get("EAGERCACHE_COMMIT", "unknown")
+    where = (
+        f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+        if device == "cuda"
+        else f"{threads} threads"
+    )
+    return [
+        f"# Whole models as kernels, {device.upper()}",
         "",
         f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, commit {revision}, "
-        f"torch {torch.__version__}, Python {platform.python_version()}, {threads} threads of "
+        f"torch {torch.__version__}, Python {platform.python_version()}, {where}, "
         f"{os.cpu_count()} cores, {os.getloadavg()[0]:.1f} load.",
         "Medians of alternating calls in one process; the ratio with its 10th and 90th percentile.",
         "",
-        "| model | eager ms | accelerated ms | ratio | largest difference | kernels | compiles "
-        "(seconds until decided) | second process: compiles, ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, first, second in rows:
-        lines.append(
-            f"| {name} | {first['eager_ms']:.2f} | {first['accelerated_ms']:.2f} | "
-            f"**x{first['ratio']:.2f}** ({first['low']:.2f}..{first['high']:.2f}) | "
-            f"{first['difference']:.1e} | {first['kernels']} | {first['compiles']} "
-            f"({first['seconds']:.0f}) | {second['compiles']}, x{second['ratio']:.2f} |"
-        )
+
+
+Row = tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+def table(rows: list[Row], device: str, threads: int) -> str:
+    """The results as Markdown."""
+    beside = device == "cuda"
+    columns = ["model", "eager ms", "accelerated ms", "ratio", "largest difference", "kernels"]
+    columns += ["compiles (seconds until decided)", "second process: compiles, ratio"]
+    if beside:
+        columns += ["slowest call meanwhile ms", "torch.compile ms", "ratio", "seconds waited"]
+    lines = [*heading(device, threads), "| " + " | ".join(columns) + " |"]
+    lines.append("| --- " * len(columns) + "|")
+    for name, first, second, compiled in rows:
+        cells = [
+            name,
+            f"{first['eager_ms']:.3g}",
+            f"{first['accelerated_ms']:.3g}",
+            f"**x{first['ratio']:.2f}** ({first['low']:.2f}..{first['high']:.2f})",
+            f"{first['difference']:.1e}".replace("nan", "-"),
+            str(first["kernels"]),
+            f"{first['compiles']} ({first['seconds']:.0f})",
+            f"{second['compiles']}, x{second['ratio']:.2f}",
+        ]
+        if beside:
+            cells += [
+                f"{first['slowest']:.1f}",
+                f"{compiled['compiled_ms']:.3g}",
+                f"x{compiled['ratio']:.2f}",
+                f"{compiled['seconds']:.0f}",
+            ]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Reads the options, runs, prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--models")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--on-miss", default="wait", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    device = options.device
     if options.run:
-        print(json.dumps(run_model(options.run, options.threads, options.pairs, options.on_miss)))
+        if options.on_miss == "compile":
+            result = run_compiled(options.run, device, options.pairs)
+        else:
+            result = run_model(options.run, device, options.threads, options.pairs, options.on_miss)
+        print(json.dumps(result))
         return
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as store:
-        for name in options.models.split(","):
-            first = in_process(name, options, "wait", store)
+        for name in (options.models or MODELS[device]).split(","):
+            first = in_process(name, options, "wait" if device == "cpu" else "background", store)
+            print(f"{name}: x{first['ratio']:.2f}", *first["lines"][:16], sep="\n  ", flush=True)
             second = in_process(name, options, "native", store)
-            rows.append((name, first, second))
-            print(f"{name}: x{first['ratio']:.2f}", *first["lines"][:6], sep="\n  ", flush=True)
-    text = table(rows, options.threads)
+            print(f"second process: x{second['ratio']:.2f}", flush=True)
+            compiled = in_process(name, options, "compile", store) if device == "cuda" else {}
+            rows.append((name, first, second, compiled))
+    text = table(rows, device, options.threads)
     print(text)
     if options.output:
         options.output.write_text(text)

@@ -50,6 +50,18 @@ std::string CudaDriver::describe(Result error) const {
   return "CUDA error " + std::to_string(error);
 }
 
+RelaxedCapture::RelaxedCapture() noexcept : driver_(CudaDriver::get()) {
+  if (driver_ != nullptr) {
+    driver_->exchange_capture_mode(&mode_);
+  }
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  if (driver_ != nullptr) {
+    driver_->exchange_capture_mode(&mode_);
+  }
+}
+
 bool is_sticky_cuda_error(CudaDriver::Result error) noexcept {
   // CUresult: ECC, NVLink, contained and hardware errors (214, 220 to 227), the context is gone
   // (709), and what a kernel does to its context (700, 702, 710 to 721).

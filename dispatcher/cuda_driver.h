@@ -47,6 +47,21 @@ struct CudaDriver {
   std::string describe(Result error) const;
 };
 
+// While it lives, this thread may load code and allocate memory though another thread captures a
+// graph: that neither fails nor breaks the other's capture. Nothing where there is no driver. Not
+// for a thread that captures itself.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() noexcept;
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const CudaDriver* const driver_;
+  int mode_ = CudaDriver::kRelaxedCapture;  // of the thread outside of the block, once exchanged
+};
+
 // Whether `error` has made the context unusable, so that every later call fails too. Such an error
 // belongs to work that was launched before it was seen.
 bool is_sticky_cuda_error(CudaDriver::Result error) noexcept;

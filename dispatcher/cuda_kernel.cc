@@ -21,20 +21,6 @@ constexpr std::size_t kAlignment = 256;
 
 constexpr c10::DispatchKeySet kCudaKeys(c10::DispatchKey::CUDA);
 
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(const CudaDriver& driver) : driver_(driver) {
-    driver_.exchange_capture_mode(&mode_);
-  }
-  ~RelaxedCapture() { driver_.exchange_capture_mode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  const CudaDriver& driver_;
-  int mode_ = CudaDriver::kRelaxedCapture;
-};
-
 // Makes `context` this thread's for a block; nothing where it is already.
 class CurrentContext {
  public:
@@ -158,7 +144,7 @@ Status CudaKernel::load(std::span<const std::string> objects) {
   if (const auto error = driver_.primary_ctx_retain(&context_, handle)) {
     return failed("cuDevicePrimaryCtxRetain", error);
   }
-  const RelaxedCapture relaxed(driver_);
+  const RelaxedCapture relaxed;
   const CurrentContext current(driver_, context_);
   if (!current.ok()) {
     return {StatusCode::kIncompatible, "the device's context cannot be made current"};

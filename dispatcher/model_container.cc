@@ -1,12 +1,14 @@
 #include "dispatcher/model_container.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "dispatcher/cuda_driver.h"
 #include "dispatcher/device_stream.h"
 
 namespace eagercache {
@@ -37,6 +39,29 @@ void drop(std::span<ModelContainer::TensorHandle> handles) noexcept {
   }
 }
 
+// Puts the current device of `type` back, which a container's constructor changes behind c10's
+// back.
+class DeviceKeeper {
+ public:
+  explicit DeviceKeeper(c10::DeviceType type) {
+    if (type != c10::DeviceType::CPU) {
+      guard_.emplace(type);
+      before_ = guard_->getDevice();
+    }
+  }
+  ~DeviceKeeper() {
+    if (guard_) {
+      guard_->uncheckedSetDevice(before_);
+    }
+  }
+  DeviceKeeper(const DeviceKeeper&) = delete;
+  DeviceKeeper& operator=(const DeviceKeeper&) = delete;
+
+ private:
+  std::optional<c10::impl::VirtualGuardImpl> guard_;
+  c10::Device before_ = c10::Device(c10::DeviceType::CPU);
+};
+
 }  // namespace
 
 Result<std::unique_ptr<ModelContainer>> ModelContainer::open(const SharedLibrary& library,
@@ -54,6 +79,11 @@ Result<std::unique_ptr<ModelContainer>> ModelContainer::open(const SharedLibrary
     return missing(kRun);
   }
   const std::string device_text = device.str();
+  std::optional<RelaxedCapture> relaxed;
+  if (!device.is_cpu()) {
+    relaxed.emplace();
+  }
+  const DeviceKeeper keeper(device.type());
   if (create(&model->container_, 1, device_text.c_str(), nullptr) != 0) {
     return Status(StatusCode::kIncompatible, "the kernel's container could not be made");
   }
@@ -81,10 +111,20 @@ LoadedKernel::Outcome ModelContainer::run(std::span<TensorHandle> inputs,
   if (ran_once_.load(std::memory_order_acquire)) [[likely]] {
     return run_now(inputs, outputs, device);
   }
+  return run_first(inputs, outputs, device);
+}
+
+LoadedKernel::Outcome ModelContainer::run_first(std::span<TensorHandle> inputs,
+                                                std::span<at::Tensor> outputs,
+                                                c10::Device device) noexcept {
   std::unique_lock lock(first_run_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
+  if (!lock.owns_lock() || is_capturing(device)) {
     drop(inputs);
     return LoadedKernel::Outcome::kNotStarted;
+  }
+  std::optional<RelaxedCapture> relaxed;
+  if (!device.is_cpu()) {
+    relaxed.emplace();
   }
   if (watcher_) {
     watcher_(true);

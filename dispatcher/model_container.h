@@ -33,14 +33,17 @@ class ModelContainer {
   using TensorHandle = void*;
 
   // `device` tells where it runs ("cpu", "cuda:0"). kIncompatible when the library lacks the ABI,
-  // is over the limits, or when its container cannot be made. Creates no CUDA context for CPU.
+  // is over the limits, or when its container cannot be made. Creates no CUDA context for CPU. The
+  // thread's current CUDA device stays what it is; must not be called under a capture of this
+  // thread, and does not disturb those of others.
   static Result<std::unique_ptr<ModelContainer>> open(const SharedLibrary& library,
                                                       c10::Device device, const Limits& limits);
 
   // Runs on the calling thread (on CUDA: on the current stream of `device`). Takes the handles of
   // `inputs` and what they point to, whatever the outcome; gives `outputs`, which has room for
-  // exactly num_outputs() undefined tensors. A first run that meets another one is kNotStarted.
-  // Never throws; needs no GIL.
+  // exactly num_outputs() undefined tensors. A first run, which loads the GPU's code, is
+  // kNotStarted when it meets another one or a graph capture of its stream; later ones may be
+  // captured. Never throws; needs no GIL.
   LoadedKernel::Outcome run(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
                             c10::Device device) noexcept;
 
@@ -57,6 +60,8 @@ class ModelContainer {
                                        std::size_t, void* stream, void* proxy_executor);
 
   ModelContainer() = default;
+  LoadedKernel::Outcome run_first(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
+                                  c10::Device device) noexcept;
   LoadedKernel::Outcome run_now(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
                                 c10::Device device) noexcept;
 
@@ -64,8 +69,8 @@ class ModelContainer {
   RunFunction run_ = nullptr;
   std::size_t num_inputs_ = 0;
   std::size_t num_outputs_ = 0;
-  // The first run folds constants and may set up lazily; it is made alone. Others that arrive
-  // meanwhile do not wait: native answers them.
+  // The first run folds constants and loads what runs on a GPU; it is made alone. Others that
+  // arrive meanwhile do not wait: native answers them.
   std::atomic<bool> ran_once_{false};
   std::mutex first_run_mutex_;
   std::function<void(bool begins)> watcher_;  // may be empty

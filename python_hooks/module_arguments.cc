@@ -34,7 +34,7 @@ enum class Tag : std::uint8_t {
   kList,
   kDict,     // count in the header; a string and a value each
   kKeyword,  // length in the header, bytes packed; the value follows
-  kTensor,   // dtype, device, rank and alignment in the header; sizes, strides
+  kTensor,   // dtype, rank and alignment in the header; sizes, strides
 };
 
 constexpr Word header(Tag tag, Word payload = 0) noexcept {
@@ -151,12 +151,13 @@ class Reader {
     } else if (impl.autograd_meta() != nullptr && tensor._fw_grad(0).defined()) {
       return ModuleAside::kDispatchState;
     }
-    const c10::Device device = impl.device();
+    if (form_.device.value_or(impl.device()) != impl.device()) {
+      return ModuleAside::kTensorKind;
+    }
+    form_.device = impl.device();
     const auto dtype = static_cast<Word>(c10::typeMetaToScalarType(impl.dtype()));
     put(header(Tag::kTensor,
-               dtype | (static_cast<Word>(device.type()) << 8) |
-                   (static_cast<Word>(static_cast<std::uint8_t>(device.index())) << 16) |
-                   (static_cast<Word>(impl.dim()) << 24) | (Word{is_aligned(impl)} << 40)));
+               dtype | (static_cast<Word>(impl.dim()) << 24) | (Word{is_aligned(impl)} << 40)));
     for (const std::int64_t size : impl.sizes()) {
       put(static_cast<Word>(size));
     }

@@ -6,6 +6,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "guards/call_key.h"
@@ -16,7 +17,7 @@ namespace eagercache {
 enum class ModuleAside : std::uint8_t {
   kNone,
   kDispatchState,  // a Python mode, functorch, tracing, or an unusual floating-point mode
-  kGlobalState,    // attention back ends switched off
+  kGlobalState,    // attention back ends switched off, or another GPU is the current one
   kHooks,          // forward or backward hooks on the module, below it, or on all modules
   kChanged,        // an attribute, submodule or parameter changed; being looked at again
   kGradients,      // the call needs gradients
@@ -54,6 +55,7 @@ void set_parameter_type(PyObject* type) noexcept;
 struct ModuleCallForm {
   c10::SmallVector<Word, 128> words;
   c10::SmallVector<const at::Tensor*, 16> tensors;  // owned by the arguments
+  std::optional<c10::Device> device;                // of the tensors, which all have the same
   bool requires_grad = false;
 };
 

@@ -8,11 +8,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "dispatcher/cuda_driver.h"
 #include "kernel_cache/disk_store.h"
 #include "kernel_cache/shared_library.h"
 #include "python_hooks/module_call.h"
@@ -200,10 +202,11 @@ void bind_calls(py::module_& module) {
   module.def("set_global_hooks", &set_global_hooks, py::arg("dictionaries"));
   module.def(
       "set_module_handlers",
-      [](const py::object& select, const py::object& look, const py::object& missed) {
-        ModuleRegistry::instance().set_handlers({select, look, missed});
+      [](const py::object& select, const py::object& look, const py::object& missed,
+         const py::object& unfit) {
+        ModuleRegistry::instance().set_handlers({select, look, missed, unfit});
       },
-      py::arg("select"), py::arg("look"), py::arg("missed"));
+      py::arg("select"), py::arg("look"), py::arg("missed"), py::arg("unfit"));
   module.def("set_modules_active",
              [](bool active) { ModuleRegistry::instance().set_active(active); });
 }
@@ -233,10 +236,30 @@ void bind_records(py::module_& module) {
   module.def("module_stats", &module_stats);
 }
 
+// RelaxedCapture as a Python context manager.
+struct RelaxedBlock {
+  std::optional<RelaxedCapture> relaxed;
+};
+
+void bind_cuda(py::module_& module) {
+  module.def(
+      "cuda_architecture",
+      [](int index) {
+        return cuda_architecture(
+            c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)));
+      },
+      py::arg("device_index"));
+  py::class_<RelaxedBlock>(module, "RelaxedCapture")
+      .def(py::init<>())
+      .def("__enter__", [](RelaxedBlock& block) { block.relaxed.emplace(); })
+      .def("__exit__", [](RelaxedBlock& block, const py::args&) { block.relaxed.reset(); });
+}
+
 }  // namespace
 
 void bind_modules(py::module_& module) {
   bind_calls(module);
+  bind_cuda(module);
   bind_records(module);
   py::class_<ModuleKernel, std::unique_ptr<ModuleKernel, py::nodelete>>(module, "ModuleKernel");
   module.def(

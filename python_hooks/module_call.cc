@@ -5,6 +5,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <structmember.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "dispatcher/container_kernel.h"
+#include "dispatcher/cuda_driver.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/thread_state.h"
 #include "guards/key_builder.h"
@@ -62,24 +64,50 @@ ModuleAside thread_reason() noexcept {
   }
   const at::Context& context = at::globalContext();
   if (!context.userEnabledFlashSDP() || !context.userEnabledMemEfficientSDP() ||
-      !context.userEnabledMathSDP()) [[unlikely]] {
+      !context.userEnabledMathSDP() || !context.userEnabledCuDNNSDP()) [[unlikely]] {
     return ModuleAside::kGlobalState;
   }
   return ModuleAside::kNone;
 }
 
-// Process and thread state that changes what a forward computes.
-void put_state(ModuleCallForm& form) {
+// Process and thread state that changes what a forward on `device` computes. The last word is the
+// GPU's index and one, 0 for the CPU: everything before it is the same on all GPUs.
+void put_state(ModuleCallForm& form, c10::Device device) {
+  GlobalState state = read_global_state();
+  Word priorities = 0;
+  if (device.is_cuda()) {
+    state.num_threads = 1;  // of the host, where nothing is computed
+    for (const at::SDPBackend backend : at::globalContext().sDPPriorityOrder()) {
+      priorities = (priorities << 8) | (static_cast<Word>(backend) & 0xFF);
+    }
+  }
   KeyBuffer key;
-  key.put_state(read_global_state());
+  key.put_state(state);
   form.words.append(key.words().begin(), key.words().end());
   Word autocast = 0;
-  for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
-    const bool enabled = at::autocast::is_autocast_enabled(device);
-    const auto dtype = static_cast<Word>(at::autocast::get_autocast_dtype(device));
+  for (const c10::DeviceType type : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    const bool enabled = at::autocast::is_autocast_enabled(type);
+    const auto dtype = static_cast<Word>(at::autocast::get_autocast_dtype(type));
     autocast = (autocast << 16) | (enabled ? 0x100 | dtype : 0);
   }
   form.words.push_back(autocast);
+  form.words.push_back(priorities);
+  form.words.push_back(device.is_cuda() ? static_cast<Word>(device.index()) + 1 : 0);
+}
+
+// The one device of a call; kTensorKind when there are several. What a forward makes on "cuda" is
+// made on the thread's current GPU, so that this has to be the same.
+ModuleAside find_device(const ModuleGuard& guard, const ModuleCallForm& form, c10::Device* device) {
+  const std::optional<c10::Device> own = guard.device();
+  *device = own.value_or(form.device.value_or(c10::Device(c10::DeviceType::CPU)));
+  if (form.device.value_or(*device) != *device) {
+    return ModuleAside::kTensorKind;
+  }
+  if (device->is_cuda() &&
+      c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice() != *device) {
+    return ModuleAside::kGlobalState;
+  }
+  return ModuleAside::kNone;
 }
 
 // One call: the arguments as vectorcall gives them, `args[0]` being the module.
@@ -196,6 +224,19 @@ PyObject* aside(ModuleRecord& record, ModuleAside reason, const Call& call) {
   return call.forward_watched();
 }
 
+// A call with an argument that no kernel can take, a cache object for one. A module that gets
+// nothing else is given up after some calls, so that its parts are tried.
+PyObject* aside_for_argument(const ModuleRegistry& registry, ModuleRecord& record,
+                             const Call& call) {
+  constexpr std::uint64_t kCalls = 3;
+  PyObject* result = aside(record, ModuleAside::kArgument, call);
+  const std::uint64_t calls = record.aside[static_cast<std::size_t>(ModuleAside::kArgument)];
+  if (result != nullptr && calls == kCalls && record.hits == 0 && record.pending == 0) {
+    call_handler(registry.handlers().unfit, py::handle(call.args[0]));
+  }
+  return result;
+}
+
 // Counts one call of a form without a verdict; the Python side hears of its 1st, 2nd, 4th ... call.
 void note_pending(ModuleRegistry& registry, ModuleRecord& record, const Call& call,
                   const ModuleCallForm& form) {
@@ -292,12 +333,19 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
     return aside(record, ModuleAside::kHooks, call);
   }
   ModuleCallForm form;
-  put_state(form);
-  const ModuleAside reason =
+  c10::Device device(c10::DeviceType::CPU);
+  ModuleAside reason =
       read_arguments({call.args + 1, call.count() - 1}, call.names, call.args + call.count(), form);
+  if (reason == ModuleAside::kNone) {
+    reason = find_device(*record.guard, form, &device);
+  }
+  if (reason == ModuleAside::kArgument) {
+    return aside_for_argument(registry, record, call);
+  }
   if (reason != ModuleAside::kNone) {
     return aside(record, reason, call);
   }
+  put_state(form, device);
   if ((requires_grad || form.requires_grad) && at::GradMode::is_enabled()) {
     return aside(record, ModuleAside::kGradients, call);
   }
@@ -307,6 +355,11 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   }
   if (variant != nullptr && variant->state == ModuleVariant::State::kNative) {
     ++record.native;
+    return call.forward_watched();
+  }
+  if (is_capturing(device)) {
+    // What is captured is the forward, and nothing is asked for.
+    ++record.pending;
     return call.forward_watched();
   }
   return answer_pending(registry, record, call, form);

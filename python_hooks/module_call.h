@@ -24,6 +24,8 @@ struct ModuleHandlers {
   // (module, args, kwargs, words, calls): a form of call without a verdict was answered by the
   // module's own forward, for the calls-th time (1, 2, 4, 8 ...).
   pybind11::object missed;
+  // (module): it keeps being called with an argument that no kernel can take, and has no kernel.
+  pybind11::object unfit;
 };
 
 // The modules met in this process. Guarded by the GIL. One leaked object.

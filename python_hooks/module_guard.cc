@@ -96,6 +96,9 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
   if (tensor == nullptr || !tensor->defined() || !is_plain(*tensor->unsafeGetTensorImpl())) {
     throw std::invalid_argument(kind + " " + name + " is no plain tensor");
   }
+  if (device().value_or(tensor->device()) != tensor->device()) {
+    throw std::invalid_argument("its tensors are on several devices");
+  }
   slots_.push_back({dict, std::move(key), object, TensorForm::of(*tensor), tensor});
   return slots_.size() - 1;
 }

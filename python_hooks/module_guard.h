@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,8 @@ class ModuleGuard {
   void add_module(pybind11::handle module);
 
   // Adds the tensor `name` of the module added last; `kind` names its dictionary: "parameter",
-  // "buffer" or "attribute". Returns its slot. Throws std::invalid_argument when it is not plain.
+  // "buffer" or "attribute". Returns its slot. Throws std::invalid_argument when it is not plain or
+  // not on the device of the others.
   std::size_t add_tensor(const std::string& kind, const std::string& name);
 
   // Whether the tree is as it was added. Fills `requires_grad`. About 10 ns a module and a tensor.
@@ -38,6 +40,10 @@ class ModuleGuard {
   // The tensor in a slot; valid after check() gave kSame, until Python code runs.
   const at::Tensor& tensor(std::size_t slot) const noexcept { return *slots_[slot].current; }
   std::size_t num_tensors() const noexcept { return slots_.size(); }
+  // Where the tensors are; nothing when there are none.
+  std::optional<c10::Device> device() const noexcept {
+    return slots_.empty() ? std::nullopt : std::optional(slots_.front().form.device);
+  }
   // The submodules, the root first; borrowed.
   const std::vector<PyObject*>& modules() const noexcept { return modules_; }
 

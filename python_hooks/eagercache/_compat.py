@@ -129,6 +129,29 @@ def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]
     }
 
 
+def aot_cuda_options() -> dict[str, Any]:
+    """What differs from `aot_options` for a static graph on CUDA."""
+    return {
+        "aot_inductor.embed_kernel_binary": True,
+        "aot_inductor.emit_multi_arch_kernel": False,
+        # Denormals and quotients as native has them.
+        "eager_numerics.disable_ftz": True,
+        "eager_numerics.division_rounding": True,
+        "graph_partition": False,
+        "pad_channels_last": False,
+        "shape_padding": False,
+        "triton.cudagraphs": False,
+        "triton.multi_kernel": 0,
+    }
+
+
+def use_cuda_headers(home: Path) -> None:
+    """Makes Inductor take CUDA's headers from ``home``/include, whatever toolkit there is."""
+    from torch.utils import cpp_extension
+
+    cpp_extension.CUDA_HOME = str(home)
+
+
 def aot_compile(
     graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: dict[str, Any]
 ) -> str:

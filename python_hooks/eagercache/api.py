@@ -23,16 +23,10 @@ from eagercache.session import Configuration, session
 
 if TYPE_CHECKING:
     from eagercache.custom_operators import CustomOperator
-    from eagercache.service import CompileService
 
 # Set in the environment of compile workers: there nothing is enabled, or a kernel would be
 # compiled to compile a kernel.
 WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
-
-# The driver reserves address space by the terabyte, which a limit on memory would count.
-CUDA_WORKER_BYTES = 1 << 46
-# A worker's context takes memory from the program.
-CUDA_IDLE_SECONDS = 20.0
 
 _Module = TypeVar("_Module")
 
@@ -242,8 +236,9 @@ def _submit(call_json: str) -> None:
     assert core is not None
     from eagercache import service
 
-    active = session.compile_service()
     description = json.loads(call_json)
+    on_gpu = description["dispatch_key"] == "CUDA"
+    active = session.cuda_compile_service() if on_gpu else session.compile_service()
     if active is None:
         core.complete(description["digest"], "native", "the compile service is closed")
         return
@@ -251,14 +246,13 @@ def _submit(call_json: str) -> None:
     if refusal:
         core.complete(description["digest"], "native", refusal)
         return
-    if description["dispatch_key"] == "CUDA":
+    if on_gpu:
         from eagercache import cuda_gate
 
         reason = cuda_gate.reason_to_stay_off(description, core)
         if reason:
             core.complete(description["digest"], "native", reason)
             return
-        active = _cuda_service(active)
 
     def done(response: Mapping[str, Any]) -> None:
         assert core is not None
@@ -330,23 +324,6 @@ def begin_operator(operator: CustomOperator[Any, Any]) -> None:
             skipped = _skipped(settings, ())
             for name, key in operator.hooks():
                 core.set_active(name[0], name[1], key, name not in skipped)
-
-
-def _cuda_service(beside: CompileService) -> CompileService:
-    """The service whose workers see the GPUs; started with the first CUDA kernel."""
-    from eagercache import service
-
-    with session.lock:
-        if session.cuda_service is None:
-            session.cuda_service = service.CompileService(
-                replace(
-                    beside.settings,
-                    hide_gpus=False,
-                    memory_bytes=CUDA_WORKER_BYTES,
-                    idle_timeout=CUDA_IDLE_SECONDS,
-                )
-            )
-        return session.cuda_service
 
 
 def _apply(chosen: Configuration) -> None:
@@ -662,7 +639,7 @@ def _close() -> None:
         return
     core.set_handler(None)
     core.set_modules_active(False)
-    core.set_module_handlers(None, None, None)
+    core.set_module_handlers(None, None, None, None)
     session.close_service(timeout=2.0)
     core.shut_down()
 

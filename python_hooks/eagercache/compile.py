@@ -188,7 +188,7 @@ class Tools:
         directory: Path,
         check: Callable[[GeneratedText], None],
     ) -> Path:
-        """The container of a whole graph, for the calling thread's number of threads.
+        """The container of a whole graph, for the calling thread's number of threads, or its GPU.
 
         ``check`` sees the generated text before it is compiled and may raise CompileRefused. Raises
         CompileRefused or CompileFailed.
@@ -196,8 +196,11 @@ class Tools:
         options = _compat.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
         )
+        for_gpu = any(tensor.is_cuda for tensor in inputs)
+        if for_gpu:
+            options.update(_compat.aot_cuda_options())
         taker = _TextChecker(check)
-        path = self._compile(graph, inputs, options, directory, taker)
+        path = self._compile(graph, inputs, options, directory, taker, for_gpu=for_gpu)
         if not taker.checked:
             raise CompileRefused("nothing was generated")
         self.commands.end()
@@ -226,9 +229,11 @@ class Tools:
         options: dict[str, Any],
         directory: Path,
         taker: _TextTaker | _TextChecker | _TextReader,
+        *,
+        for_gpu: bool = False,
     ) -> str:
+        self.commands.begin(directory, for_gpu=for_gpu)
         self._taker = taker
-        self.commands.begin(directory)
         try:
             with torch.no_grad():
                 return _compat.aot_compile(graph, inputs, options)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from . import _compat
 from .commands import Command
+from .cuda_container import CudaBuild
 from .toolchain import Compiler, Isa, rewrite_command
 
 # Kernels built before the precompiled headers and the regex object are made. Together those cost
@@ -31,6 +32,8 @@ class BuildCommands:
         self._directory = Path()
         self._running: list[Command] = []
         self._uses_regex_object = False
+        self._cuda: CudaBuild | None = None  # once there was a container for a GPU
+        self._for_gpu = False
         self.seconds: dict[str, float] = {}
         _compat.prepare_inductor()
         _compat.set_vector_isa(isa)
@@ -41,8 +44,13 @@ class BuildCommands:
         """The compiler that every command is run with."""
         return self._compiler
 
-    def begin(self, directory: Path) -> None:
-        """Commands until `end` or `abandon` work in ``directory``."""
+    def begin(self, directory: Path, *, for_gpu: bool = False) -> None:
+        """Commands until `end` or `abandon` work in ``directory``. Raises CompileFailed."""
+        if for_gpu and self._cuda is None:
+            folder = (self._headers or directory) / "cuda"
+            folder.mkdir()
+            self._cuda = CudaBuild(self._compiler.path, folder)
+        self._for_gpu = for_gpu
         self._directory = directory
         self._uses_regex_object = False
         self.seconds = {}
@@ -60,6 +68,8 @@ class BuildCommands:
     def run(self, command_line: str, _working_directory: str) -> None:
         """Called by Inductor for each command, in the order: wrapper, kernel, weights, link."""
         words = rewrite_command(shlex.split(command_line), self._isa, str(self._directory))
+        if self._for_gpu and self._cuda is not None:
+            words = self._cuda.rewrite(words)
         step = self._step(words)
         if step in ("wrapper", "kernel"):
             words = self._with_header(words, step)
@@ -93,7 +103,7 @@ class BuildCommands:
         headers = self._headers
         if headers is None or self._finished_kernels < KERNELS_BEFORE_HEADERS:
             return words
-        header = headers / f"{step}.h"
+        header = headers / (f"{step}_cuda.h" if self._for_gpu else f"{step}.h")
         if not header.with_suffix(".h.gch").exists():
             include = next(_includes(Path(_source(words))), None)
             if include is None or not headers.is_dir():

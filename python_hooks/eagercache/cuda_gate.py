@@ -10,12 +10,14 @@ from typing import Any
 CONTEXT_BYTES = 1 << 30
 # Copies of the call's tensors that proof and timing hold at once, references in float64 included.
 COPIES = 12
+# The same of a module's tensors and arguments: the rebuilt ones, copies of them, and a float64 one.
+MODULE_COPIES = 8
 RESERVED_BYTES = 2 << 30
 DEFAULT_COMPUTE_MODE = 0  # CU_COMPUTEMODE_DEFAULT
 
 
 def reason_to_stay_off(description: Mapping[str, Any], core: Any) -> str:
-    """Why no worker may compile ``description``; empty when one may.
+    """Why no worker may compile an operator's call; empty when one may.
 
     A worker needs free memory of three times its need and 2 GiB, and a GPU that several processes
     may use. Called in a process that has CUDA tensors.
@@ -24,18 +26,31 @@ def reason_to_stay_off(description: Mapping[str, Any], core: Any) -> str:
 
     tensors = list(_tensors(description.get("args", ())))
     devices = {tensor["device"] for tensor in tensors if tensor["device"].startswith("cuda")}
-    for device in devices:
-        index = torch.device(device).index or 0
-        mode = core.cuda_compute_mode(index)
-        if mode != DEFAULT_COMPUTE_MODE:
-            return f"GPU {index} is in an exclusive compute mode ({mode})"
-        need = CONTEXT_BYTES + COPIES * sum(map(_bytes, tensors))
-        free, _ = torch.cuda.mem_get_info(index)
-        if free < 3 * need + RESERVED_BYTES:
-            return (
-                f"GPU {index} has {free >> 20} MiB free; compiling this call wants "
-                f"{(3 * need + RESERVED_BYTES) >> 20} MiB"
-            )
+    wanted = 3 * (CONTEXT_BYTES + COPIES * sum(map(_bytes, tensors))) + RESERVED_BYTES
+    reasons = (_reason(torch.device(device).index or 0, wanted, core) for device in devices)
+    return next(filter(None, reasons), "")
+
+
+def reason_to_stay_off_module(index: int, tensor_bytes: int, core: Any) -> str:
+    """The same for a module's call whose tensors on GPU ``index`` hold ``tensor_bytes``.
+
+    Its need is known better, being mostly its own tensors: half as much again must be free.
+    """
+    need = CONTEXT_BYTES + MODULE_COPIES * tensor_bytes
+    return _reason(index, need + need // 2 + RESERVED_BYTES, core)
+
+
+def _reason(index: int, wanted: int, core: Any) -> str:
+    import torch
+
+    mode = core.cuda_compute_mode(index)
+    if mode != DEFAULT_COMPUTE_MODE:
+        return f"GPU {index} is in an exclusive compute mode ({mode})"
+    free, _ = torch.cuda.mem_get_info(index)
+    if free < wanted:
+        return (
+            f"GPU {index} has {free >> 20} MiB free; compiling this call wants {wanted >> 20} MiB"
+        )
     return ""
 
 

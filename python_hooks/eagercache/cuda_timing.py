@@ -7,6 +7,7 @@ which nothing waits for. Both sides alternate.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,12 @@ _MAXIMUM_CALLS = 64
 _PAIRS = 25
 _HOST_CALLS = 60  # below the launches that a stream queues before the host has to wait
 _HOST_PAIRS = 25
+
+# Of whole modules.
+_MODULE_BUDGET_NS = 4e9
+_FEWEST_PAIRS = 11
+_HEAD_START_NS = 200_000.0
+_CYCLES_PER_NS = 2.0  # above any GPU's clock
 
 # A kernel may cost so much more on the side that it was not chosen for.
 HOST_SLACK = 1.05
@@ -65,7 +72,13 @@ def time_cuda_call(call: Call, probe: Probe, sample: Sample) -> CudaTiming:
     """Times both sides of the captured call. Raises CannotProve when native cannot be captured."""
     samples = _rotation(call, sample)
     device = _device_pairs(call, probe, samples)
-    host = _host_pairs(probe)
+    return _judge(device, _host_pairs(probe), len(samples))
+
+
+def _judge(
+    device: Sequence[tuple[float, float]], host: Sequence[tuple[float, float]], calls: int
+) -> CudaTiming:
+    """The pairs (native, kernel) of either time, as one figure each."""
     host_low, host_high = median_interval([kernel / native for native, kernel in host])
     device_low, device_high = median_interval([kernel / native for native, kernel in device])
     native_host, kernel_host = _medians(host)
@@ -77,7 +90,7 @@ def time_cuda_call(call: Call, probe: Probe, sample: Sample) -> CudaTiming:
         ratio_low=device_low if on_device else host_low,
         ratio_high=device_high if on_device else host_high,
         pairs=len(device) if on_device else len(host),
-        calls=len(samples),
+        calls=calls,
         native_host_ns=native_host,
         kernel_host_ns=kernel_host,
         native_device_ns=native_device,
@@ -105,6 +118,54 @@ def decide_cuda(timing: CudaTiming, margin: float) -> tuple[bool, str]:
         return True, ""
     best = device if timing.device_bound else min(host, device)
     return False, "undecided" if best <= 1.0 - margin else "slower"
+
+
+def time_sides(run: Callable[[bool, int], None]) -> CudaTiming:
+    """The same for two sides that may not be captured: whole modules.
+
+    ``run(by_kernel, calls)`` makes calls and waits for none. The device is kept busy until the host
+    has queued them, so that its time has no host in it, as long as they fit into a stream's queue.
+    """
+    host_ns = {side: _host_ns(run, side, 1) for side in (False, True)}
+    host_ns = {side: min(_host_ns(run, side, 1) for _ in range(3)) for side in host_ns}
+    slower = max(host_ns.values())
+    calls = max(1, min(_HOST_CALLS // 2, int(_GRAPH_NS * 5 / slower)))
+    pairs = max(_FEWEST_PAIRS, min(_PAIRS, int(_MODULE_BUDGET_NS / (6 * slower * calls))))
+
+    def measure(by_kernel: bool) -> tuple[float, float]:
+        device = _queued_device_ns(run, by_kernel, calls, host_ns[by_kernel])
+        return _host_ns(run, by_kernel, calls), device
+
+    measure(False), measure(True)
+    host: list[tuple[float, float]] = []
+    device: list[tuple[float, float]] = []
+    for index in range(pairs):
+        first = index % 2 == 1
+        sides = {side: measure(side) for side in (first, not first)}
+        host.append((sides[False][0], sides[True][0]))
+        device.append((sides[False][1], sides[True][1]))
+    return _judge(quiet_pairs(device), quiet_pairs(host), calls)
+
+
+def _host_ns(run: Callable[[bool, int], None], by_kernel: bool, calls: int) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter_ns()
+    run(by_kernel, calls)
+    elapsed = (time.perf_counter_ns() - begin) / calls
+    torch.cuda.synchronize()
+    return elapsed
+
+
+def _queued_device_ns(
+    run: Callable[[bool, int], None], by_kernel: bool, calls: int, host_ns: float
+) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(int((1.5 * host_ns * calls + _HEAD_START_NS) * _CYCLES_PER_NS))
+    start.record()
+    run(by_kernel, calls)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e6 / calls
 
 
 def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -77,6 +77,7 @@ _LOWERING_SOURCES = (
     "compile.py",
     "container.py",
     "cuda_compile.py",
+    "cuda_container.py",
     "cuda_job.py",
     "cuda_plan.py",
     "cuda_text.py",

@@ -32,6 +32,7 @@ _RUNTIME_CALL = re.compile(
 )
 _EXTERN_CALL = re.compile(r"\b(aoti_torch_\w+)\s*\(")
 _KERNEL = re.compile(r'extern\s+"C"\s+(?:\w+\s+)*?void\s+(\w+)\s*\(')
+_GPU_KERNEL = re.compile(r"\bkernels_\.(\w+) = loadKernel\(")
 _ACCUMULATOR = re.compile(r"\btmp_acc\d")
 _VALUE_CHECK = re.compile(r"\b(AOTI_TORCH_CHECK|TORCH_CHECK\w*|AOTI_RUNTIME_CHECK)\s*\(")
 
@@ -49,7 +50,7 @@ def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
         num_inputs=num_inputs,
         num_outputs=num_outputs,
         num_constants=num_constants,
-        kernels=tuple(_KERNEL.findall(kernel)),
+        kernels=(*_KERNEL.findall(kernel), *_GPU_KERNEL.findall(wrapper)),
         extern_calls=tuple(name for name in calls if name not in proxy),
         uses_proxy_executor=bool(proxy),
         checks_values=_VALUE_CHECK.search(kernel) is not None

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import module_calls, timing
+from . import cuda_timing, module_calls, timing
 from .calls import GlobalState
 from .commands import CompileRefused
 from .compile import Tools
@@ -61,7 +61,11 @@ def compile_module(
     for path in description["python_path"]:
         if path not in sys.path:
             sys.path.append(path)
-    with _state_of(description["state"]), torch.no_grad():
+    with (
+        _state_of(description["state"]),
+        _attention_order(description.get("attention")),
+        torch.no_grad(),
+    ):
         rebuilt = unpack(description["payload"])
         identity, functions = _watch_forward(rebuilt, description["identity"])
         begin = time.process_time()
@@ -89,6 +93,20 @@ def _state_of(state: Mapping[str, Any]) -> Iterator[None]:
     )
     with wanted.applied():
         yield
+
+
+@contextlib.contextmanager
+def _attention_order(wanted: list[int] | None) -> Iterator[None]:
+    """The order in which attention back ends are tried; None leaves it."""
+    if wanted is None:
+        yield
+        return
+    before = torch._C._get_sdp_priority_order()
+    torch._C._set_sdp_priority_order(wanted)
+    try:
+        yield
+    finally:
+        torch._C._set_sdp_priority_order(before)
 
 
 @contextlib.contextmanager
@@ -142,6 +160,8 @@ class _Listener:
 
 def _random_states() -> list[Any]:
     states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state().tolist())
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         states.append(repr(numpy_random.get_state()))
@@ -253,7 +273,7 @@ class _Answers:
         unflatten = build_unflatten(traced.outputs, len(strides))
         kernel = self._core.load_module_file(
             str(path),
-            traced.examples[0].device.type if traced.examples else "cpu",
+            str(traced.device),
             traced.inputs,
             traced.ranges,
             strides,
@@ -261,7 +281,7 @@ class _Answers:
         )
         keys: list[bytes] = []
         self._core.set_module_handlers(
-            None, None, lambda _module, _args, _kwargs, key, _calls: keys.append(key)
+            None, None, lambda _module, _args, _kwargs, key, _calls: keys.append(key), None
         )
         module_calls.install_hooks(self._core)
         self._core.set_answering(True)
@@ -308,17 +328,22 @@ class _Answers:
         finally:
             self._core.set_modules_active(True)
 
+    def run(self, by_kernel: bool, calls: int) -> None:
+        """Makes calls whose answers nobody waits for."""
+        module, args, kwargs = self._rebuilt.module, self._rebuilt.args, self._rebuilt.kwargs
+        self._core.set_modules_active(by_kernel)
+        for _ in range(calls):
+            module(*args, **kwargs)
+        self._core.set_modules_active(True)
+
     def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
         """Nanoseconds a call (forward, kernel), in alternation; see `timing.time_call`."""
-        module, args, kwargs = self._rebuilt.module, self._rebuilt.args, self._rebuilt.kwargs
         results = []
         for _ in range(pairs):
             row = []
-            for active in (False, True):
-                self._core.set_modules_active(active)
+            for by_kernel in (False, True):
                 begin = time.perf_counter_ns()
-                for _ in range(calls):
-                    module(*args, **kwargs)
+                self.run(by_kernel, calls)
                 row.append((time.perf_counter_ns() - begin) / calls)
             results.append((row[0], row[1]))
         return results
@@ -349,12 +374,15 @@ def _judge(
         seconds["prove"] = round(time.process_time() - begin, 3)
         rebuilt.draw(seed=0)
         with timing.machine_to_itself():
-            measured = timing.time_call(answers)  # type: ignore[arg-type]
+            if traced.device.type == "cuda":
+                measured: timing.Timing = cuda_timing.time_sides(answers.run)
+            else:
+                measured = timing.time_call(answers)  # type: ignore[arg-type]
     finally:
         answers.close()
     facts = {
         "form": "module",
-        "device": "cpu",
+        "device": traced.device.type,
         "numerics": numerics,
         "inputs": json.dumps([[int(kind), index] for kind, index in traced.inputs]),
         "ranges": json.dumps(traced.ranges),
@@ -421,7 +449,7 @@ def _wide(value: Any) -> Any:
 def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
     """The answer of a float64 copy of the module."""
     try:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             module = copy.deepcopy(rebuilt.module).double()
             args, kwargs = pytree.tree_map(_wide, (rebuilt.args, rebuilt.kwargs))
             return _tensor_leaves(module(*args, **kwargs))

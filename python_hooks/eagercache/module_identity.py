@@ -52,6 +52,10 @@ _OWN_ATTRIBUTES = frozenset(
     }
 )
 
+# Attributes of objects that differ from process to process and say nothing: transformers keeps a
+# hash of a generation's settings, to see later whether somebody has changed them.
+_NOT_COMPARED = frozenset({"_original_object_hash"})
+
 _MAX_DEPTH = 12
 _MAX_ITEMS = 20_000
 
@@ -284,6 +288,7 @@ class Writer:
             *(
                 [key, self.write(item, f"{where}.{key}", depth)]
                 for key, item in sorted(state.items())
+                if key not in _NOT_COMPARED
             ),
         ]
 

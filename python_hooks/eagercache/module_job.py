@@ -7,6 +7,7 @@ from typing import Any
 
 from . import timing
 from .compile import Tools
+from .cuda_timing import CudaTiming, decide_cuda
 from .job import Job, Outcome
 from .module_compile import compile_module
 
@@ -24,6 +25,10 @@ class ModuleJob(Job):
                 self.description, self._directory, find_tools(store), self._core
             )
         self.clock.add({f"module.{step}": value for step, value in result.seconds.items()})
-        faster, reason = timing.decide(result.timing, float(self.request["margin"]))
+        margin = float(self.request["margin"])
+        if isinstance(result.timing, CudaTiming):
+            faster, reason = decide_cuda(result.timing, margin)
+        else:
+            faster, reason = timing.decide(result.timing, margin)
         verdict = "kernel" if faster or self.request["choose"] == "always" else "native"
         self.outcome = Outcome(verdict, reason, module=result, timing=result.timing)

@@ -87,6 +87,11 @@ class ModuleGraph:
     ranges: tuple[tuple[int, int, int], ...]
     outputs: str
 
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return self.examples[0].device if self.examples else torch.device("cpu")
+
 
 def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors of a call in the order in which the core meets them."""

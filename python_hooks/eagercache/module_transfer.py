@@ -150,29 +150,34 @@ class Transferred:
 
     def draw(self, seed: int, spread: float = 1.0) -> None:
         """Random values with the statistics of the originals, times ``spread`` in width."""
-        generator = torch.Generator().manual_seed(seed)
+        generators: dict[torch.device, torch.Generator] = {}
         with torch.no_grad():
             for tensor, standin in zip(self._tensors, self._standins, strict=True):
-                tensor.copy_(_values(standin, generator, spread))
+                where = tensor.device
+                if where not in generators:
+                    generators[where] = torch.Generator(where).manual_seed(seed)
+                tensor.copy_(_values(standin, generators[where], spread))
 
 
 def _values(standin: _Standin, generator: torch.Generator, spread: float) -> torch.Tensor:
-    sizes = standin.sizes
+    sizes, device = standin.sizes, generator.device
     if standin.data is not None and (spread == 1.0 or not standin.dtype.is_floating_point):
         flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8)
         return flat.view(standin.dtype).view(sizes)
     if standin.data is not None:
         flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8)
-        exact = flat.view(standin.dtype).view(sizes).to(torch.float32)
+        exact = flat.view(standin.dtype).view(sizes).to(device, torch.float32)
         low = float(exact.min())
-        jitter = torch.randn(sizes, generator=generator) * (spread - 1.0) * 0.1
+        jitter = torch.randn(sizes, generator=generator, device=device) * (spread - 1.0) * 0.1
         moved = exact + jitter * exact.abs()
         return moved.abs() if low >= 0 else moved
     if standin.dtype == torch.bool:
-        return torch.rand(sizes, generator=generator) < standin.mean
+        return torch.rand(sizes, generator=generator, device=device) < standin.mean
     if not (standin.dtype.is_floating_point or standin.dtype.is_complex):
-        return torch.randint(int(standin.low), int(standin.high) + 1, sizes, generator=generator)
-    values = torch.randn(sizes, generator=generator) * (standin.std * spread) + standin.mean
+        low, high = int(standin.low), int(standin.high) + 1
+        return torch.randint(low, high, sizes, generator=generator, device=device)
+    values = torch.randn(sizes, generator=generator, device=device)
+    values = values * (standin.std * spread) + standin.mean
     return values.abs().clamp_(min=max(standin.low, 0.0) * 0.5) if standin.low >= 0 else values
 
 

@@ -16,12 +16,13 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from . import cuda_gate
 from ._load import core
 from .calls import GlobalState
 from .module_calls import install_hooks
@@ -32,12 +33,14 @@ from .session import session
 
 log = logging.getLogger("eagercache")
 
-FORMAT = 1
+FORMAT = 2
 
 # A form of call is compiled at its second call: the first of a process is often one of its kind.
 COMPILE_AT = 2
 # A module whose attributes keep changing is looked at this often before it is left alone.
 MAX_LOOKS = 16
+
+_WORD_BYTES = 8
 
 # What the queue is told of a module's time: more than of an operator's.
 MODULE_NS = 1e7
@@ -87,6 +90,17 @@ class _Form:
     identity: str
     key: bytes
 
+    @property
+    def gpu(self) -> int | None:
+        """The index of the GPU that the call's tensors are on; None for the CPU."""
+        return _gpu_of(self.key)
+
+
+def _gpu_of(key: bytes) -> int | None:
+    """What the last word of a form's key says (put_state of module_call.cc)."""
+    word = int.from_bytes(key[-_WORD_BYTES:], "little")
+    return word - 1 if word else None
+
 
 @dataclass
 class _Missed:
@@ -98,6 +112,7 @@ class _Missed:
     compile: bool = False
     state: GlobalState | None = None
     autocast: dict[str, str] = field(default_factory=dict)
+    written: torch.cuda.Event | None = None  # behind what wrote the call's tensors
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -146,7 +161,7 @@ class ModuleManager:
             active = selection is not None or len(self._accelerated) > 0
             if active:
                 install_hooks(core)
-                core.set_module_handlers(self._select, self._look, self._missed)
+                core.set_module_handlers(self._select, self._look, self._missed, self._unfit)
             core.modules_forget_all()
             core.set_modules_active(active)
 
@@ -156,7 +171,7 @@ class ModuleManager:
         with self._lock:
             self._accelerated.update(model.modules())
             install_hooks(core)
-            core.set_module_handlers(self._select, self._look, self._missed)
+            core.set_module_handlers(self._select, self._look, self._missed, self._unfit)
             for part in model.modules():
                 core.module_forget(part)
             core.set_modules_active(True)
@@ -212,12 +227,20 @@ class ModuleManager:
                 for device in ("cpu", "cuda")
                 if torch.is_autocast_enabled(device)
             }
+            if missed.form.gpu is not None:
+                missed.written = torch.cuda.Event()
+                missed.written.record()
         if configuration.on_miss == "background":
             self._post(lambda: self._ask_store(missed))
             return
         self._ask_store(missed)
         if waits:
             missed.done.wait()
+
+    def _unfit(self, module: torch.nn.Module) -> None:
+        info = self._infos.get(module)
+        if info is not None:
+            self._refuse(module, info, "it is called with an object that no kernel can take")
 
     # ---- our thread ------------------------------------------------------------------------------
 
@@ -298,7 +321,8 @@ class ModuleManager:
         self._submit(digest, module, missed)
 
     def _submit(self, digest: str, module: torch.nn.Module, missed: _Missed) -> None:
-        service = session.compile_service()
+        on_gpu = missed.form.gpu is not None
+        service = session.cuda_compile_service() if on_gpu else session.compile_service()
         with self._lock:
             waiting = self._in_flight.get(digest)
             if waiting is not None:
@@ -311,22 +335,29 @@ class ModuleManager:
             self._compiled(digest, {"reason": "the compile service is closed"})
             return
         try:
-            description = self._describe(digest, module, missed)
+            with _beside_the_call(missed):
+                description = self._describe(digest, module, missed)
         except NotTransferable as error:
             self._compiled(digest, {"reason": str(error)})
             return
         except BaseException:
             self._compiled(digest, {"reason": "it could not be sent to a compile worker"})
             raise
-        missed.args, missed.kwargs = (), {}
+        missed.args, missed.kwargs, missed.written = (), {}, None
         service.submit(description, lambda response: self._compiled(digest, response))
 
     def _describe(self, digest: str, module: torch.nn.Module, missed: _Missed) -> dict[str, Any]:
         tensors = argument_tensors(missed.args, missed.kwargs)
         if len({id(tensor) for tensor in tensors}) != len(tensors):
             raise NotTransferable("a tensor is given twice")
-        if any(tensor.is_cuda for tensor in (*tensors, *module.parameters())):
-            raise NotTransferable("CUDA kernels are not compiled in this version")
+        gpu = missed.form.gpu
+        if gpu is not None:
+            held = [*tensors, *module.parameters(), *module.buffers()]
+            reason = cuda_gate.reason_to_stay_off_module(
+                gpu, sum(tensor.numel() * tensor.element_size() for tensor in held), core
+            )
+            if reason:
+                raise NotTransferable(reason)
         state = missed.state
         assert state is not None
         return {
@@ -334,7 +365,7 @@ class ModuleManager:
             "digest": digest,
             "op": _class_name(module),
             "overload": "",
-            "dispatch_key": "CPU",
+            "dispatch_key": "CPU" if gpu is None else "CUDA",
             "native_ns": MODULE_NS,
             "identity": missed.form.identity,
             "payload": pack(module, missed.args, missed.kwargs),
@@ -345,8 +376,9 @@ class ModuleManager:
                 "deterministic": state.deterministic,
                 "deterministic_warn_only": state.deterministic_warn_only,
                 "fill_uninitialized_memory": state.fill_uninitialized_memory,
-                "num_threads": state.num_threads,
+                "num_threads": state.num_threads if gpu is None else 1,
             },
+            "attention": None if gpu is None else torch._C._get_sdp_priority_order(),
         }
 
     def _compiled(self, digest: str, response: Mapping[str, Any]) -> None:
@@ -409,7 +441,7 @@ class ModuleManager:
         kernel = core.load_module_kernel(
             session.store,
             digest,
-            facts["device"],
+            "cpu" if form.gpu is None else f"cuda:{form.gpu}",
             [(bool(kind), index) for kind, index in json.loads(facts["inputs"])],
             [tuple(row) for row in json.loads(facts["ranges"])],
             strides,
@@ -461,9 +493,31 @@ class ModuleManager:
 
 
 def entry_digest(identity: str, key: bytes, choose: str) -> str:
-    """The store's name for one form of call of one kind of module."""
-    text = json.dumps(["eagercache-module", FORMAT, identity, key.hex(), choose])
+    """The store's name for one form of call of one kind of module: for all GPUs of one kind."""
+    assert core is not None
+    gpu = _gpu_of(key)
+    where = "cpu" if gpu is None else f"cuda {core.cuda_architecture(gpu)}"
+    form = key[:-_WORD_BYTES].hex()
+    text = json.dumps(["eagercache-module", FORMAT, identity, form, where, choose])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _beside_the_call(missed: _Missed) -> Iterator[None]:
+    """Lets the block read the call's tensors: on a stream of its own, which waits for theirs.
+
+    The program's streams do not wait, and graphs that its other threads capture stay whole.
+    """
+    if missed.written is None:
+        yield
+        return
+    assert core is not None
+    device = torch.device("cuda", missed.form.gpu)
+    with core.RelaxedCapture(), torch.cuda.device(device):
+        stream = torch.cuda.Stream(device)
+        stream.wait_event(missed.written)
+        with torch.cuda.stream(stream):
+            yield
 
 
 def check_selection(selection: Selection) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eagercache.service import CompileService
+
+
+# The driver reserves address space by the terabyte, which a limit on memory would count.
+CUDA_WORKER_BYTES = 1 << 46
+# A worker's context takes memory from the program.
+CUDA_IDLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,25 @@ class Session:
                     service.ServiceSettings(**self._service_settings)
                 )
             return self.service
+
+    def cuda_compile_service(self) -> CompileService | None:
+        """The service whose workers see the GPUs; as `compile_service` otherwise."""
+        beside = self.compile_service()
+        if beside is None:
+            return None
+        with self.lock:
+            if self.cuda_service is None:
+                from eagercache import service
+
+                self.cuda_service = service.CompileService(
+                    replace(
+                        beside.settings,
+                        hide_gpus=False,
+                        memory_bytes=CUDA_WORKER_BYTES,
+                        idle_timeout=CUDA_IDLE_SECONDS,
+                    )
+                )
+            return self.cuda_service
 
     def close_service(self, timeout: float) -> None:
         """Ends the services within about `timeout` seconds each; none is made afterwards."""

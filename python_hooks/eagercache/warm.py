@@ -30,6 +30,7 @@ from eagercache.service import (
     expected_gain,
     tensor_sizes,
 )
+from eagercache.session import CUDA_WORKER_BYTES
 
 # CPU seconds of one bare kernel, proof and timing included, where the store has none to compare;
 # and what each element of its arguments adds, in the proof's samples.
@@ -669,7 +670,7 @@ def _service(
 ) -> CompileService:
     cuda: dict[str, Any] = {}
     if "CUDA" in keys:
-        cuda = {"hide_gpus": False, "memory_bytes": api.CUDA_WORKER_BYTES}
+        cuda = {"hide_gpus": False, "memory_bytes": CUDA_WORKER_BYTES}
     return CompileService(
         ServiceSettings(
             store_root=root,

@@ -173,7 +173,8 @@ class Worker:
         return self._stores[key]
 
     def _find_tools(self, request: Mapping[str, Any]) -> Callable[[Any], Any]:
-        if request["description"].get("dispatch_key") == "CUDA":
+        description = request["description"]
+        if description.get("dispatch_key") == "CUDA" and description.get("kind") != "module":
             return self._make_scratch  # no C++ compiler is needed
         return lambda store: self._make_tools(request, store)
 

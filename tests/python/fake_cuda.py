@@ -78,6 +78,66 @@ def install() -> None:
     helpers.set_driver_to_gpu = lambda: None
 
 
+def install_for_containers() -> None:
+    """`install`, and what AOTInductor does beyond: kernels get their first configuration."""
+    install()
+    # Operators on fake tensors switch devices; this puts a switch there that does nothing.
+    torch._C._ensureCUDADeviceGuardSet()
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from triton.compiler import CompiledKernel
+
+    handles = {"function": 0, "module": 0, "n_max_threads": 1024, "n_regs": 0, "n_spills": 0}
+    kernel: Any = CompiledKernel
+    kernel._init_handles = lambda self: vars(self).update(handles, _run=lambda *_: None)
+    tuner: Any = CachingAutotuner
+    tuner.precompile = lambda *_, **__: None
+    patterns: Any = joint_graph
+    patterns.lazy_init = lambda *_: None
+
+    def tune(wrapper: Any) -> None:
+        wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())")
+        scope: dict[str, Any] = {}
+        exec(wrapper.kernel_autotune_defs.getvalue(), scope)
+        for value in list(scope.values()):
+            if isinstance(value, CachingAutotuner):
+                result = value._precompile_config(value.configs[0])
+                value.save_gpu_kernel(0, result.make_launcher())
+
+    generator: Any = PythonWrapperCodegen
+    generator.generate_and_run_autotune_block = tune
+
+
+def compile_container(folder: str) -> dict[str, Any]:
+    """Compiles a small module for an H200; its file, and what is known of its text."""
+    install_for_containers()
+    from pathlib import Path
+
+    import module_zoo
+    from eagercache.compile import Tools
+    from eagercache.generated_text import GeneratedText
+    from eagercache.toolchain import AVX2, find_compiler
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), torch.no_grad(), torch.device("cuda"):
+        module = module_zoo.Block().eval()
+        x = torch.empty(4, 48)
+    program = torch.export.export(module, (x,), strict=True)
+    inputs = [
+        program.state_dict[spec.target] if spec.target else x
+        for spec in program.graph_signature.input_specs
+    ]
+    texts: list[GeneratedText] = []
+    private, build = Path(folder, "private"), Path(folder, "build")
+    private.mkdir()
+    build.mkdir()
+    tools = Tools(find_compiler(), AVX2, private)
+    graph = torch.fx.GraphModule(program.graph_module, program.graph)
+    path = tools.container(graph, tuple(inputs), build, texts.append)
+    return {"path": str(path), "text": vars(texts[0]), "seconds": tools.commands.seconds}
+
+
 def compile_first_configurations(module: Any) -> dict[str, tuple[Any, Any]]:
     """What `_compat.tuned_kernels` gives where there is a GPU, of each kernel's first tuning."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner

@@ -103,6 +103,17 @@ class Chatty(nn.Module):
         return self.second(self.first(x))
 
 
+class TakesObject(nn.Module):
+    """Takes an object that is neither a tensor nor a plain value, as a cache is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block()
+
+    def forward(self, x: torch.Tensor, seen: object) -> torch.Tensor:
+        return self.inner(x) + 1
+
+
 def make(name: str) -> nn.Module:
     """An instance with reproducible values, in eval mode."""
     torch.manual_seed(1)
@@ -117,6 +128,7 @@ def make(name: str) -> nn.Module:
             CountsInBuffer,
             ReturnsInput,
             Chatty,
+            TakesObject,
         )
     }[name]().eval()
 

@@ -166,6 +166,17 @@ def test_parts_of_a_module_that_cannot_are_tried(filled: dict[str, Any]) -> None
     assert any(line.startswith("first (") and "by kernel" in line for line in row["lines"])
 
 
+def test_parts_of_a_module_that_is_given_an_object_are_tried(warm: None) -> None:
+    model: Any = module_zoo.make("TakesObject")
+    x = module_zoo.example("Block")
+    with torch.no_grad():
+        for _ in range(5):
+            answer = model(x, object())
+        assert hits(model.inner) >= 1, explain_module(model)
+        torch.testing.assert_close(answer, forward(model.inner, x) + 1)
+    assert "object" in explain_module(model)[0]
+
+
 def test_new_values_are_seen_without_a_new_kernel(block: nn.Module) -> None:
     x = module_zoo.example("Block")
     with torch.no_grad():

@@ -1,0 +1,169 @@
+"""Containers for GPUs, as far as they can be made without one (tests/gpu has the rest)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import clean_environment, run_program
+from eagercache import cuda_gate, cuda_timing, modules
+from eagercache._load import core
+
+HERE = str(Path(__file__).parent)
+
+# A driver that loads and fails: what a container asks of it by name is what matters here.
+DRIVER = """
+#define FAILS(name) int name(void) { return 100; }
+FAILS(cuFuncSetAttribute) FAILS(cuGetErrorString) FAILS(cuLaunchKernel)
+FAILS(cuModuleGetFunction) FAILS(cuModuleLoadData)
+"""
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch is not built for CUDA")
+def test_a_container_is_made_without_a_toolkit_and_asks_only_for_what_torch_brings(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("triton", reason="this torch has no Triton")
+    made = run_program(
+        f"""
+        import os, sys
+        sys.path.insert(0, {HERE!r})
+        for name in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"):
+            os.environ.pop(name, None)
+        os.environ["CUDA_HOME"] = "/nowhere"
+        import fake_cuda
+        report(**fake_cuda.compile_container({str(tmp_path)!r}))
+        """,
+        None,
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"),
+    )
+    text = made["text"]
+    assert text["num_inputs"] == 8 and text["num_constants"] == 0
+    assert len(text["kernels"]) >= 2 and text["extern_calls"] and not text["uses_proxy_executor"]
+    assert Path(made["path"]).read_bytes().count(b"\x7fELF") > len(text["kernels"])  # embedded
+
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    (driver / "driver.c").write_text(DRIVER)
+    command = ["g++", "-shared", "-fPIC", "-x", "c", str(driver / "driver.c")]
+    command += ["-Wl,-soname,libcuda.so.1", "-o", str(driver / "libcuda.so.1")]
+    subprocess.run(command, check=True)
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, torch; from eagercache._load import core\n"
+            "try: core.load_module_file(sys.argv[1], 'cuda:0', [], [], [], None)\n"
+            "except Exception as error: print(error)",
+            made["path"],
+        ],
+        env=clean_environment(LD_LIBRARY_PATH=str(driver)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # It got as far as asking for the GPU, and was told that there is none.
+    assert "is insufficient" in loaded.stdout or "could not be made" in loaded.stdout, loaded
+
+
+def test_entries_are_for_all_gpus_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(last: int) -> bytes:
+        return bytes(16) + last.to_bytes(8, "little")
+
+    kinds = {0: "sm_90 132 multiprocessors", 1: "sm_90 132 multiprocessors", 2: "sm_80 108"}
+    monkeypatch.setattr(
+        modules, "core", SimpleNamespace(cuda_architecture=lambda index: kinds[index])
+    )
+    digests = [modules.entry_digest("i", key(word), "faster") for word in range(4)]
+    assert digests[1] == digests[2]
+    assert len(set(digests)) == 3
+
+
+class _Calls:
+    """A forward and a kernel with made-up times, and a clock and a GPU that believe them."""
+
+    def __init__(self, host: tuple[float, float], device: tuple[float, float]) -> None:
+        self.host, self.device = host, device
+        self.now = 0.0  # of the host
+        self.busy = 0.0  # until when the GPU is
+
+    def run(self, by_kernel: bool, calls: int) -> None:
+        for _ in range(calls):
+            self.now += self.host[by_kernel]
+            self.busy = max(self.busy, self.now) + self.device[by_kernel]
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.busy)
+
+    def sleep(self, cycles: int) -> None:
+        self.busy = max(self.now, self.busy) + cycles / 2.0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
+        monkeypatch.setattr(torch.cuda, "Event", lambda **_: _Event(self))
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+        monkeypatch.setattr(cuda_timing.time, "perf_counter_ns", lambda: self.now)
+
+
+class _Event:
+    def __init__(self, calls: _Calls) -> None:
+        self._calls = calls
+        self._time = 0.0
+
+    def record(self) -> None:
+        self._time = max(self._calls.now, self._calls.busy)
+
+    def synchronize(self) -> None:
+        self._calls.wait()
+
+    def elapsed_time(self, other: _Event) -> float:
+        return (other._time - self._time) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "verdict"),
+    [
+        ((1.7e6, 0.6e6), (0.45e6, 0.35e6), True),  # a decode: the host is what is waited for
+        ((1.7e6, 0.6e6), (3.0e6, 2.1e6), True),  # a prefill: the GPU is
+        ((1.7e6, 0.6e6), (3.0e6, 3.6e6), False),
+        ((1.7e6, 2.0e6), (0.45e6, 0.35e6), False),
+        ((5e4, 5e4), (2e4, 2e4), False),
+    ],
+)
+def test_either_time_decides_where_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+    host: tuple[float, float],
+    device: tuple[float, float],
+    verdict: bool,
+) -> None:
+    calls = _Calls(host, device)
+    calls.install(monkeypatch)
+    timing = cuda_timing.time_sides(calls.run)
+    assert timing.native_host_ns == pytest.approx(host[0], rel=0.01)
+    assert timing.kernel_host_ns == pytest.approx(host[1], rel=0.01)
+    assert timing.native_device_ns == pytest.approx(device[0], rel=0.01)
+    assert timing.kernel_device_ns == pytest.approx(device[1], rel=0.01)
+    assert cuda_timing.decide_cuda(timing, 0.03)[0] is verdict
+
+
+@pytest.mark.parametrize(
+    ("free", "mode", "reason"),
+    [(140 << 30, 0, ""), (6 << 30, 0, "MiB free"), (140 << 30, 3, "exclusive")],
+)
+def test_no_worker_for_a_module_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, free: int, mode: int, reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free, 141 << 30))
+    fake = SimpleNamespace(cuda_compute_mode=lambda _: mode)
+    found = cuda_gate.reason_to_stay_off_module(0, 672 << 20, fake)
+    assert reason in found and bool(found) == bool(reason)
+
+
+def test_captures_are_relaxed_where_there_is_no_driver_too() -> None:
+    assert core is not None
+    with core.RelaxedCapture():
+        pass
