@@ -104,19 +104,19 @@ def test_side_streams_are_used_and_nothing_waits() -> None:
         model(x.clone())  # gives the stream its memory, and cuBLAS its workspace there
     before = hits(model)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for number in range(5):
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(1_000_000_000)  # half a second
-                y = x.clone()
-                y.fill_(float(number))
+    for number in range(5):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_000_000_000)  # half a second
+            y = x.clone()
+            y.fill_(float(number))
+            torch.cuda.set_sync_debug_mode("error")
+            try:
                 z = model(y)
-                assert not stream.query()
-            stream.synchronize()
-            close(z, forward(model, torch.full_like(x, float(number))))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert not stream.query()
+        stream.synchronize()
+        close(z, forward(model, torch.full_like(x, float(number))))
     assert hits(model) == before + 5
 
 

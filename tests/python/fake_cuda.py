@@ -58,6 +58,7 @@ def install() -> None:
         "get_device_properties": _PROPERTIES,
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "is_available": True,
+        "is_current_stream_capturing": False,
         "set_device": None,
         "set_rng_state": None,
         "synchronize": None,
