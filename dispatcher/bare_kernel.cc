@@ -15,6 +15,18 @@ constexpr std::size_t kStackScratch = 2048;
 // Calls with more tensors and scratch buffers than that allocate the array of their pointers.
 constexpr std::size_t kInlinePointers = 112;
 
+// What an entry returns: 2 before it did anything, for an index that is out of its range.
+LoadedKernel::Outcome outcome_of(std::int32_t returned) noexcept {
+  switch (returned) {
+    case 0:
+      return LoadedKernel::Outcome::kAnswered;
+    case 2:
+      return LoadedKernel::Outcome::kNotStarted;
+    default:
+      return LoadedKernel::Outcome::kFailed;
+  }
+}
+
 }  // namespace
 
 BareKernel::BareKernel(LaunchPlan plan, Entry entry) : plan_(std::move(plan)), entry_(entry) {
@@ -72,7 +84,7 @@ LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
     }
     void** next = prepare(inputs, outputs, pointers);
     if (scratch_bytes_ == 0) [[likely]] {
-      return entry_(pointers) == 0 ? Outcome::kAnswered : Outcome::kFailed;
+      return outcome_of(entry_(pointers));
     }
     alignas(kAlignment) std::array<std::byte, kStackScratch> local;
     c10::DataPtr allocated;
@@ -84,7 +96,7 @@ LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
     for (const std::size_t offset : scratch_offsets_) {
       *next++ = scratch + offset;
     }
-    return entry_(pointers) == 0 ? Outcome::kAnswered : Outcome::kFailed;
+    return outcome_of(entry_(pointers));
   } catch (...) {
     return Outcome::kNotStarted;  // entries do not throw; an allocation failed
   }

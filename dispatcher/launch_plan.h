@@ -26,7 +26,9 @@ struct LaunchPlan {
   static constexpr std::size_t kMaxOutputs = 1024;
   static constexpr std::size_t kMaxScratch = 1024;
 
-  std::string entry;  // the function's symbol: std::int32_t(void* const*), 0 for success
+  // The function's symbol: std::int32_t(void* const*); 0 for success, 2 when it left the call to
+  // native before it did anything.
+  std::string entry;
   std::size_t num_inputs = 0;
   std::vector<std::size_t> writes;     // the inputs that the function writes; ascending
   std::vector<Output> outputs;         // none only where it writes

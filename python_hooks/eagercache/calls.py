@@ -147,6 +147,8 @@ class Call:
         self.op = _find_operator(description["op"], description["overload"])
         self.state = _decode_state(description["state"])
         self.tensors: list[TensorSpec] = []
+        # By tensor, the bounds of the values that it is filled with: it is used as an index.
+        self.index_ranges: dict[int, tuple[int, int]] = {}
         self._arguments = [self._decode(argument) for argument in description["args"]]
         schema = self.op._schema.arguments
         if len(schema) != len(self._arguments):
@@ -226,8 +228,10 @@ class Call:
             for device in {spec.device for spec in self.tensors}
         }
         sample = Sample([], [])
-        for spec in self.tensors:
+        for index, spec in enumerate(self.tensors):
             value, base = _allocate(spec, fill, generators[spec.device])
+            if index in self.index_ranges and isinstance(value, torch.Tensor):
+                _put_indices(value, self.index_ranges[index], generators[spec.device])
             sample.values.append(value)
             sample.bases.append(base)
         return sample
@@ -243,6 +247,7 @@ class Call:
         wide.state = replace(
             self.state, default_dtype=_WIDER.get(self.state.default_dtype, self.state.default_dtype)
         )
+        wide.index_ranges = self.index_ranges
         wide.tensors = [
             replace(spec, dtype=_WIDER.get(spec.dtype, spec.dtype)) for spec in self.tensors
         ]
@@ -375,6 +380,16 @@ _WIDER: Mapping[torch.dtype, torch.dtype] = {
 # The rules that data is made by. Which ones a call can take depends on what it does with its data
 # (indices, probabilities, divisors): a proof uses those that native accepts.
 FILLS = ("normal", "unit", "integers", "extreme", "special", "sparse_special", "ones", "zeros")
+
+
+def _put_indices(value: torch.Tensor, bounds: tuple[int, int], generator: torch.Generator) -> None:
+    low, high = bounds
+    memory = value.as_strided((_extent_of(value),), (1,), value.storage_offset())
+    memory.copy_(torch.randint(low, high, memory.size(), generator=generator, device=memory.device))
+
+
+def _extent_of(value: torch.Tensor) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(value.size(), value.stride(), strict=True))
 
 
 def _allocate(

@@ -26,7 +26,7 @@ from .commands import CompileFailed, CompileRefused
 from .container import BuildCommands
 from .foreach import each_alone
 from .generated_text import GeneratedText, admit, read_generated_text
-from .launch_plan import LaunchPlan, NotUnderstood, read_launch_plan
+from .launch_plan import IndexRange, LaunchPlan, NotUnderstood, read_launch_plan
 from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
 
@@ -156,13 +156,14 @@ class Tools:
         *,
         allow_bare: bool = True,
         graph: torch.fx.GraphModule | None = None,
+        ranges: Sequence[IndexRange] = (),
     ) -> Lowered:
         """Inductor's work on ``call``; the container's compile too where no plan can be made.
 
         ``directory`` must be private and empty; ``num_returns`` is the number of tensors that
-        native returned. ``graph`` stands in the place of the one of the operator alone. The state
-        of the call must be applied. Raises CompileRefused (NoKernelOfItsOwn among them) or
-        CompileFailed.
+        native returned. ``graph`` stands in the place of the one of the operator alone, and
+        ``ranges`` say what its indices must be, all of them where there are any. The state of the
+        call must be applied. Raises CompileRefused (NoKernelOfItsOwn among them) or CompileFailed.
         """
         begin = time.process_time()
         inputs = example_inputs(call)
@@ -171,7 +172,7 @@ class Tools:
         options = _compat.aot_options(
             directory, self.commands.compiler.path, call.state.num_threads
         )
-        taker = _TextTaker(call, allow_bare)
+        taker = _TextTaker(call, allow_bare, ranges)
         path = self._compile(graph, inputs, options, directory, taker)
         if taker.text is None:
             raise CompileRefused("nothing was generated")
@@ -280,8 +281,9 @@ class _TextReader:
 class _TextTaker:
     """What becomes of the generated text of one call."""
 
-    def __init__(self, call: Call, allow_bare: bool) -> None:
+    def __init__(self, call: Call, allow_bare: bool, ranges: Sequence[IndexRange] = ()) -> None:
         self._call = call
+        self._ranges = ranges
         self._allow_bare = allow_bare
         self.text: GeneratedText | None = None
         self.plan: LaunchPlan | None = None
@@ -290,13 +292,15 @@ class _TextTaker:
     def take(self, wrapper: str, kernel: str) -> str | None:
         """The text is in the plan: any string. None: AOTInductor is to make a container."""
         self.text = read_generated_text(wrapper, kernel)
-        admit(self.text, self._call)
+        admit(self.text, self._call, checked=bool(self._ranges))
         if not self._allow_bare:
+            admit(self.text, self._call)
             self.why_container = "a bare kernel did not do"
             return None
         try:
-            self.plan = read_launch_plan(wrapper, kernel)
+            self.plan = read_launch_plan(wrapper, kernel).with_range_checks(self._ranges)
         except NotUnderstood as error:
+            admit(self.text, self._call)  # a container checks nothing before it runs
             if self._call.written:
                 raise CompileRefused(
                     f"it writes its arguments, and its text has {error}"

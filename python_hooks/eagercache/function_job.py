@@ -12,7 +12,7 @@ from . import custom_operators
 from .calls import Call
 from .compile import Tools
 from .cuda_job import CudaJob
-from .function_trace import observe, trace
+from .function_trace import index_ranges, observe, trace
 from .job import Job
 
 
@@ -34,7 +34,11 @@ class FunctionJob(Job):
         assert self._operator is not None
         with self.clock.step("trace"):
             observe(self._operator, call)
-            return trace(self._operator, call)
+            graph = trace(self._operator, call)
+        if self.description["dispatch_key"] == "CPU":
+            self._ranges = index_ranges(graph.graph, call)
+            call.index_ranges = {bounds.input: (bounds.low, bounds.high) for bounds in self._ranges}
+        return graph
 
     def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
         self._put_into_place()

@@ -25,8 +25,9 @@ from .compile import example_inputs
 from .custom_operators import CustomOperator
 from .function_gradient import tensors_of
 from .function_identity import identify_function
+from .launch_plan import IndexRange
 from .module_identity import FunctionRecorder, Unfit, code_digest
-from .module_trace import divides_integers
+from .module_trace import INDEXING, behind, divides_integers, is_made_here, operator_name
 
 _SINGLE_VALUES = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
 
@@ -204,3 +205,64 @@ def trace(operator: CustomOperator[Any, Any], call: Call) -> torch.fx.GraphModul
 
 
 _DIVIDING = frozenset({"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"})
+
+
+# Where an operator takes an index along one dimension: the positions of the tensor that is indexed,
+# of the dimension, and of the index.
+_ALONG_A_DIMENSION = {
+    "aten::gather": (0, 1, 2),
+    "aten::scatter": (0, 1, 2),
+    "aten::scatter_add": (0, 1, 2),
+    "aten::index_select": (0, 1, 2),
+}
+_OTHER_INDEXING = INDEXING | {"aten::embedding_dense_backward", "aten::index_put"}
+
+
+def index_ranges(graph: torch.fx.Graph, call: Call) -> tuple[IndexRange, ...]:
+    """What the inputs that are used as indices must hold.
+
+    None at all where some index is neither an input nor made from none.
+    """
+    places = {
+        node: number for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder")
+    }
+    bounds: dict[int, tuple[int, int]] = {}
+    for node in graph.nodes:
+        for index, low, high in _indices(node):
+            if index is None:
+                return ()
+            source = behind(index)
+            if source in places:
+                known = bounds.get(places[source], (low, high))
+                bounds[places[source]] = max(known[0], low), min(known[1], high)
+            elif not is_made_here(index):
+                return ()
+    ranges = []
+    for place, limits in bounds.items():
+        spec = call.tensors[place]
+        if spec.dtype not in (torch.int64, torch.int32):
+            return ()
+        dtype = str(spec.dtype).removeprefix("torch.")
+        ranges.append(IndexRange(place, dtype, spec.sizes, spec.strides, *limits))
+    return tuple(ranges)
+
+
+def _indices(node: torch.fx.Node) -> list[tuple[Any, int, int]]:
+    """(index, low, high) of what a node indexes by; an index of None where that is not known."""
+    name = operator_name(node)
+    args: Any = node.args
+    if name in _ALONG_A_DIMENSION:
+        tensor, dimension, index = (args[position] for position in _ALONG_A_DIMENSION[name])
+        sizes = tensor.meta["val"].shape
+        return [(index, 0, int(sizes[dimension]) if sizes else 1)]
+    if name == "aten::embedding":
+        return [(args[1], 0, int(args[0].meta["val"].shape[0]))]
+    if name == "aten::embedding_dense_backward":
+        return [(args[1], 0, int(args[2]))]
+    if name in ("aten::index", "aten::index_put"):
+        sizes = args[0].meta["val"].shape
+        pairs = [(index, int(size)) for index, size in zip(args[1], sizes, strict=False)]
+        if any(i is not None and i.meta["val"].dtype == torch.bool for i, _ in pairs):
+            return [(None, 0, 0)]
+        return [(index, -size, size) for index, size in pairs if index is not None]
+    return [(None, 0, 0)] if name in _OTHER_INDEXING else []

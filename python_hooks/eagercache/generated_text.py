@@ -59,8 +59,11 @@ def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
     )
 
 
-def admit(text: GeneratedText, call: Call) -> None:
-    """Raises CompileRefused (NoKernelOfItsOwn among them) for a text that is no kernel for us."""
+def admit(text: GeneratedText, call: Call, *, checked: bool = False) -> None:
+    """Raises CompileRefused (NoKernelOfItsOwn among them) for a text that is no kernel for us.
+
+    ``checked``: the values that the text checks are checked before the kernel runs.
+    """
     if not text.kernels:
         if text.extern_calls or text.uses_proxy_executor:
             raise NoKernelOfItsOwn("no kernel of its own")
@@ -69,7 +72,7 @@ def admit(text: GeneratedText, call: Call) -> None:
         raise CompileRefused("the generated code needs the proxy executor")
     if text.num_constants:
         raise CompileRefused("the generated code holds constants")
-    if text.checks_values:
+    if text.checks_values and not checked:
         raise CompileRefused("generated code checks values")
     if text.num_inputs != len(call.tensors):
         raise CompileRefused(

@@ -18,7 +18,7 @@ from . import prove, timing
 from .calls import Call
 from .commands import CompileFailed, CompileRefused, FunctionRefused
 from .compile import Tools
-from .launch_plan import LaunchPlan
+from .launch_plan import IndexRange, LaunchPlan
 from .prove import CannotProve, NotBitwise, ProofFailed, Reshaped
 from .toolchain import pick_isa
 
@@ -95,6 +95,7 @@ class Job:
         self._natives: list[Native] | None = None
         self._library: Path | None = None
         self._graph: torch.fx.GraphModule | None = None
+        self._ranges: tuple[IndexRange, ...] = ()
 
     def begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
         """Takes the key's lock, asks native, has Inductor lower the call."""
@@ -157,7 +158,12 @@ class Job:
         directory.mkdir()
         with self.clock.step("compile"):
             lowered = tools.lower(
-                call, len(natives[0].outputs), directory, allow_bare=allow_bare, graph=self._graph
+                call,
+                len(natives[0].outputs),
+                directory,
+                allow_bare=allow_bare,
+                graph=self._graph,
+                ranges=self._ranges,
             )
         self.clock.add({f"compile.{step}": value for step, value in lowered.seconds.items()})
         return lowered

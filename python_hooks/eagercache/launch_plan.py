@@ -53,6 +53,32 @@ class Output:
 
 
 @dataclass(frozen=True)
+class IndexRange:
+    """What the values of an integer input must be: from ``low`` up to, not including, ``high``."""
+
+    input: int
+    dtype: str  # "int64", as in Output
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    low: int
+    high: int
+
+    def text(self) -> str:
+        """Statements that return 2 where a value is not."""
+        loops = "".join(
+            f"  for (std::int64_t i{n} = 0; i{n} < {size}; ++i{n})\n"
+            for n, size in enumerate(self.sizes)
+        )
+        place = " + ".join([f"i{n} * {s}" for n, s in enumerate(self.strides)] or ["0"])
+        return (
+            f"{loops}  {{\n"
+            f"    const std::int64_t index = "
+            f"static_cast<const std::{self.dtype}_t*>(p[{self.input}])[{place}];\n"
+            f"    if (index < {self.low} || index >= {self.high}) return 2;\n  }}\n"
+        )
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """How to launch the kernels of one call, and their source.
 
@@ -70,6 +96,17 @@ class LaunchPlan:
     def with_strides(self, strides: Sequence[Sequence[int]]) -> LaunchPlan:
         """The plan with ``strides``, native's, where they differ in dimensions of size 1 only."""
         return replace(self, outputs=adopt_strides(self.outputs, strides))
+
+    def with_range_checks(self, ranges: Sequence[IndexRange]) -> LaunchPlan:
+        """The plan whose function returns 2, and does nothing, for an index out of its range."""
+        if not ranges:
+            return self
+        checks = "".join(bounds.text() for bounds in ranges)
+        old = self.entry.removeprefix(ENTRY_PREFIX)
+        digest = hashlib.sha256(f"{old}\n{checks}".encode()).hexdigest()[:32]
+        head, begin, body = self.source.rpartition("  try {\n")
+        source = f"{head}{checks}{begin}{body}".replace(old, digest)
+        return replace(self, entry=ENTRY_PREFIX + digest, source=source)
 
     def to_json(self) -> str:
         """The canonical text that the manifest stores and the hook reads; without the source."""

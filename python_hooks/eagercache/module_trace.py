@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 # Operators whose generated code checks values as it runs, and would end the process where eager
 # raises. An embedding's indices can be checked before the call when they come straight from an
 # input; of the others a graph may have none.
-_INDEXING = {
+INDEXING = {
     "aten::index_put",
     "aten::index_put_",
     "aten::gather",
@@ -179,7 +179,7 @@ def _refuse_effects(program: torch.export.ExportedProgram) -> None:
         shapes_vary = (
             torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         )
-        if shapes_vary and _name(node) != "aten::index":  # looked at by its indices
+        if shapes_vary and operator_name(node) != "aten::index":  # looked at by its indices
             raise CompileRefused(f"the forward's shapes depend on data ({target})")
         schema = getattr(target, "_schema", None)
         if schema is None:
@@ -256,7 +256,8 @@ def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: tor
     module.graph.erase_node(node)
 
 
-def _name(node: Any) -> str:
+def operator_name(node: Any) -> str:
+    """The operator that a node calls, as "aten::add"; "" where it calls none."""
     schema = getattr(getattr(node, "target", None), "_schema", None)
     return str(schema.name) if schema is not None else ""
 
@@ -269,8 +270,8 @@ def _index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
     }
     ranges = []
     for node in graph.nodes:
-        name = _name(node)
-        if name in _INDEXING:
+        name = operator_name(node)
+        if name in INDEXING:
             raise CompileRefused(f"the forward indexes with data ({node.target})")
         if name in _DIVIDING and divides_integers(node):
             raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
@@ -278,15 +279,15 @@ def _index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
             for index in node.args[1]:
                 if index is None:
                     continue
-                if index.meta["val"].dtype == torch.bool or not _is_made_here(index):
+                if index.meta["val"].dtype == torch.bool or not is_made_here(index):
                     raise CompileRefused(f"the forward indexes with data ({node.target})")
         if name != "aten::embedding":
             continue
-        source = _behind(node.args[1])
+        source = behind(node.args[1])
         if source in positions:
             rows = int(node.args[0].meta["val"].shape[0])
             ranges.append((positions[source], 0, rows))
-        elif not _is_made_here(node.args[1]):
+        elif not is_made_here(node.args[1]):
             raise CompileRefused("the indices of an embedding are computed")
     return tuple(dict.fromkeys(ranges))
 
@@ -302,9 +303,9 @@ def divides_integers(node: torch.fx.Node) -> bool:
     )
 
 
-def _behind(node: Any) -> Any:
+def behind(node: Any) -> Any:
     """The node whose values ``node`` shows."""
-    while isinstance(node, torch.fx.Node) and _name(node) in _TRANSPARENT:
+    while isinstance(node, torch.fx.Node) and operator_name(node) in _TRANSPARENT:
         value = node.meta.get("val")
         before = node.args[0]
         if not isinstance(before, torch.fx.Node) or not isinstance(value, torch.Tensor):
@@ -315,7 +316,7 @@ def _behind(node: Any) -> Any:
     return node
 
 
-def _is_made_here(node: Any) -> bool:
+def is_made_here(node: Any) -> bool:
     """Whether no input's values are in ``node``: its values are the same on every call."""
     waiting, seen = [node], set()
     while waiting:

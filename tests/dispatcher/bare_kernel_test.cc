@@ -123,6 +123,14 @@ TEST(BareKernel, ThatReportsAnErrorHasFailed) {
   EXPECT_EQ(kernel->run({}, outputs, c10::Device("cpu")), LoadedKernel::Outcome::kFailed);
 }
 
+TEST(BareKernel, ThatLeavesTheCallHasNotStarted) {
+  const auto kernel = load(
+      R"({"entry":"eagercache_kernel_fb","inputs":0,)"
+      R"("outputs":[{"dtype":"float32","sizes":[],"strides":[]}],"scratch":[],"version":2,"writes":[]})");
+  std::array<at::Tensor, 1> outputs;
+  EXPECT_EQ(kernel->run({}, outputs, c10::Device("cpu")), LoadedKernel::Outcome::kNotStarted);
+}
+
 TEST(BareKernel, WhoseEntryIsMissingIsIncompatible) {
   Result<SharedLibrary> library = SharedLibrary::open(EAGERCACHE_TEST_BARE_OBJECT);
   ASSERT_TRUE(library);

@@ -47,4 +47,6 @@ __attribute__((visibility("default"))) std::int32_t eagercache_kernel_2d(void* c
 }
 
 __attribute__((visibility("default"))) std::int32_t eagercache_kernel_fa(void* const*) { return 1; }
+
+__attribute__((visibility("default"))) std::int32_t eagercache_kernel_fb(void* const*) { return 2; }
 }
