@@ -121,6 +121,7 @@ TEST(Eligibility, ShapesThatDependOnValuesAreNot) {
 TEST(Eligibility, OperatorsThatReturnNumbersAreNot) {
   EXPECT_FALSE(on_cpu("aten::_local_scalar_dense").eligible);
   EXPECT_FALSE(on_cpu("aten::equal").eligible);
+  expect_refused({"aten::is_set_to"}, "not only tensors");
 }
 
 TEST(Eligibility, LibraryCallsAreNot) {

@@ -125,6 +125,7 @@ TEST(WrongHits, ComplexScalarsHaveBothParts) {
   using Complex = c10::complex<double>;
   EXPECT_NE(scalar(Complex(1.0, 2.0)), scalar(Complex(2.0, 1.0)));
   EXPECT_NE(scalar(Complex(1.0, 0.0)), scalar(Complex(1.0, -0.0)));
+  EXPECT_NE(scalar(Complex(3.0, 2.0)), scalar(Complex(1.0, 2.0)));
   EXPECT_EQ(scalar(Complex(1.0, 2.0)), scalar(Complex(1.0, 2.0)));
 }
 
