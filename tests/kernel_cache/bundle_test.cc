@@ -122,7 +122,7 @@ TEST_F(BundleTest, AnotherSignerIsNamedAndRefused) {
 
   // The trusted key's name over a signature that it did not make.
   std::string forged = bytes();
-  const std::array<std::uint8_t, 32>& own = trusted().front().bytes;
+  const std::array<std::uint8_t, 32> own = trusted().front().bytes;
   std::copy(own.begin(), own.end(), forged.begin() + 20);
   replace(forged);
   EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kRefused);

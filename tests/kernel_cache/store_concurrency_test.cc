@@ -4,11 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <random>
 #include <thread>
 
+#include "kernel_cache/file_names.h"
 #include "tests/kernel_cache/store_fixture.h"
 #include "tests/support/child_process.h"
 #include "tests/support/fault_file_layer.h"
@@ -120,7 +122,16 @@ TEST_F(ConcurrencyTest, FourEvictorsDisturbNoneOfEightLoaders) {
   // With nobody publishing, one eviction reaches the cap.
   ASSERT_TRUE(store->evict(false));
   std::uint64_t bytes = 0;
-  EXPECT_TRUE(store->for_each(true, [&](const EntryInfo& entry) { bytes += entry.bytes; }));
+  EXPECT_TRUE(store->for_each(true, [&](const EntryInfo& entry) {
+    bytes += entry.bytes;
+    // An entry published in the very second in which its object lost the one before may be
+    // without it: a miss, and no bytes.
+    for (const ObjectRef& object : entry.manifest.objects) {
+      if (!std::filesystem::exists(inside(object_file(object.kind, object.digest)))) {
+        bytes -= object.size;
+      }
+    }
+  }));
   EXPECT_LE(bytes, fast_.max_bytes + answer_object(0).size() + 1024);
   // And every key can be had again.
   for (std::uint64_t n = 0; n < kKeys; ++n) {
