@@ -29,11 +29,12 @@ LoadedKernel::Outcome outcome_of(std::int32_t returned) noexcept {
 
 }  // namespace
 
-BareKernel::BareKernel(LaunchPlan plan, Entry entry) : plan_(std::move(plan)), entry_(entry) {
-  for (const LaunchPlan::Output& output : plan_.outputs) {
-    outputs_.emplace_back(output.dtype, output.sizes, output.strides);
+BareKernel::BareKernel(LaunchPlan plan, Entry entry)
+    : entry_(entry), num_inputs_(plan.num_inputs), writes_(std::move(plan.writes)) {
+  for (LaunchPlan::Output& output : plan.outputs) {
+    outputs_.emplace_back(output.dtype, std::move(output.sizes), std::move(output.strides));
   }
-  for (const std::uint64_t bytes : plan_.scratch) {
+  for (const std::uint64_t bytes : plan.scratch) {
     scratch_offsets_.push_back(scratch_bytes_);
     scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -57,7 +58,7 @@ void** BareKernel::prepare(std::span<const at::Tensor* const> inputs, std::span<
   for (const at::Tensor* input : inputs) {
     *next++ = const_cast<void*>(input->const_data_ptr());  // entries read them as const
   }
-  for (const std::size_t written : plan_.writes) {
+  for (const std::size_t written : writes_) {
     pointers[written] = inputs[written]->mutable_data_ptr();
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -70,7 +71,7 @@ void** BareKernel::prepare(std::span<const at::Tensor* const> inputs, std::span<
 LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
                                       std::span<at::Tensor> outputs,
                                       c10::Device /*device*/) noexcept {
-  if (inputs.size() != plan_.num_inputs || outputs.size() != plan_.outputs.size()) {
+  if (inputs.size() != num_inputs_ || outputs.size() != outputs_.size()) {
     return Outcome::kNotStarted;
   }
   try {

@@ -25,9 +25,9 @@ class BareKernel final : public LoadedKernel {
 
   Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
               c10::Device device) noexcept override;
-  std::size_t num_inputs() const noexcept override { return plan_.num_inputs; }
-  std::size_t num_outputs() const noexcept override { return plan_.outputs.size(); }
-  bool writes_inputs() const noexcept override { return !plan_.writes.empty(); }
+  std::size_t num_inputs() const noexcept override { return num_inputs_; }
+  std::size_t num_outputs() const noexcept override { return outputs_.size(); }
+  bool writes_inputs() const noexcept override { return !writes_.empty(); }
 
  private:
   using Entry = std::int32_t (*)(void* const* pointers);
@@ -38,9 +38,10 @@ class BareKernel final : public LoadedKernel {
   void** prepare(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
                  void** pointers) const;
 
-  const LaunchPlan plan_;
-  std::vector<OutputSpec> outputs_;
   const Entry entry_;
+  const std::size_t num_inputs_;
+  const std::vector<std::size_t> writes_;  // of the inputs
+  std::vector<OutputSpec> outputs_;
   std::vector<std::size_t> scratch_offsets_;  // into one allocation
   std::size_t scratch_bytes_ = 0;
 };

@@ -1,8 +1,6 @@
 #include "dispatcher/counters.h"
 
-#include <memory>
-#include <mutex>
-#include <vector>
+#include "dispatcher/thread_blocks.h"
 
 namespace eagercache {
 namespace {
@@ -15,49 +13,14 @@ struct HookSlots {
 // One thread's counters. Only the owner adds; readers sum with relaxed loads.
 struct ThreadBlock {
   std::array<std::atomic<HookSlots*>, kMaxHooks> hooks{};
-  bool taken = true;  // guarded by Registry::mutex
-};
-
-struct Registry {
-  std::mutex mutex;
-  std::vector<std::unique_ptr<ThreadBlock>> blocks;  // guarded by mutex
-};
-
-// Leaked: threads may count while static objects are destroyed.
-Registry& registry() {
-  static auto* instance = new Registry();
-  return *instance;
-}
-
-ThreadBlock* take_block() {
-  Registry& all = registry();
-  std::lock_guard lock(all.mutex);
-  for (auto& block : all.blocks) {
-    if (!block->taken) {
-      block->taken = true;
-      return block.get();
-    }
-  }
-  all.blocks.push_back(std::make_unique<ThreadBlock>());
-  return all.blocks.back().get();
-}
-
-// Returns the thread's block to the registry when the thread ends.
-struct BlockOwner {
-  ThreadBlock* block = take_block();
-  ~BlockOwner() {
-    std::lock_guard lock(registry().mutex);
-    block->taken = false;
-  }
 };
 
 // A plain pointer at a fixed offset from the thread pointer: a hit reads it.
 [[gnu::tls_model("initial-exec")]] thread_local ThreadBlock* thread_block = nullptr;
 
 ThreadBlock* first_block() {
-  thread_local BlockOwner owner;
-  thread_block = owner.block;
-  return owner.block;
+  thread_block = &ThreadBlocks<ThreadBlock>::own();
+  return thread_block;
 }
 
 HookSlots* slots_of(std::size_t hook) {
@@ -93,12 +56,10 @@ void count_aside(std::size_t hook, AsideReason reason) noexcept {
 
 CallCounts read_counts(std::size_t hook) {
   CallCounts sum;
-  Registry& all = registry();
-  std::lock_guard lock(all.mutex);
-  for (const auto& block : all.blocks) {
-    const HookSlots* slots = block->hooks[hook].load(std::memory_order_acquire);
+  ThreadBlocks<ThreadBlock>::for_each([&](const ThreadBlock& block) {
+    const HookSlots* slots = block.hooks[hook].load(std::memory_order_acquire);
     if (slots == nullptr) {
-      continue;
+      return;
     }
     for (std::size_t i = 0; i < kCallOutcomeCount; ++i) {
       sum.outcomes[i] += slots->outcomes[i].load(std::memory_order_relaxed);
@@ -106,7 +67,7 @@ CallCounts read_counts(std::size_t hook) {
     for (std::size_t i = 0; i < kAsideReasonCount; ++i) {
       sum.aside[i] += slots->aside[i].load(std::memory_order_relaxed);
     }
-  }
+  });
   return sum;
 }
 

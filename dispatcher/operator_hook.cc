@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "dispatcher/boxed_functor.h"
 #include "dispatcher/counters.h"
 #include "dispatcher/cuda_driver.h"
 #include "dispatcher/explain.h"
@@ -21,6 +22,7 @@
 #include "dispatcher/runtime.h"
 #include "dispatcher/thread_state.h"
 #include "dispatcher/verification.h"
+#include "dispatcher/version_counter.h"
 #include "guards/left_out.h"
 #include "guards/torch_compat.h"
 
@@ -48,32 +50,15 @@ LoadedKernel& loaded_kernel(const void* kernel) {
 // Native has nothing to compare with once the kernel has written its arguments.
 bool writes_inputs(const void* kernel) { return loaded_kernel(kernel).writes_inputs(); }
 
-// As the in-place operators do that native is made of.
-void move_version(const c10::IValue& value) {
-  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
-    return;
-  }
+void move_version_of(const c10::IValue& value) {
   if (value.isTensorList()) {
     for (const c10::IValue& element : value.toListRef()) {
-      move_version(element);
+      move_version_of(element);
     }
-  } else if (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_inference()) {
-    value.toTensor().unsafeGetTensorImpl()->bump_version();
+  } else if (value.isTensor()) {
+    move_version(value.toTensor());
   }
 }
-
-// The boxed form of a hook.
-class HookFunctor final : public c10::OperatorKernel {
- public:
-  explicit HookFunctor(OperatorHook* hook) : hook_(hook) {}
-  void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack) {
-    hook_->call(keys, stack);
-  }
-
- private:
-  OperatorHook* hook_;  // lives for ever
-};
 
 bool is_large(const c10::IValue& value) {
   if (value.isTensorList()) {
@@ -103,7 +88,7 @@ OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
       schema_text_(c10::toString(op.schema())),
       guard_native_(name_.starts_with("aten::")),
       native_(compat::lookup_kernel(op, key)),
-      boxed_(c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<HookFunctor>(this))) {}
+      boxed_(make_boxed(*this)) {}
 
 void OperatorHook::note_registered() { registered_ = compat::lookup_kernel(op_, key_); }
 
@@ -361,11 +346,8 @@ LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const Call
         return outcome;
       }
     }
-    for (const WrittenArgument& write : effects().writes) {
-      if (write.moves_version) {
-        move_version(arguments(*stack)[write.index]);
-      }
-    }
+    for_each_moved_version(effects(),
+                           [&](std::size_t index) { move_version_of(arguments(*stack)[index]); });
     // `view` points into the stack, so it may move only now.
     put_results({outputs.data(), outputs.size()}, stack);
     return LoadedKernel::Outcome::kAnswered;

@@ -1,12 +1,13 @@
 #include "dispatcher/recorder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <unordered_map>
 
 #include "dispatcher/operator_hook.h"
+#include "dispatcher/thread_blocks.h"
 
 namespace eagercache {
 namespace {
@@ -62,53 +63,22 @@ struct Tally {
 
 using Tallies = std::unordered_map<Key, Tally, KeyHash, KeyEqual>;
 
-// One thread's counts. Taken over by a later thread when its own has ended.
+// One thread's counts.
 struct Block {
   std::mutex mutex;
-  Tallies tallies;    // guarded by mutex
-  bool taken = true;  // guarded by Registry::mutex
+  Tallies tallies;  // guarded by mutex
 };
 
-struct Registry {
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Block>> blocks;  // guarded by mutex; taken before a block's own
-  std::atomic<std::size_t> keys{0};
-  std::atomic<std::uint64_t> lost{0};
-};
-
-// Leaked: threads may record while static objects are destroyed.
-Registry& registry() {
-  static auto* instance = new Registry();
-  return *instance;
-}
-
-Block* take_block() {
-  Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
-  const auto free = std::ranges::find_if(all.blocks, [](const auto& one) { return !one->taken; });
-  if (free != all.blocks.end()) {
-    (*free)->taken = true;
-    return free->get();
-  }
-  all.blocks.push_back(std::make_unique<Block>());
-  return all.blocks.back().get();
-}
-
-struct BlockOwner {
-  Block* block = take_block();
-  ~BlockOwner() {
-    const std::lock_guard lock(registry().mutex);
-    block->taken = false;
-  }
-};
+std::atomic<std::size_t> num_keys{0};
+std::atomic<std::uint64_t> num_lost{0};
 
 Tally* tally_of(Block& block, OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) {
   const auto known = block.tallies.find(KeyView{&hook, hash, words});
   if (known != block.tallies.end()) [[likely]] {
     return &known->second;
   }
-  if (registry().keys.fetch_add(1, std::memory_order_relaxed) >= kMaxRecordedKeys) {
-    registry().keys.fetch_sub(1, std::memory_order_relaxed);
+  if (num_keys.fetch_add(1, std::memory_order_relaxed) >= kMaxRecordedKeys) {
+    num_keys.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   }
   Key key{&hook, hash, {words.begin(), words.end()}};
@@ -120,9 +90,9 @@ Tally* tally_of(Block& block, OperatorHook& hook, std::span<const Word> words, s
 void record_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                  CallOutcome outcome, std::uint64_t native_ns) noexcept {
   try {
-    thread_local BlockOwner owner;
-    const std::lock_guard lock(owner.block->mutex);
-    if (Tally* const tally = tally_of(*owner.block, hook, words, hash)) [[likely]] {
+    Block& block = ThreadBlocks<Block>::own();
+    const std::lock_guard lock(block.mutex);
+    if (Tally* const tally = tally_of(block, hook, words, hash)) [[likely]] {
       const bool first = tally->calls++ == 0;
       tally->hits += outcome == CallOutcome::kHit ? 1 : 0;
       if (native_ns != 0 && first) {
@@ -136,7 +106,7 @@ void record_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t 
   } catch (const std::exception&) {
     // Without memory.
   }
-  registry().lost.fetch_add(1, std::memory_order_relaxed);
+  num_lost.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool native_time_wanted() noexcept {
@@ -146,16 +116,12 @@ bool native_time_wanted() noexcept {
 
 std::vector<RecordedCall> recorded_calls() {
   Tallies sum;
-  {
-    Registry& all = registry();
-    const std::lock_guard lock(all.mutex);
-    for (const auto& block : all.blocks) {
-      const std::lock_guard block_lock(block->mutex);
-      for (const auto& [key, tally] : block->tallies) {
-        sum[key].add(tally);
-      }
+  ThreadBlocks<Block>::for_each([&](Block& block) {
+    const std::lock_guard lock(block.mutex);
+    for (const auto& [key, tally] : block.tallies) {
+      sum[key].add(tally);
     }
-  }
+  });
   std::vector<RecordedCall> calls;
   calls.reserve(sum.size());
   for (const auto& [key, tally] : sum) {
@@ -165,16 +131,14 @@ std::vector<RecordedCall> recorded_calls() {
 }
 
 void forget_recorded_calls() {
-  Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
-  for (const auto& block : all.blocks) {
-    const std::lock_guard block_lock(block->mutex);
-    block->tallies.clear();
-  }
-  all.keys.store(0, std::memory_order_relaxed);
-  all.lost.store(0, std::memory_order_relaxed);
+  ThreadBlocks<Block>::for_each([](Block& block) {
+    const std::lock_guard lock(block.mutex);
+    block.tallies.clear();
+  });
+  num_keys.store(0, std::memory_order_relaxed);
+  num_lost.store(0, std::memory_order_relaxed);
 }
 
-std::uint64_t lost_calls() noexcept { return registry().lost.load(std::memory_order_relaxed); }
+std::uint64_t lost_calls() noexcept { return num_lost.load(std::memory_order_relaxed); }
 
 }  // namespace eagercache

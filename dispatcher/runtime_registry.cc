@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "dispatcher/boxed_functor.h"
 #include "dispatcher/log.h"
 #include "dispatcher/runtime.h"
 #include "dispatcher/unboxed_hooks.h"
@@ -13,18 +14,6 @@
 
 namespace eagercache {
 namespace {
-
-class AutogradFunctor final : public c10::OperatorKernel {
- public:
-  explicit AutogradFunctor(FunctionAutograd* hook) : hook_(hook) {}
-  void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack) {
-    hook_->call(keys, stack);
-  }
-
- private:
-  FunctionAutograd* hook_;  // lives for ever
-};
 
 // Swallows warnings: overriding an existing kernel is what we are here for, and torch says so once.
 class SilentWarnings final : public c10::WarningHandler {
@@ -160,10 +149,7 @@ Status Runtime::register_autograd(const std::string& name, const std::string& di
   }
   try {
     auto autograd = std::make_unique<FunctionAutograd>(*hook, key, backward_hook);
-    put_implementation({name, ""}, key,
-                       c10::KernelFunction::makeFromBoxedFunctor(
-                           std::make_unique<AutogradFunctor>(autograd.get())),
-                       std::nullopt);
+    put_implementation({name, ""}, key, make_boxed(*autograd), std::nullopt);
     slot = std::move(autograd);
     return Status();
   } catch (const std::exception& error) {

@@ -1,6 +1,5 @@
 // The unboxed form of a call: what OperatorHook::call does for a boxed one, without the boxes.
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -13,22 +12,13 @@
 #include "dispatcher/runtime.h"
 #include "dispatcher/unboxed_hooks.h"
 #include "dispatcher/verification.h"
+#include "dispatcher/version_counter.h"
 #include "guards/left_out.h"
 
 namespace eagercache {
 namespace {
 
-void move_version(const at::Tensor& tensor) {
-  if (tensor.defined() && !tensor.is_inference()) {
-    tensor.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
-// As the in-place operators do that native is made of.
-void move_version(const UnboxedArguments& arguments, std::size_t index) {
-  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
-    return;
-  }
+void move_version_of(const UnboxedArguments& arguments, std::size_t index) {
   if (arguments.kinds[index] == UnboxedKind::kTensor) {
     move_version(arguments.at<at::Tensor>(index));
   } else if (arguments.kinds[index] == UnboxedKind::kTensorList) {
@@ -105,11 +95,8 @@ LoadedKernel::Outcome OperatorHook::run_unboxed(LoadedKernel& kernel,
     if (outcome != LoadedKernel::Outcome::kAnswered) [[unlikely]] {
       return outcome;
     }
-    for (const WrittenArgument& write : effects().writes) {
-      if (write.moves_version) {
-        move_version(arguments, write.index);
-      }
-    }
+    for_each_moved_version(effects(),
+                           [&](std::size_t index) { move_version_of(arguments, index); });
     return LoadedKernel::Outcome::kAnswered;
   } catch (...) {
     return LoadedKernel::Outcome::kFailed;
