@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +23,49 @@ ROUNDS = 20  # of a program with two phases
 UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
+def _benchmarks(program: Path, cores: set[int], *options: str, **environ: str) -> list[Any]:
+    """The rows that a Google Benchmark binary prints, run on `cores`; none matched: no row."""
+    done = subprocess.run(
+        [str(program), *options, "--benchmark_format=json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environ},
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{program.name} failed:\n{done.stderr}")
+    if "Failed to match any benchmarks" in done.stderr:
+        return []
+    rows: list[Any] = json.loads(done.stdout)["benchmarks"]
+    for row in rows:
+        row["ns"] = row["real_time"] * UNITS[row["time_unit"]]
+    return rows
+
+
+def _figure(name: str, times: Sequence[float], ratio: float | None = None) -> dict[str, Any]:
+    low, median, high = frame.quartiles(times)
+    return {"name": name, "ns": median, "low": low, "high": high,
+            "ratio": ratio, "rounds": len(times), "calls": None}  # fmt: skip
+
+
 def run_binary(program: Path) -> Iterator[dict[str, Any]]:
     """Figures of a Google Benchmark binary: medians and quartiles over repetitions."""
-    common = [
+    common = (
         f"--benchmark_repetitions={REPETITIONS}",
         "--benchmark_min_time=0.05",
         "--benchmark_enable_random_interleaving=true",
-        "--benchmark_format=json",
-    ]
+    )
     every = os.sched_getaffinity(0)
     times: dict[str, list[float]] = {}
     for cores, part in (({max(every)}, "-threads:"), (every, "threads:")):
-        done = subprocess.run(
-            [str(program), f"--benchmark_filter={part}", *common],
-            capture_output=True,
-            text=True,
-            check=False,
-            preexec_fn=lambda cores=cores: os.sched_setaffinity(0, cores),
-        )
-        if done.returncode != 0:
-            raise SystemExit(f"{program.name} failed:\n{done.stderr}")
-        if "Failed to match any benchmarks" in done.stderr:
-            continue
-        for row in json.loads(done.stdout)["benchmarks"]:
+        for row in _benchmarks(program, cores, f"--benchmark_filter={part}", *common):
             if row["run_type"] == "iteration":
-                times.setdefault(row["run_name"], []).append(
-                    row["real_time"] * UNITS[row["time_unit"]]
-                )
+                times.setdefault(row["run_name"], []).append(row["ns"])
     for name, values in times.items():
-        low, median, high = frame.quartiles(values)
-        name = re.sub(r"/(manual_time|iterations:\d+)", "", name.removeprefix("BM_"))
-        yield {"name": name, "ns": median, "low": low, "high": high,
-               "ratio": None, "rounds": len(values), "calls": None}  # fmt: skip
+        yield _figure(
+            re.sub(r"/(manual_time|iterations:\d+)", "", name.removeprefix("BM_")), values
+        )
 
 
 def run_phases(program: Path) -> Iterator[dict[str, Any]]:
@@ -63,35 +74,19 @@ def run_phases(program: Path) -> Iterator[dict[str, Any]]:
     core = {max(os.sched_getaffinity(0))}
     for _ in range(ROUNDS):
         for phase in ("stock", "hooked"):
-            done = subprocess.run(
-                [str(program), "--benchmark_min_time=0.01", "--benchmark_format=json"],
-                capture_output=True,
-                text=True,
-                check=False,
-                env={**os.environ, "EAGERCACHE_BENCH_PHASE": phase},
-                preexec_fn=lambda: os.sched_setaffinity(0, core),
-            )
-            if done.returncode != 0:
-                raise SystemExit(f"{program.name} failed:\n{done.stderr}")
-            for row in json.loads(done.stdout)["benchmarks"]:
+            for row in _benchmarks(
+                program, core, "--benchmark_min_time=0.01", EAGERCACHE_BENCH_PHASE=phase
+            ):
                 form, _, call = row["name"].partition("/")
-                times.setdefault(f"{call} {form}", []).append(
-                    row["real_time"] * UNITS[row["time_unit"]]
-                )
+                times.setdefault(f"{call} {form}", []).append(row["ns"])
     for name in sorted(
         times, key=lambda name: (name.rpartition(" ")[0], not name.endswith(" stock"))
     ):
-        low, median, high = frame.quartiles(times[name])
         stock = times[f"{name.rpartition(' ')[0]} stock"]
-        ratio = (
-            None
-            if name.endswith(" stock")
-            else frame.quartiles(
-                [mine / base for mine, base in zip(times[name], stock, strict=True)]
-            )[1]
+        ratios = [mine / base for mine, base in zip(times[name], stock, strict=True)]
+        yield _figure(
+            name, times[name], None if name.endswith(" stock") else frame.quartiles(ratios)[1]
         )
-        yield {"name": name, "ns": median, "low": low, "high": high, "ratio": ratio,
-               "rounds": ROUNDS, "calls": None}  # fmt: skip
 
 
 def run_script(script: Path) -> dict[str, Any]:
