@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ._load import core
+from .operators import described_name
 
 ALIGNMENT = 64  # bytes; kAlignment of guards/call_key.h
 
@@ -143,7 +144,7 @@ class Call:
     def __init__(self, description: Mapping[str, Any]) -> None:
         """Raises CallError when an operator, argument or kind is not known here."""
         self.description = dict(description)
-        self.name = f"{description['op']}.{description['overload']}".removesuffix(".")
+        self.name = described_name(description)
         self.op = _find_operator(description["op"], description["overload"])
         self.state = _decode_state(description["state"])
         self.tensors: list[TensorSpec] = []

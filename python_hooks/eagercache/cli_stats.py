@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from eagercache import entry_facts
 from eagercache.cli_common import (
     directory_option,
     json_option,
@@ -71,22 +72,14 @@ def _row(op: str, entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         row["kernels" if entry["kind"] == "kernel" else entry["kind"]] += 1
         row["bytes"] += entry["bytes"] - sum(item["size"] for item in entry["objects"])
         objects.update({item["digest"]: item["size"] for item in entry["objects"]})
-        steps = [k for k in known if k.startswith("seconds_") and "." not in k]
-        seconds += sum(_number(known, step) or 0.0 for step in steps)
-        native, kernel = _number(known, "native_ns"), _number(known, "kernel_ns")
-        if entry["kind"] == "kernel" and native and kernel:
-            ratios.append(native / kernel)
+        seconds += entry_facts.compile_seconds(known) or 0.0
+        gain = entry_facts.gain(known) if entry["kind"] == "kernel" else None
+        if gain is not None:
+            ratios.append(gain)
     row["bytes"] += sum(objects.values())  # kernels that were built together share a file
     row["compile_seconds"] = round(seconds, 3)
     row["speed_up"] = round(statistics.median(ratios), 3) if ratios else None
     return row
-
-
-def _number(known: Mapping[str, str], name: str) -> float | None:
-    try:
-        return float(known[name])
-    except (KeyError, ValueError):
-        return None
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

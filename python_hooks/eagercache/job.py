@@ -19,6 +19,7 @@ from .calls import Call
 from .commands import CompileFailed, CompileRefused, FunctionRefused
 from .compile import Tools
 from .launch_plan import IndexRange, LaunchPlan
+from .operators import described_name
 from .prove import CannotProve, NotBitwise, ProofFailed, Reshaped
 from .toolchain import pick_isa
 
@@ -379,7 +380,7 @@ def _facts(
     description = request["description"]
     call = {name: description[name] for name in ("state", "args") if name in description}
     facts = {
-        "op": f"{description['op']}.{description['overload']}".removesuffix("."),
+        "op": described_name(description),
         "dispatch_key": description["dispatch_key"],
         "call": json.dumps(call, separators=(",", ":"))[:40_000],
         "choose": request["choose"],

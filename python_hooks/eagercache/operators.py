@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,11 @@ class IneligibleOperator(ValueError):
 def full_name(name: OperatorName) -> str:
     """("aten::var", "correction") as "aten::var.correction"."""
     return f"{name[0]}.{name[1]}" if name[1] else name[0]
+
+
+def described_name(description: Mapping[str, Any]) -> str:
+    """The full name in a described call: its fields "op" and "overload"."""
+    return full_name((str(description.get("op", "")), str(description.get("overload", ""))))
 
 
 def _split(text: str) -> tuple[str, str | None]:

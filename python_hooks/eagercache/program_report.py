@@ -22,6 +22,7 @@ def process_report(wall_seconds: float) -> dict[str, Any]:
     """What this process did, for `Report.of`. Calls must have been recorded."""
     from eagercache import report
     from eagercache._load import core
+    from eagercache.operators import described_name
     from eagercache.session import session
 
     assert core is not None
@@ -33,7 +34,7 @@ def process_report(wall_seconds: float) -> dict[str, Any]:
         known = verdicts.get(row["digest"])
         calls.append(
             {
-                "op": f"{row['op']}.{row['overload']}".removesuffix("."),
+                "op": described_name(row),
                 "dispatch_key": row["dispatch_key"],
                 "calls": row["calls"],
                 "hits": hits,

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from .log import event
+from .operators import described_name
 from .slots import Slot, Slots
 
 log = logging.getLogger("eagercache")
@@ -409,7 +410,13 @@ class CompileService:
         request.crashes += 1
         # Once may be the machine (out of memory, a stray kill); the second time it is the call.
         if not closed and not lost.timed_out and request.crashes < 2:
-            event(INFO, "worker_lost", op=_name(request.description), reason=lost, retry="yes")
+            event(
+                INFO,
+                "worker_lost",
+                op=described_name(request.description),
+                reason=lost,
+                retry="yes",
+            )
             with self._changed:
                 self._push(request, delay=0.0)
             return None
@@ -427,7 +434,9 @@ class CompileService:
         try:
             process.ask({**_message(request), "record": failure}, request.settings)
         except _WorkerLost as lost:
-            event(INFO, "worker_lost", op=_name(request.description), reason=lost, retry="no")
+            event(
+                INFO, "worker_lost", op=described_name(request.description), reason=lost, retry="no"
+            )
             self._discard(process)
             return None
         return process
@@ -456,7 +465,7 @@ class CompileService:
         event(
             INFO,
             "compiled",
-            op=_name(request.description),
+            op=described_name(request.description),
             digest=request.description.get("digest"),
             verdict=response.get("verdict"),
             reason=response.get("reason"),
@@ -465,7 +474,9 @@ class CompileService:
         try:
             request.on_done(response)
         except Exception:
-            log.exception("delivering the verdict on %s failed", _name(request.description))
+            log.exception(
+                "delivering the verdict on %s failed", described_name(request.description)
+            )
         finally:
             with self._changed:
                 self._unanswered -= 1
@@ -535,10 +546,6 @@ def tensor_sizes(arguments: Iterable[Mapping[str, Any]]) -> Iterator[Sequence[in
             yield argument["sizes"]
         elif argument.get("kind") == "tensor_list":
             yield from tensor_sizes(argument["elements"])
-
-
-def _name(description: Mapping[str, Any]) -> str:
-    return f"{description.get('op')}.{description.get('overload')}".removesuffix(".")
 
 
 def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) -> dict[str, str]:

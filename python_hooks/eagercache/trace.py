@@ -30,6 +30,8 @@ from typing import Any
 
 import torch
 
+from eagercache.operators import described_name
+
 VERSION = 1
 MARK = "eagercache_trace"
 # What a file of operator logs begins with.
@@ -53,7 +55,7 @@ class TracedCall:
     @property
     def name(self) -> str:
         """The operator with its overload."""
-        return f"{self.description['op']}.{self.description['overload']}".removesuffix(".")
+        return described_name(self.description)
 
 
 @dataclass
