@@ -25,13 +25,13 @@ from eagercache.api import (
     register,
     wait,
 )
-from eagercache.custom_operators import CustomOperator, op
 from eagercache.explanation import Explanation, explain
-from eagercache.recording import Recording, record
 from eagercache.report import KernelInfo, OperatorStats, Stats, kernels, stats
 from eagercache.version import __version__
 
 if TYPE_CHECKING:
+    from eagercache.custom_operators import CustomOperator, op
+    from eagercache.recording import Recording, record
     from eagercache.warm import WarmError, WarmReport, warm_up
 
 __all__ = [
@@ -65,7 +65,11 @@ __all__ = [
 ]
 
 # What programs that only run need not import.
-_LATER = dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.warm")
+_LATER = {
+    **dict.fromkeys(("CustomOperator", "op"), "eagercache.custom_operators"),
+    **dict.fromkeys(("Recording", "record"), "eagercache.recording"),
+    **dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.warm"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ import torch
 
 from eagercache import config, environment, facts, log, operators, store_directory
 from eagercache._load import core
-from eagercache.module_identity import Unfit
+from eagercache.left_native import left_native, note_calls
 from eagercache.session import Configuration, session
 
 if TYPE_CHECKING:
@@ -168,16 +168,16 @@ def _store_paths(settings: config.Settings, cache_dir: str | os.PathLike[str] | 
     return store_directory.candidates(os.environ, os.getuid())
 
 
-def _open_store(
-    settings: config.Settings, paths: Iterable[Path], environment_text: str, read_only: bool
-) -> Any:
-    """The first store of `paths` that can be used; None after a warning with the remedy."""
+def first_usable_store(
+    settings: config.Settings, paths: Iterable[Path], environment_text: str, *, read_only: bool
+) -> tuple[Any, Path | None, list[str]]:
+    """The first of `paths` that opens as a store, its path, and what was wrong with those before.
+
+    None twice where none does.
+    """
     assert core is not None
     problems = []
     for path in paths:
-        identity = (path, environment_text)
-        if session.store is not None and session.store_identity == identity:
-            return session.store
         try:
             store = core.Store(
                 str(path),
@@ -189,8 +189,27 @@ def _open_store(
             )
         except core.StoreError as error:
             problems.append(f"{path}: {error}")
-            continue
-        session.store_identity = identity
+        else:
+            return store, path, problems
+    return None, None, problems
+
+
+def _open_store(
+    settings: config.Settings, paths: Iterable[Path], environment_text: str, read_only: bool
+) -> Any:
+    """The session's store where it is one of these; else the first that can be used.
+
+    None after a warning with the remedy.
+    """
+    paths = list(paths)
+    known = [(path, environment_text) for path in paths]
+    if session.store is not None and session.store_identity in known:
+        return session.store
+    store, path, problems = first_usable_store(
+        settings, paths, environment_text, read_only=read_only
+    )
+    if store is not None and path is not None:
+        session.store_identity = (path, environment_text)
         _say_whom_it_trusts(store)
         return store
     session.warn(
@@ -272,6 +291,7 @@ def _describe_function(description: dict[str, Any]) -> str:
     if description["op"].startswith("aten::"):
         return ""
     from eagercache import custom_operators
+    from eagercache.module_identity import Unfit
 
     operator = custom_operators.find(description["op"])
     if operator is None:
@@ -382,6 +402,8 @@ def _switch_on(
     chosen: Configuration,
     settings: config.Settings,
     cache_dir: str | os.PathLike[str] | None,
+    *,
+    named: bool,
 ) -> bool:
     """Opens the store, starts the service, sets the policy and lets the hooks answer."""
     assert core is not None
@@ -408,6 +430,9 @@ def _switch_on(
     if changed_store:
         session.configuration = None  # another store may know other kernels: ask it
     _apply(chosen)
+    if not named:
+        pairs = left_native.choose(pairs, store, chosen)
+        _switch_off_others(pairs)
     hooked = _register_pairs(pairs)
     for name, key in hooked:
         core.set_active(name[0], name[1], key, True)
@@ -422,6 +447,7 @@ def _switch_on(
         logging.INFO,
         "enable",
         operators=len(hooked),
+        left_native=len(left_native.pairs),
         store=store.root,
         environment=store.environment_id,
         on_miss=chosen.on_miss,
@@ -429,6 +455,14 @@ def _switch_on(
         numerics=chosen.numerics,
     )
     return True
+
+
+def _switch_off_others(hooked: Iterable[Any]) -> None:
+    assert core is not None
+    wanted = {(name[0], name[1], key) for name, key in hooked}
+    for active in core.active_operators():
+        if tuple(active) not in wanted:
+            core.set_active(*active, False)
 
 
 def _inert(settings: config.Settings) -> bool:
@@ -495,11 +529,9 @@ def enable(
         pairs += [pair for pair in _function_hooks(skipped) if pair[1] in keys]
         restore = _snapshot()
         session.enables += 1
-        wanted = {(name[0], name[1], key) for name, key in pairs}
-        for active in core.active_operators():
-            if tuple(active) not in wanted:
-                core.set_active(*active, False)
-        active = _switch_on(pairs, chosen, settings, cache_dir)
+        _switch_off_others(pairs)
+        named = ops not in (None, "default", "all")
+        active = _switch_on(pairs, chosen, settings, cache_dir, named=named)
         _select_modules(modules if active else None)
         return Enabled(restore, active=active)
 
@@ -578,7 +610,7 @@ def register(op: Any, dispatch_key: str = "CPU") -> None:
                 core.set_active(name[0], name[1], key, True)
             return
         chosen = _configuration(settings, "background", "faster", "accurate")
-        _switch_on(pairs, chosen, settings, None)
+        _switch_on(pairs, chosen, settings, None, named=True)
 
 
 def disable() -> None:
@@ -637,6 +669,7 @@ def _close() -> None:
     """At exit: no thread of ours enters Python any more, workers are gone within two seconds."""
     if core is None or core.forked():
         return
+    note_calls()
     core.set_handler(None)
     core.set_modules_active(False)
     core.set_module_handlers(None, None, None, None)

@@ -12,6 +12,7 @@ import torch
 
 from eagercache import operators
 from eagercache._load import core
+from eagercache.left_native import left_native
 from eagercache.session import session
 
 # What each rule by which a call steps aside is about (guards/aside_reason.h).
@@ -33,6 +34,11 @@ ASIDE_RULES: Mapping[str, str] = {
     "overlap": "memory that it writes is also another argument's, or overlaps itself",
     "autocast": "autocast is on, and changes what the operator's own function computes",
 }
+
+_LEFT_NATIVE = (
+    "it is left alone, because native was faster in all calls that earlier processes made; name it "
+    "in enable(ops=[...]) to hook it"
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> Explanation:
         return met[0]
     if met:
         reason = f"it is not hooked itself; {len(met)} operators that it calls are"
+        if left_native.holds(names):
+            reason = _LEFT_NATIVE
         return Explanation(_shown(op, names), "native", reason, parts=met)
     return Explanation(_shown(op, names), "native", _why_not_hooked(names))
 
@@ -142,6 +150,8 @@ def _why_not_hooked(names: list[operators.OperatorName]) -> str:
     assert core is not None
     if not names:
         return "it calls no operator that is hooked"
+    if left_native.holds(names):
+        return _LEFT_NATIVE
     # The form without out= comes first: its overload has the shortest name.
     for name in sorted(names, key=lambda name: len(name[1]), reverse=True):
         eligible, composite, reason = core.eligibility(name[0], name[1], "CPU")

@@ -12,7 +12,6 @@ changed so recently that another write might not move its time is read again.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import struct
@@ -22,14 +21,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import private_file
+
 NAME = "FACTS"
 _VERSION = 1
-_MAX_BYTES = 1 << 20
 _MAX_FACTS = 256
 _SECOND = 1_000_000_000
 # A file that changed more recently than this may change again without a new time.
 _SETTLED = 2 * _SECOND
-_ABANDONED_SECONDS = 3600
 _SEGMENT = struct.Struct("<IIQQQQQQ")  # a program header
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
@@ -117,51 +116,18 @@ class Facts:
 
     def save(self) -> None:
         """Writes what is new. Errors are nobody's concern: the next process computes it again."""
-        if self._folder is None or not self._changed or not _is_private(self._folder):
+        if self._folder is None or not self._changed:
             return
         self._changed = False
         while len(self._known) > _MAX_FACTS:
             del self._known[next(iter(self._known))]
-        # One name, so that a process that dies here leaves one file, which a later one takes away.
-        temporary = self._folder / f"{NAME}.new"
-        with contextlib.suppress(OSError):
-            if time.time() - temporary.lstat().st_mtime > _ABANDONED_SECONDS:
-                temporary.unlink()
-        with contextlib.suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"version": _VERSION, "facts": self._known}, file)
-            temporary.rename(self._folder / NAME)
-
-
-def _is_private(folder: Path) -> bool:
-    """Whether nobody but this user and root can have written ``folder`` or put it there."""
-    try:
-        own = folder.lstat()
-        above = [path.lstat() for path in Path(os.path.realpath(folder)).parents]
-    except OSError:
-        return False
-    return (
-        stat.S_ISDIR(own.st_mode)
-        and _is_ours(own)
-        and all(_is_ours(s) or (s.st_uid == 0 and s.st_mode & stat.S_ISVTX) for s in above)
-    )
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+        content = {"version": _VERSION, "facts": self._known}
+        private_file.write(self._folder, NAME, content)
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    if not _is_private(folder):
-        return {}
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        with os.fdopen(os.open(folder / NAME, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or not _is_ours(status):
-                return {}
-            content = json.loads(file.read(_MAX_BYTES))
+    with contextlib.suppress(TypeError, KeyError, AttributeError):
+        content = private_file.read(folder, NAME)
         if content["version"] == _VERSION:
             return {name: entry for name, entry in content["facts"].items() if len(entry) == 2}
     return {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from eagercache import api, config, log, trace
 from eagercache._load import core
+from eagercache.left_native import left_native
 from eagercache.session import session
 
 # What is recorded is written after so many seconds, then after twice as many, and so on: a process
@@ -28,6 +29,7 @@ def listen() -> None:
     """Has calls counted by key, until as many `unlisten` as `listen` were called."""
     global _listeners
     assert core is not None
+    left_native.watch()
     with _lock:
         _listeners += 1
         core.set_recording(True)
@@ -40,6 +42,7 @@ def unlisten() -> None:
     with _lock:
         _listeners -= 1
         core.set_recording(_listeners > 0)
+    left_native.unwatch()
 
 
 class Recording:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagercache._load import core
+from eagercache.entry_facts import number
+from eagercache.left_native import left_native
+from eagercache.operators import full_name
 from eagercache.session import session
 
 
@@ -43,6 +46,8 @@ class Stats:
         outstanding: keys on their way to a verdict.
         frozen: whether `freeze()` holds.
         shadowed: hooked operators that somebody else overrode later; theirs are called, not ours.
+        left_native: eligible operators that are not hooked, because native won all calls of earlier
+            processes.
         operators: per operator, those with any call first by number of calls.
     """
 
@@ -57,6 +62,7 @@ class Stats:
     outstanding: int
     frozen: bool
     shadowed: int
+    left_native: tuple[str, ...]
     operators: Mapping[str, OperatorStats] = field(repr=False)
 
 
@@ -114,19 +120,13 @@ def stats() -> Stats:
         outstanding=core.outstanding() if core is not None and not core.forked() else 0,
         frozen=core is not None and bool(core.frozen()),
         shadowed=sum(row.shadowed for row in rows),
+        left_native=tuple(sorted(full_name(name) for name, _ in left_native.pairs)),
         operators={_row_name(row): row for row in rows},
     )
 
 
 def _row_name(row: OperatorStats) -> str:
     return row.op if row.dispatch_key == "CPU" else f"{row.op} @{row.dispatch_key}"
-
-
-def _nanoseconds(facts: Mapping[str, str], name: str) -> float | None:
-    try:
-        return float(facts[name])
-    except (KeyError, ValueError):
-        return None
 
 
 def _kernel_rows() -> Iterator[KernelInfo]:
@@ -141,8 +141,8 @@ def _kernel_rows() -> Iterator[KernelInfo]:
             call=json.loads(row["call"]),
             decision=row["decision"],
             reason=row["reason"],
-            native_ns=_nanoseconds(facts, "native_ns"),
-            kernel_ns=_nanoseconds(facts, "kernel_ns"),
+            native_ns=number(facts, "native_ns"),
+            kernel_ns=number(facts, "kernel_ns"),
             numerics=facts.get("numerics", ""),
             facts=facts,
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from eagercache import api, config, environment, facts, operator_log, operators, trace
+from eagercache import api, config, entry_facts, environment, facts, operator_log, operators, trace
 from eagercache._load import core
 from eagercache.service import (
     CompileService,
@@ -193,14 +193,12 @@ class Experience:
         """Learns from one more entry."""
         known = manifest["facts"]
         op = known.get("op", "")
-        steps = [k for k in known if k.startswith("seconds_") and "." not in k]
-        if steps:
-            seconds = sum(float(known[k]) for k in steps) - _proof_seconds(_known_call(known))
+        seconds = entry_facts.compile_seconds(known)
+        if seconds is not None:
+            seconds -= _proof_seconds(_known_call(known))
             self._seconds[op].append(max(LEAST_SECONDS, seconds))
-        saved = 0.0
-        if manifest["kind"] == "kernel" and "native_ns" in known and "kernel_ns" in known:
-            saved = max(0.0, 1.0 - float(known["kernel_ns"]) / float(known["native_ns"]))
-        self._saved[op].append(saved)
+        gain = entry_facts.gain(known) if manifest["kind"] == "kernel" else None
+        self._saved[op].append(max(0.0, 1.0 - 1.0 / gain) if gain else 0.0)
 
     def seconds(self, op: str, arguments: Iterable[Mapping[str, Any]]) -> float:
         """Of CPU time for one more key."""
@@ -639,22 +637,11 @@ def _open_store(
     paths = api._store_paths(settings, cache_dir)
     remembered = facts.Facts(paths[0])
     text = environment.environment_text(cxx=settings.cxx, facts=remembered)
-    problems = []
-    for path in paths:
-        try:
-            store = core.Store(
-                str(path),
-                text,
-                tiers=[str(tier.absolute()) for tier in settings.tiers],
-                allow_untrusted=settings.allow_untrusted,
-                max_bytes=settings.max_bytes,
-            )
-        except core.StoreError as error:
-            problems.append(f"{path}: {error}")
-        else:
-            if store.root == str(paths[0]):
-                remembered.save()
-            return store, text
+    store, path, problems = api.first_usable_store(settings, paths, text, read_only=False)
+    if store is not None:
+        if path == paths[0]:
+            remembered.save()
+        return store, text
     raise WarmError(
         f"no store can be used ({'; '.join(problems)}); name one of your own with --dir"
     )
