@@ -1,0 +1,124 @@
+"""The command line of a conformance run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from . import summary, units
+from .runner import Options, Run, State, list_units
+
+
+def _shard(_: Any, __: Any, text: str) -> tuple[int, int]:
+    try:
+        index, count = map(int, text.split("/"))
+    except ValueError:
+        index, count = -1, 0
+    if not 1 <= index <= count:
+        raise click.BadParameter(f"{text!r} is not i/n with 1 <= i <= n")
+    return index - 1, count
+
+
+def _words(_: Any, __: Any, text: str) -> list[str]:
+    return [word for word in text.replace(",", " ").split() if word]
+
+
+@click.command()
+@click.option("--state", type=click.Path(path_type=Path), default=Path("build/conformance"))
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option("--ops", callback=_words, default="", help="Names of the database; * at the end.")
+@click.option("--dtypes", callback=_words, default="", help="float32,bfloat16,int64,bool,...")
+@click.option("--stages", callback=_words, default="", help="first, errors, rest")
+@click.option("--shard", callback=_shard, default="1/1", help="i/n: every n-th operator.")
+@click.option("--jobs", type=click.IntRange(1), default=2, help="Child processes.")
+@click.option("--seconds", type=float, default=None, help="Stop in time; to be gone on with.")
+@click.option("--max-kernels", type=int, default=None, help="Stop after so many.")
+@click.option("--json", "as_json", is_flag=True, help="The totals as JSON.")
+@click.option("--report", is_flag=True, help="Only say what the state holds.")
+@click.option("--write-docs", type=click.Path(path_type=Path), default=None, multiple=True)
+def main(
+    state: Path,
+    device: str,
+    ops: list[str],
+    dtypes: list[str],
+    stages: list[str],
+    shard: tuple[int, int],
+    jobs: int,
+    seconds: float | None,
+    max_kernels: int | None,
+    as_json: bool,
+    report: bool,
+    write_docs: tuple[Path, ...],
+) -> None:
+    """Puts every eligible operator through eagercache and compares it with native.
+
+    Goes on where an earlier run with the same --state ended. Exit code 1: a disagreement or a
+    crash; 2: it could not be run.
+    """
+    console = Console(stderr=True)
+    kept = State.open(state.absolute())
+    options = Options(device, jobs, seconds, max_kernels)
+    try:
+        known = list_units(kept, options)
+    except RuntimeError as error:
+        console.print(str(error))
+        sys.exit(2)
+    chosen = units.select(known, ops, dtypes, stages, shard)
+    if not chosen:
+        console.print("no operator of the database has such a name or dtype")
+        sys.exit(2)
+    if not report:
+        run = Run(kept, chosen, options)
+        _run(run, console)
+        if run.problem:
+            console.print(run.problem)
+            sys.exit(2)
+    totals = summary.totals(kept, known)
+    for path in write_docs:
+        path.write_text(summary.document(kept, known, device), encoding="utf-8")
+    print(json.dumps(totals, indent=1) if as_json else summary.text(kept, totals))
+    sys.exit(1 if totals["disagreements"] or totals["crashes"] else 0)
+
+
+def _run(run: Run, console: Console) -> None:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} units"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("conformance", total=run.total, completed=run.done, left="")
+
+        def show(now: Run) -> None:
+            left = now.seconds_left()
+            text = "" if left is None else f"{left / 60:.0f} min left, "
+            bar.update(
+                task,
+                completed=now.done,
+                left=f"{text}{now.kernels} kernels, {now.disagreements} disagreements",
+            )
+
+        said = time.monotonic()
+
+        def say(now: Run) -> None:
+            nonlocal said
+            show(now)
+            if not console.is_terminal and time.monotonic() > said + 30:
+                said = time.monotonic()
+                fields = bar.tasks[0].fields["left"]
+                console.print(f"{now.done}/{now.total} units, {fields}")
+
+        run.run(say)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""One process of a conformance run: `python -m conformance.child STORE DEVICE FOLDER`.
+
+Reads jobs as JSON lines (`{"units": [...], "skip": [...], "until": ...}`), writes one line for each
+unit and one at the end of a job. What it is at stands in FOLDER/at-PID, so that a crash can be put
+down to a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import database, forms, units
+from .database import BackendCall, Collected, Collector, UserCall
+from .judge import Observation, compare, observe, repeatable
+from .ours import Compiled, Ours, general
+from .reference import Wider
+
+# A process holds at most 2,000 kernel libraries.
+MOST_LIBRARIES = 1_500
+FORMED_CALLS = 2  # calls of each overload and dtype that are made in other forms
+CALLS_OF_AN_OVERLOAD = 12  # of different metadata, in the first stage of a unit
+SECONDS_TO_COMPARE = 12.0  # after the last compile
+# Disagreements of a unit that are kept in full.
+MOST_KEPT = 20
+
+
+@dataclass
+class Item:
+    """One call to make on both sides.
+
+    Attributes:
+        make: the call, of a copy of its arguments.
+        arguments: gives that copy.
+        overload: the backend operator, or "" for a call as users make it.
+        wider: how to compute floating-point answers with more digits.
+    """
+
+    label: str
+    form: str
+    make: Callable[[Any], Any]
+    arguments: Callable[[], Any]
+    text: Callable[[], str]
+    overload: str = ""
+    backward: bool = False
+    wider: Wider | None = None
+
+
+@dataclass
+class Tally:
+    """What a unit's result line holds."""
+
+    unit: str
+    samples: int = 0
+    calls: int = 0
+    comparisons: int = 0
+    complete: bool = True
+    kernels: int = 0
+    compiled: int = 0
+    cpu_seconds: float = 0.0
+    seconds: float = 0.0
+    hits: int = 0
+    # Per overload, how many calls each outcome was met for: "hit", "aside: overlap", ...
+    outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    forms: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    hit_overloads: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)  # of compiles
+    unrepeatable: Counter[str] = field(default_factory=Counter)
+    not_hooked: Counter[str] = field(default_factory=Counter)
+    not_plain: Counter[str] = field(default_factory=Counter)
+    no_samples: str = ""
+    disagreements: list[dict[str, Any]] = field(default_factory=list)
+    dropped: int = 0  # disagreements beyond MOST_KEPT
+
+
+@dataclass
+class Work:
+    """A unit, what it has to do, and what became of it."""
+
+    unit: units.Unit
+    tally: Tally
+    items: list[Item] = field(default_factory=list)
+    formed: list[Item] = field(default_factory=list)
+    calls: list[BackendCall] = field(default_factory=list)
+
+
+class Child:
+    """Runs units, in groups whose kernels are compiled together."""
+
+    def __init__(self, ours: Ours, folder: Path) -> None:
+        self._ours = ours
+        self._folder = folder
+        self._claims = folder / "claims"
+        self._claims.mkdir(exist_ok=True)
+        self._at = os.open(folder / f"at-{os.getpid()}", os.O_RDWR | os.O_CREAT, 0o600)
+        self._skip: set[str] = set()
+        self._explained: set[str] = set()
+        # time.time() until which kernels are compiled, and what there is then is compared.
+        self._compile_until = self._until = float("inf")
+
+    def run(
+        self, names: Sequence[str], skip: Sequence[str], until: float
+    ) -> Iterator[dict[str, Any]]:
+        """A result line for each unit."""
+        self._skip = set(skip)
+        self._compile_until, self._until = until, until + SECONDS_TO_COMPARE
+        began = time.monotonic()
+        works = []
+        for name in names:
+            self._note(name, "samples", "", "native")
+            works.append(self._prepare(units.Unit.parse(name)))
+        self._pass(works, "items", "cold")
+        self._pass(works, "items", "compiled")
+        for work in works:
+            if time.time() > self._compile_until:
+                work.tally.complete = False
+            elif work.unit.stage == "first":
+                self._note(work.unit.name, "forms", "", "native")
+                self._form(work)
+        self._pass(works, "formed", "neighbour")
+        self._pass(works, "formed", "compiled")
+        for work in works:
+            work.tally.seconds = round((time.monotonic() - began) / len(works), 2)
+            yield {**vars(work.tally), "reasons": self._reasons(work.tally)}
+
+    def _reasons(self, tally: Tally) -> dict[str, str]:
+        """Why what was met is not hooked; each overload once a process."""
+        new = tally.not_hooked.keys() - self._explained
+        self._explained |= new
+        return {name: self._ours.why_not_hooked(name) for name in new}
+
+    def _prepare(self, unit: units.Unit) -> Work:
+        work = Work(unit, Tally(unit.name))
+        op = database.operators()[unit.op]
+        try:
+            if unit.stage == "errors":
+                self._add_errors(work, op)
+            else:
+                self._add_samples(work, op)
+        except Exception as error:  # the database cannot make samples of this dtype here
+            work.tally.no_samples = f"{type(error).__name__}: {str(error)[:200]}"
+        work.tally.samples = sum(not item.overload for item in work.items)
+        work.tally.calls = len(work.items) - work.tally.samples
+        return work
+
+    def _add_samples(self, work: Work, op: Any) -> None:
+        unit = work.unit
+        dtype = getattr(torch, unit.dtype)
+        first, last = 0, units.FIRST_SAMPLES
+        if unit.dtype in units.SAMPLED_DTYPES:
+            last = units.SAMPLED_SAMPLES
+        limit: int | None = CALLS_OF_AN_OVERLOAD
+        if unit.stage == "rest":
+            first, last, limit = units.FIRST_SAMPLES, None, None
+        made = database.samples(op, unit.device, dtype, first, last)
+        collected = Collected()
+        collector = Collector(self._ours.hooked, limit, collected)
+        grad = bool((dtype.is_floating_point or dtype.is_complex) and op.supports_autograd)
+        for call in database.user_calls(op, made):
+            item = _user_item(call, grad)
+            observe(item.make, item.arguments(), backward=item.backward, around=collector)
+            work.items.append(item)
+        work.calls = collected.calls
+        work.items += [_backend_item(call, index) for index, call in enumerate(work.calls)]
+        work.tally.not_hooked += collected.not_hooked
+        work.tally.not_plain += collected.not_plain
+
+    def _add_errors(self, work: Work, op: Any) -> None:
+        """The database's erroneous calls, after good ones whose kernels are then there."""
+        device = work.unit.device
+        if "float32" in map(_short, op.supported_dtypes(device)):
+            made = database.samples(op, device, torch.float32, 0, 2)
+            work.items += [_user_item(call, False) for call in database.user_calls(op, made)]
+        if op.error_inputs_func is None:
+            return
+        for index, erroneous in enumerate(op.error_inputs(device)):
+            call = UserCall(op, erroneous.sample_input, f"error {index}")
+            work.items.append(_user_item(call, False))
+
+    def _form(self, work: Work) -> None:
+        """Other forms of calls of overloads that no other unit takes care of."""
+        count: Counter[str] = Counter()
+        for call in work.calls:
+            if count[call.name] >= FORMED_CALLS or not self._claim(work.unit, call.name):
+                continue
+            count[call.name] += 1
+            for other in forms.forms(call, self._ours.hooked):
+                work.formed.append(_backend_item(other, len(work.formed)))
+
+    def _claim(self, unit: units.Unit, overload: str) -> bool:
+        path = self._claims / f"{overload.replace('::', '-')}@{unit.dtype}@{unit.device}"
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            os.write(descriptor, unit.name.encode())
+            os.close(descriptor)
+        return path.read_text() == unit.name
+
+    def _pass(self, works: Sequence[Work], which: str, phase: str) -> None:
+        """One round of comparisons; cold ones end with the kernels of all that was called."""
+        if phase == "compiled":
+            self._ours.forget()
+            self._each(works, which, phase)
+            return
+        with self._ours.recording() as rows:
+            self._each(works, which, phase)
+        missing = self._ours.without_verdict(rows)
+        if not missing:
+            return
+        self._note(works[0].unit.name, "compile", "", "native")
+        compiled = self._ours.compile(missing, self._compile_until, self._still_there)
+        _share(works, compiled)
+
+    def _each(self, works: Sequence[Work], which: str, phase: str) -> None:
+        for work in works:
+            before = self._ours.hits()
+            for item in getattr(work, which):
+                if time.time() > self._until:
+                    work.tally.complete = False
+                    break
+                if f"{work.unit.name}|{phase}|{item.label}" not in self._skip:
+                    self._check(work, item, phase)
+            after = self._ours.hits()
+            made = {op: hits - before.get(op, 0) for op, hits in after.items()}
+            work.tally.hits += sum(made.values())
+            work.tally.hit_overloads.update({op: n for op, n in made.items() if n})
+
+    def _check(self, work: Work, item: Item, phase: str) -> None:
+        tally = work.tally
+        self._compare(work, item, phase)
+        if phase != "compiled":
+            return
+        if item.form == "sample" and item.label.endswith(("#0", "#1")):
+            with torch.inference_mode():
+                self._compare(work, item, "inference")
+        if not item.overload:
+            return
+        arguments = item.arguments()
+        answer = self._ours.what_answers(partial(item.make, arguments), item.overload)
+        outcome = answer.outcome
+        if outcome != "hit":
+            outcome = f"{outcome}: {general(answer.reason)}"
+        tally.outcomes[item.overload][outcome] += 1
+        tally.forms[item.form][answer.outcome] += 1
+
+    def _compare(self, work: Work, item: Item, phase: str) -> None:
+        name = work.unit.name
+        self._note(name, phase, item.label, "native")
+        expected = _observed(item)
+        _end_with_broken_context(expected)
+        self._note(name, phase, item.label, "ours")
+        actual = _observed(item, self._ours.answering())
+        _end_with_broken_context(actual)
+        self._note(name, phase, item.label, "native")
+        work.tally.comparisons += 1
+        problems = compare(expected, actual, item.wider)
+        if not problems:
+            return
+        if not repeatable(expected, _observed(item)) and not expected.error:
+            work.tally.unrepeatable[item.overload or work.unit.op] += 1
+            return
+        if len(work.tally.disagreements) >= MOST_KEPT:
+            work.tally.dropped += 1
+            return
+        work.tally.disagreements.append(
+            {
+                "op": item.overload or work.unit.op,
+                "dtype": work.unit.dtype,
+                "form": item.form,
+                "phase": phase,
+                "label": item.label,
+                "call": item.text()[:600],
+                "problems": [problem[:400] for problem in problems[:4]],
+            }
+        )
+
+    def _note(self, unit: str, phase: str, label: str, side: str) -> None:
+        text = json.dumps([unit, phase, label[:300], side]).encode()
+        os.pwrite(self._at, text.ljust(1000), 0)
+
+    def _still_there(self) -> None:
+        os.utime(self._at)
+
+
+def _share(works: Sequence[Work], compiled: Compiled) -> None:
+    """Puts the kernels down to the group's units, and says whose work is not complete."""
+    for index, work in enumerate(works):
+        share = len(range(index, compiled.asked, len(works)))
+        work.tally.kernels += share
+        verdicts = list(compiled.verdicts.values())[index :: len(works)]
+        work.tally.compiled += sum(verdict == "kernel" for verdict in verdicts)
+        if index == 0:
+            work.tally.failures += compiled.failures
+        work.tally.cpu_seconds += round(compiled.seconds / len(works), 2)
+        if compiled.cut:
+            work.tally.complete = False
+
+
+def _end_with_broken_context(made: Observation) -> None:
+    """After an error on the device every later call of the process fails; another one goes on."""
+    if made.error and ("CUDA error" in made.error[1] or "device-side assert" in made.error[1]):
+        print(made.error[1], file=sys.stderr, flush=True)
+        os._exit(77)
+
+
+def _observed(item: Item, around: AbstractContextManager[Any] | None = None) -> Observation:
+    torch.manual_seed(database.SEED)
+    return observe(item.make, item.arguments(), backward=item.backward, around=around)
+
+
+def _user_item(call: UserCall, grad: bool) -> Item:
+    def make(arguments: Any) -> Any:
+        given, args, kwargs = arguments
+        return call.function(given, *args, **kwargs)
+
+    def compute(arguments: Any) -> list[torch.Tensor]:
+        return _values(observe(make, arguments, backward=grad))
+
+    return Item(
+        label=f"user {call.label}",
+        form="user",
+        make=make,
+        arguments=call.arguments,
+        text=lambda: f"{call.function} {call.sample}",
+        backward=grad,
+        wider=Wider(compute, call.arguments(), pointwise=False, composed=True),
+    )
+
+
+def _backend_item(call: BackendCall, index: int) -> Item:
+    def make(arguments: Any) -> Any:
+        args, kwargs = arguments
+        return call.func(*args, **kwargs)
+
+    def compute(arguments: Any) -> list[torch.Tensor]:
+        return _values(observe(make, database.copy(arguments)))
+
+    wider = None
+    if not call.func._schema.is_mutable:
+        wider = Wider(
+            compute, (call.args, dict(call.kwargs)), pointwise=torch.Tag.pointwise in call.func.tags
+        )
+    return Item(
+        label=f"{call.name} {call.form} #{index}",
+        form=call.form,
+        make=make,
+        arguments=lambda: database.copy((call.args, dict(call.kwargs))),
+        text=call.describe,
+        overload=call.name,
+        wider=wider,
+    )
+
+
+def _values(made: Observation) -> list[torch.Tensor]:
+    if made.error:
+        raise RuntimeError(made.error[1])
+    return [value.detach() for value in made.values]
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _die_with_parent() -> None:
+    """What is left of a killed run would go on compiling."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serves jobs until the end of the input."""
+    _die_with_parent()
+    store, device, folder = Path(arguments[0]), arguments[1], Path(arguments[2])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+
+    def say(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line) + "\n")
+        answers.flush()
+
+    if "--list" in arguments:
+        say(database.supported_dtypes(device))
+        return 0
+    database.operators()
+    ours = Ours(store, device)
+    child = Child(ours, folder)
+    say({"ready": os.getpid(), "hooked": len(ours.hooked), "torch": torch.__version__})
+    for line in sys.stdin:
+        job = json.loads(line)
+        for result in child.run(job["units"], job["skip"], job["until"]):
+            say({"result": result})
+        retire = ours.loaded_kernels() > MOST_LIBRARIES
+        say({"done": True, "retire": retire})
+        if retire:
+            break
+    ours.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

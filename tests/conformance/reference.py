@@ -1,0 +1,253 @@
+"""Values: equal bit for bit, or as near to a wider computation as a numerics class promises.
+
+Integers, booleans, float64 and whatever a call writes must be equal bit for bit. A floating-point
+result may otherwise differ as the class "accurate" says (ARCHITECTURE.md, "Proof"): what native
+itself computes in float64 is the reference, and errors are counted element by element. Whether an
+operator accumulates is taken from PyTorch's own tag `pointwise`, not from what was compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from eagercache.prove import ProofFailed, Tolerance, compare_with_reference, same_bits
+from torch.utils._pytree import tree_map
+
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.complex64: 23}
+
+Compute = Callable[[Any], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Wider:
+    """How to compute the answers anew from other arguments, and what they are given.
+
+    Attributes:
+        compute: native's answers for arguments of the shape of ``arguments``.
+        pointwise: no element of an answer is made of several elements of an argument.
+        composed: several operators make the answer; a rounding on the way may grow.
+    """
+
+    compute: Compute
+    arguments: Any
+    pointwise: bool
+    composed: bool = False
+
+
+def widen(value: Any) -> Any:
+    """Floating-point tensors and dtypes in double precision."""
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in _WIDER:
+            wide = leaf.detach().to(_WIDER[leaf.dtype])
+            return wide.requires_grad_(leaf.requires_grad)
+        if isinstance(leaf, torch.dtype):
+            return _WIDER.get(leaf, leaf)
+        return leaf
+
+    return tree_map(one, value)
+
+
+def absolute(value: Any) -> Any:
+    """Floating-point tensors without their signs."""
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            return leaf.detach().abs().requires_grad_(leaf.requires_grad)
+        return leaf
+
+    return tree_map(one, value)
+
+
+def moved(value: Any, narrow: Any) -> Any:
+    """The wide ``value`` with every number moved by the last place of its narrow dtype."""
+    generator = torch.Generator().manual_seed(1)
+
+    def one(leaf: Any, original: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or original.dtype not in _BITS:
+            return leaf
+        signs = torch.randint(0, 2, leaf.size(), generator=generator).to(leaf.device) * 2 - 1
+        changed = leaf.detach() * (1 + signs * 2.0 ** -_BITS[original.dtype])
+        return changed.requires_grad_(leaf.requires_grad)
+
+    return tree_map(one, value, narrow)
+
+
+def differences(
+    expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor], wider: Wider | None
+) -> list[str]:
+    """What of ``actual`` is not what the class promises; dtypes and sizes are equal already."""
+    unequal = [
+        index
+        for index, (one, other) in enumerate(zip(expected, actual, strict=True))
+        if not same_bits(one, other)
+    ]
+    exact = [
+        f"output {index}: {expected[index].dtype} is not equal bit for bit "
+        f"({_first_difference(expected[index], actual[index])})"
+        for index in unequal
+        if expected[index].dtype not in _WIDER
+    ]
+    if exact or not unequal:
+        return exact
+    if wider is None:
+        return [
+            f"output {index} is not equal bit for bit ("
+            f"{_first_difference(expected[index], actual[index])})"
+            for index in unequal
+        ]
+    try:
+        return _by_error(expected, actual, wider, unequal)
+    except Exception as error:  # native does not compute this in double precision
+        return [
+            f"output {index} differs ({_first_difference(expected[index], actual[index])}), and "
+            f"there is no wider reference ({type(error).__name__}: {str(error)[:80]})"
+            for index in unequal
+        ]
+
+
+def _by_error(
+    expected: Sequence[torch.Tensor],
+    actual: Sequence[torch.Tensor],
+    wider: Wider,
+    unequal: Sequence[int],
+) -> list[str]:
+    arguments = widen(wider.arguments)
+    references = wider.compute(arguments)
+    magnitudes: Sequence[torch.Tensor | None] = [None] * len(references)
+    if not wider.pointwise or wider.composed:
+        magnitudes = _magnitudes(wider, arguments, references)
+    tensors = _floats(wider.arguments)
+    overflows = not wider.pointwise and any(map(_squares_overflow, tensors))
+    infinite = not wider.pointwise and any(bool(torch.isinf(t).any()) for t in tensors)
+    found = []
+    for index in unequal:
+        tolerance = _tolerance(wider, expected[index])
+        answer, reference = actual[index], references[index]
+        if reference.size() == answer.size() and answer.is_floating_point():
+            if overflows:
+                answer = torch.where(torch.isnan(reference), answer, expected[index])
+            if infinite:
+                answer = _allow_lost_infinities(expected[index], answer, reference)
+        try:
+            compare_with_reference(
+                expected[index],
+                answer,
+                reference,
+                tolerance,
+                f"output {index}",
+                magnitudes[index],
+            )
+        except ProofFailed as failed:
+            text = _first_difference(expected[index], answer)
+            found.append(f"{failed}; {text}")
+    return found
+
+
+def _tolerance(wider: Wider, output: torch.Tensor) -> Tolerance:
+    if wider.pointwise and not wider.composed:
+        return Tolerance()
+    tensors = _tensors(wider.arguments)
+    most = max((t.numel() for t in tensors), default=1)
+    longest = max((max(t.size(), default=1) for t in tensors), default=1)
+    length = max(most // max(output.numel(), 1), longest, 2)
+    if wider.composed:
+        length = max(most, 2)
+    return Tolerance(max(1.0, math.log2(length)), reduces=True, composed=wider.composed)
+
+
+def _magnitudes(
+    wider: Wider, arguments: Any, references: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """How large the terms are that the answers are made of; see eagercache.prove.Tolerance."""
+    try:
+        of_absolute = list(wider.compute(absolute(arguments)))
+    except Exception:  # no answer for absolute values
+        of_absolute = list(references)
+    largest = max(map(_largest, _floats(arguments)), default=0.0)
+    changes: list[float] = [0.0] * len(references)
+    if wider.composed:
+        changes = _moves(wider, arguments, references)
+    made: list[torch.Tensor | None] = []
+    for answer, reference, least in zip(of_absolute, references, changes, strict=True):
+        if not reference.is_floating_point() or answer.size() != reference.size():
+            made.append(None)
+            continue
+        root = _root_mean_square(reference)
+        floor = root if math.isfinite(root) and root > largest * 2.0**-40 else largest
+        made.append(answer.detach().abs().clamp_min(max(floor, least)))
+    return made
+
+
+def _moves(wider: Wider, arguments: Any, references: Sequence[torch.Tensor]) -> list[float]:
+    answers = wider.compute(moved(arguments, wider.arguments))
+    bits = min((_BITS[t.dtype] for t in _floats(wider.arguments) if t.dtype in _BITS), default=23)
+    sizes = []
+    for answer, reference in zip(answers, references, strict=True):
+        if not reference.is_floating_point() or answer.size() != reference.size():
+            sizes.append(0.0)
+            continue
+        change = _root_mean_square((answer - reference).detach()) * 2.0**bits
+        sizes.append(change if math.isfinite(change) else 0.0)
+    return sizes
+
+
+def _root_mean_square(value: torch.Tensor) -> float:
+    known = value.detach()[torch.isfinite(value)].to(torch.float64)
+    return float(known.square().mean().sqrt()) if known.numel() else 0.0
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _floats(value: Any) -> list[torch.Tensor]:
+    return [t.detach() for t in _tensors(value) if t.is_floating_point()]
+
+
+def _largest(value: torch.Tensor) -> float:
+    finite = value[torch.isfinite(value)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _squares_overflow(value: torch.Tensor) -> bool:
+    squares = value.to(torch.float64).square()
+    return float(squares[torch.isfinite(squares)].sum()) > torch.finfo(torch.float32).max
+
+
+def _allow_lost_infinities(
+    expected: torch.Tensor, actual: torch.Tensor, reference: torch.Tensor
+) -> torch.Tensor:
+    """Where a term is infinite, NaN and infinity tell the same of an accumulation."""
+    same = torch.isnan(expected) & torch.isinf(actual)
+    same |= torch.isinf(expected) & torch.isnan(actual) & torch.isnan(reference)
+    return torch.where(same, expected, actual)
+
+
+def _first_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:
+    """The first element that is another one, and how many are."""
+    if expected.size() != actual.size() or expected.dtype != actual.dtype:
+        return "another size or dtype"
+    if expected.is_complex():
+        expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
+    unequal = expected != actual
+    if expected.is_floating_point():
+        unequal |= torch.signbit(expected) != torch.signbit(actual)
+        unequal &= ~(torch.isnan(expected) & torch.isnan(actual))
+    places = unequal.reshape(-1).nonzero().reshape(-1)
+    if places.numel() == 0:
+        return "equal"
+    one = int(places[0])
+    left, right = expected.reshape(-1)[one].item(), actual.reshape(-1)[one].item()
+    return f"{places.numel()} of {expected.numel()}, element {one}: native {left!r}, here {right!r}"

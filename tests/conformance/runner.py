@@ -1,0 +1,375 @@
+"""A run: child processes that are fed units, and a state that a later run goes on from.
+
+The state is a folder: `results.jsonl` has a line for each unit that was done (the last one counts),
+`crashes.jsonl` one for each call that ended a child or did not return, `store` the kernels. A child
+that crashes is replaced, and its job is done again without the call that it was at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import units
+from .units import Unit
+
+TESTS = Path(__file__).resolve().parent.parent
+# Units of one job, whose kernels are compiled together.
+UNITS_OF_A_JOB = {"cpu": 4, "cuda": 1}
+# A child that is at one call for so long is taken to hang.
+HANG_SECONDS = 300.0
+# Before the end of the time, children stop to compile and compare what there is.
+LAST_SECONDS = 20.0
+# A unit that was crashed in so often is left.
+MOST_CRASHES = 12
+
+
+@dataclass
+class State:
+    """What earlier runs left in a folder, and where this one adds to it. Thread-safe."""
+
+    folder: Path
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    crashes: list[dict[str, Any]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def ineligible(self) -> dict[str, str]:
+        """Why overloads that samples reached are not hooked."""
+        return {
+            name: why
+            for line in _lines(self.folder / "ineligible.jsonl")
+            for name, why in line.items()
+        }
+
+    @staticmethod
+    def open(folder: Path) -> State:
+        """The state in the folder, which is made where it is missing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = State(folder)
+        for line in _lines(folder / "results.jsonl"):
+            state.results[line["unit"]] = line
+        state.crashes = list(_lines(folder / "crashes.jsonl"))
+        return state
+
+    def done(self, unit: Unit) -> bool:
+        """Whether there is nothing left to do for the unit."""
+        return bool(self.results.get(unit.name, {}).get("complete"))
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Keeps a unit's result."""
+        with self._lock:
+            if reasons := result.pop("reasons", None):
+                self._append("ineligible.jsonl", reasons)
+            self.results[result["unit"]] = result
+            self._append("results.jsonl", result)
+
+    def add_crash(self, crash: dict[str, Any]) -> None:
+        """Keeps what ended a child."""
+        with self._lock:
+            self.crashes.append(crash)
+            self._append("crashes.jsonl", crash)
+
+    def skipped(self, names: Sequence[str]) -> list[str]:
+        """The calls of these units that crashed before."""
+        with self._lock:
+            return [crash["at"] for crash in self.crashes if crash["unit"] in names]
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
+        for text in file:
+            with contextlib.suppress(ValueError):  # the last one, where a run was killed
+                yield json.loads(text)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run: see `python -m conformance --help`."""
+
+    device: str
+    jobs: int
+    seconds: float | None
+    most_kernels: int | None
+    python: str = sys.executable
+
+
+class _ChildLost(Exception):
+    pass
+
+
+class _Child:
+    """One child process; belongs to one thread."""
+
+    def __init__(self, state: State, options: Options, number: int) -> None:
+        self._folder = state.folder
+        self.log = (state.folder / f"child-{options.device}-{number}.log").open("ab")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("EAGERCACHE_")}
+        paths = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        devices = _gpus(options.device)
+        if devices:
+            environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
+        self.process = subprocess.Popen(
+            [
+                options.python,
+                "-m",
+                "conformance.child",
+                str(state.folder / "store"),
+                options.device,
+                str(state.folder),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env=environment,
+            start_new_session=True,
+        )
+        self._pending = b""
+
+    @property
+    def at(self) -> Path:
+        return self._folder / f"at-{self.process.pid}"
+
+    def send(self, job: Mapping[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def read(self, until: float) -> dict[str, Any]:
+        """The next line. Raises _ChildLost at the process's end, after a hang and at ``until``."""
+        assert self.process.stdout is not None
+        while b"\n" not in self._pending:
+            ready, _, _ = select.select([self.process.stdout.fileno()], [], [], 2.0)
+            if ready:
+                data = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not data:
+                    self.process.wait()
+                    raise _ChildLost(_how_it_ended(self.process.returncode))
+                self._pending += data
+                continue
+            if time.time() > until:
+                self.kill()
+                raise _ChildLost("")
+            with contextlib.suppress(OSError):
+                if time.time() - self.at.stat().st_mtime > HANG_SECONDS:
+                    self.kill()
+                    raise _ChildLost(f"no answer within {HANG_SECONDS:.0f} s")
+        line, _, self._pending = self._pending.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def where(self) -> list[str]:
+        """Unit, phase, call and side that the child is or was at."""
+        with contextlib.suppress(OSError, ValueError):
+            place: list[str] = json.loads(self.at.read_text())
+            return place
+        return ["", "start", "", "native"]
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.log.close()
+        self.at.unlink(missing_ok=True)
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"killed by signal {-code} ({signal.Signals(-code).name})"
+    return f"exited with {code}"
+
+
+def _gpus(device: str) -> list[str]:
+    if device != "cuda":
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return named.split(",")
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return [str(number) for number in range(len(listed.stdout.splitlines()))] or ["0"]
+
+
+class Run:
+    """A run of units. `total`, `done`, `kernels`, `disagreements` may be read while it goes on."""
+
+    def __init__(self, state: State, chosen: Sequence[Unit], options: Options) -> None:
+        self._state = state
+        self._options = options
+        self._todo = [unit for unit in chosen if not state.done(unit)]
+        self.total = len(chosen)
+        self.done = len(chosen) - len(self._todo)
+        self.kernels = 0
+        self.disagreements = 0
+        self.problem = ""
+        self._lock = threading.Lock()
+        self._began = time.time()
+        self._until = time.time() + (options.seconds if options.seconds else 1e9)
+        self._finished_here = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the time or the kernels are used up."""
+        most = self._options.most_kernels
+        return time.time() > self._until or (most is not None and self.kernels >= most)
+
+    def seconds_left(self) -> float | None:
+        """Until the end, as far as can be told."""
+        limit = self._until - time.time() if self._options.seconds else None
+        if not self._finished_here:
+            return limit
+        pace = (time.time() - self._began) / self._finished_here
+        left = pace * (self.total - self.done)
+        return left if limit is None else min(left, limit)
+
+    def run(self, progress: Callable[[Run], None]) -> None:
+        """Runs until all is done or `over`. Ctrl-C ends the children and passes."""
+        threads = [
+            threading.Thread(target=self._serve, args=(number,), daemon=True)
+            for number in range(self._options.jobs)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while any(thread.is_alive() for thread in threads):
+                progress(self)
+                time.sleep(0.5)
+        except KeyboardInterrupt:
+            self._until = 0.0
+            for thread in threads:
+                thread.join(30)
+            raise
+        progress(self)
+
+    def _take(self) -> list[Unit]:
+        with self._lock:
+            if self.over:
+                return []
+            count = UNITS_OF_A_JOB[self._options.device]
+            taken, self._todo = self._todo[:count], self._todo[count:]
+            return taken
+
+    def _serve(self, number: int) -> None:
+        child: _Child | None = None
+        starts = 0
+        try:
+            while taken := self._take():
+                while taken and not self.over:
+                    if child is None:
+                        child = _Child(self._state, self._options, number)
+                        starts += 1
+                    try:
+                        retire = self._job(child, taken)
+                        taken = []
+                    except _ChildLost as lost:
+                        if not str(lost):
+                            return
+                        taken = self._lost(child, taken, str(lost))
+                        retire = True
+                        if starts > 200:
+                            self.problem = "children do not stay alive; see their logs"
+                            return
+                    if retire:
+                        child.kill()
+                        child = None
+        finally:
+            if child is not None:
+                child.kill()
+
+    def _job(self, child: _Child, taken: list[Unit]) -> bool:
+        names = [unit.name for unit in taken]
+        child.send(
+            {
+                "units": names,
+                "skip": self._state.skipped(names),
+                "until": self._until - LAST_SECONDS,
+            }
+        )
+        while True:
+            line = child.read(self._until)
+            if "ready" in line:
+                _write_once(self._state.folder / f"about-{self._options.device}.json", line)
+            elif "result" in line:
+                self._take_result(line["result"])
+            elif "done" in line:
+                return bool(line["retire"])
+
+    def _take_result(self, result: dict[str, Any]) -> None:
+        self._state.add(result)
+        with self._lock:
+            self.done += 1
+            self._finished_here += 1
+            self.kernels += result["compiled"]
+            self.disagreements += len(result["disagreements"]) + result["dropped"]
+
+    def _lost(self, child: _Child, taken: list[Unit], reason: str) -> list[Unit]:
+        """Notes the crash; the units to do again, without the one that crashes all the time."""
+        unit, phase, label, side = child.where()
+        crash = {
+            "unit": unit,
+            "at": f"{unit}|{phase}|{label}",
+            "phase": phase,
+            "label": label,
+            "side": side,
+            "reason": reason,
+        }
+        self._state.add_crash(crash)
+        again = []
+        for one in taken:
+            if self._state.done(one):
+                continue
+            crashes = sum(crash["unit"] == one.name for crash in self._state.crashes)
+            if one.name == unit and (not label or crashes >= MOST_CRASHES):
+                continue  # it would crash again
+            again.append(one)
+        return again
+
+
+def _write_once(path: Path, line: Mapping[str, Any]) -> None:
+    if not path.exists():
+        path.write_text(json.dumps(line), encoding="utf-8")
+
+
+def list_units(state: State, options: Options) -> list[Unit]:
+    """Every unit of the device; asked of a child, and kept with the state."""
+    path = state.folder / f"units-{options.device}.json"
+    if not path.exists():
+        environment = {**os.environ}
+        paths = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        done = subprocess.run(
+            [
+                options.python,
+                "-m",
+                "conformance.child",
+                "-",
+                options.device,
+                str(state.folder),
+                "--list",
+            ],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"the operator database cannot be read: {done.stderr[-600:]}")
+        path.write_text(done.stdout.splitlines()[-1], encoding="utf-8")
+    return units.all_units(options.device, units.load(path.read_text(encoding="utf-8")))
