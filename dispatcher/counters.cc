@@ -1,5 +1,7 @@
 #include "dispatcher/counters.h"
 
+#include <algorithm>
+
 #include "dispatcher/thread_blocks.h"
 
 namespace eagercache {
@@ -8,6 +10,9 @@ namespace {
 struct HookSlots {
   std::array<std::atomic<std::uint64_t>, kCallOutcomeCount> outcomes{};
   std::array<std::atomic<std::uint64_t>, kAsideReasonCount> aside{};
+  // The owner's own.
+  std::uint32_t run_epoch = 0;
+  std::uint32_t run = 0;
 };
 
 // One thread's counters. Only the owner adds; readers sum with relaxed loads.
@@ -53,6 +58,28 @@ void count_aside(std::size_t hook, AsideReason reason) noexcept {
   increment(slots->outcomes[static_cast<std::size_t>(CallOutcome::kAside)]);
   increment(slots->aside[static_cast<std::size_t>(reason)]);
 }
+
+void count_native(std::size_t hook, std::uint32_t epoch) noexcept {
+  HookSlots* slots = slots_of(hook);
+  increment(slots->outcomes[static_cast<std::size_t>(CallOutcome::kNative)]);
+  slots->run = slots->run_epoch != epoch ? 1 : std::max(slots->run, slots->run + 1);
+  slots->run_epoch = epoch;
+}
+
+bool passes_unseen(std::size_t hook, std::uint32_t epoch) noexcept {
+  HookSlots* slots = slots_of(hook);
+  if (slots->run < kLongRun || slots->run_epoch != epoch || epoch == 0) [[likely]] {
+    return false;
+  }
+  if (slots->run % kSeenShare == 0) {
+    return false;  // count_native goes on
+  }
+  slots->run = slots->run + 1 != 0 ? slots->run + 1 : kLongRun;
+  increment(slots->outcomes[static_cast<std::size_t>(CallOutcome::kNative)]);
+  return true;
+}
+
+void end_native_run(std::size_t hook) noexcept { slots_of(hook)->run = 0; }
 
 CallCounts read_counts(std::size_t hook) {
   CallCounts sum;

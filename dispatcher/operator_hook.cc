@@ -128,6 +128,12 @@ void OperatorHook::call_native(c10::DispatchKeySet keys, torch::jit::Stack* stac
   }
 }
 
+bool OperatorHook::passes_on() const noexcept {
+  return !table_.has_kernels() && !classes_.has_kernels() &&
+         !recording_calls.load(std::memory_order_relaxed) &&
+         passes_unseen(index_, native_run_epoch.load(std::memory_order_relaxed));
+}
+
 AsideReason OperatorHook::thread_reason() const noexcept {
   if (const AsideReason reason = thread_state_reason(); reason != AsideReason::kNone) {
     return reason;
@@ -156,6 +162,10 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     if (Explainer* explainer = Explainer::current()) [[unlikely]] {
       explainer->take_call(*this, *stack);
     }
+    call_native(keys, stack);
+    return;
+  }
+  if (passes_on()) {
     call_native(keys, stack);
     return;
   }
@@ -192,7 +202,7 @@ void OperatorHook::count(const CallView& view, std::uint64_t hash, CallOutcome o
 
 void OperatorHook::answer_decided(const CallView& view, std::uint64_t hash,
                                   c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  count_call(index_, CallOutcome::kNative);
+  count_native(index_, native_run_epoch.load(std::memory_order_relaxed));
   if (!recording_calls.load(std::memory_order_relaxed)) [[likely]] {
     call_native(keys, stack);
     return;
@@ -218,6 +228,7 @@ std::uint64_t OperatorHook::recorded_time(std::uint64_t native_ns) const noexcep
 
 void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
+  end_native_run(index_);
   Runtime& runtime = Runtime::instance();
   // Nothing is loaded or compiled on behalf of a call that a graph records.
   if (runtime.frozen() || is_capturing(view.device)) {

@@ -27,6 +27,10 @@ namespace eagercache {
 // PyTorch).
 inline std::atomic<bool> hooks_answer{false};
 
+// The epoch of runs of native calls (counters.h): another one after each change of policy, 0 where
+// every call is to be looked at.
+inline std::atomic<std::uint32_t> native_run_epoch{0};
+
 // Where an unboxed call goes on after the hook has looked at it.
 enum class Route {
   kAnswered,  // a kernel answered; the outputs are there
@@ -170,6 +174,9 @@ class OperatorHook {
 
  private:
   void answer(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  // Whether native answers without a look at the call, which is counted then: no kernel is known,
+  // and this is one of a long run of calls that were decided for native.
+  bool passes_on() const noexcept;
   // Why no kernel may answer on this thread; kNone otherwise.
   AsideReason thread_reason() const noexcept;
   // Remembers a kernel's error; throws where native must not run after it.

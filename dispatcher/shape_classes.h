@@ -32,6 +32,8 @@ class ShapeClasses {
   // kKernel: that kernel answers the call. kNative: one could, but was measured not to be faster
   // for its size. kAbsent otherwise.
   Found find(std::span<const Word> words) const noexcept;
+  // Whether any class was given a kernel since the last clear().
+  bool has_kernels() const noexcept { return table_.has_kernels(); }
 
   // --- the rest takes the lock ---
   // The number of the next kernel to ask the store for, of the class that `words` are a member of;

@@ -45,6 +45,9 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
   if (recording_calls.load(std::memory_order_relaxed)) [[unlikely]] {
     return Route::kBoxed;
   }
+  if (passes_on()) {
+    return Route::kNative;
+  }
   if (const AsideReason reason = thread_reason(); reason != AsideReason::kNone) [[unlikely]] {
     count_aside(index_, reason);
     return Route::kNative;
@@ -70,9 +73,10 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
       note_failure(kernel, view.key.words());
     }
   } else if (found.state != EntryState::kNative) {
+    end_native_run(index_);  // or the boxed hook might pass the call on
     return Route::kBoxed;
   }
-  count_call(index_, CallOutcome::kNative);
+  count_native(index_, native_run_epoch.load(std::memory_order_relaxed));
   return Route::kNative;
 }
 

@@ -260,6 +260,7 @@ MissNote GuardTable::note_miss(std::span<const Word> key, std::uint64_t hash) {
 }
 
 void GuardTable::set_kernel(std::span<const Word> key, std::uint64_t hash, const void* kernel) {
+  has_kernels_.store(true, std::memory_order_relaxed);
   impl_->set(key, hash, Verdict(EntryState::kKernel, kernel));
 }
 
@@ -271,7 +272,10 @@ bool GuardTable::erase(std::span<const Word> key, std::uint64_t hash) {
   return impl_->erase(key, hash);
 }
 
-void GuardTable::clear() { impl_->clear(); }
+void GuardTable::clear() {
+  has_kernels_.store(false, std::memory_order_relaxed);
+  impl_->clear();
+}
 
 std::size_t GuardTable::size() const { return impl_->size(); }
 

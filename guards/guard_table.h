@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -66,6 +67,8 @@ class GuardTable {
   // Installs a verdict, inserting the key when absent. `kernel` must live for ever.
   void set_kernel(std::span<const Word> key, std::uint64_t hash, const void* kernel);
   void set_native(std::span<const Word> key, std::uint64_t hash);
+  // Whether a kernel was installed since the last clear(). Without one find() finds none.
+  bool has_kernels() const noexcept { return has_kernels_.load(std::memory_order_relaxed); }
 
   // Forgets one key, or all of them. True when there was such an entry.
   bool erase(std::span<const Word> key, std::uint64_t hash);
@@ -80,6 +83,7 @@ class GuardTable {
 
  private:
   class Impl;
+  std::atomic<bool> has_kernels_{false};
   std::unique_ptr<Impl> impl_;
 };
 

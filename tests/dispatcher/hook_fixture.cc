@@ -119,6 +119,7 @@ HookTest::~HookTest() {
   for (OperatorHook* each : runtime().hooks()) {
     each->set_active(false);
     each->table().clear();
+    each->classes().clear();
   }
 }
 
