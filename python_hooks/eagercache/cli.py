@@ -29,6 +29,7 @@ from eagercache.cli_common import (
     store_path,
     table,
 )
+from eagercache.cli_inspect import bench_command, explain_command
 from eagercache.cli_programs import record_command, run_command
 from eagercache.cli_stats import stats_command
 from eagercache.cli_warm import warm_command
@@ -46,6 +47,8 @@ main.add_command(record_command)
 main.add_command(warm_command)
 main.add_command(bundle_group)
 main.add_command(stats_command)
+main.add_command(explain_command)
+main.add_command(bench_command)
 
 
 @main.command("ls")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from conftest import clean_environment, run_python
 from eagercache import _C, cli, environment
 
 pytestmark = pytest.mark.once
@@ -164,3 +166,61 @@ def test_a_store_that_is_not_there_is_one_line_and_exit_code_2(
 def test_unknown_options_are_exit_code_2() -> None:
     assert run("ls", "--nonsense").exit_code == 2
     assert run("nonsense").exit_code == 2
+
+
+def test_explain_says_what_an_operator_can_have_and_what_was_decided(store: Any) -> None:
+    done = run("explain", "var.correction", "--json")
+    assert done.exit_code == 0, done.output
+    (overload,) = json.loads(done.output)["overloads"]
+    assert overload["op"] == "aten::var.correction"
+    assert overload["eligible"] and overload["default"] and overload["reason"] == ""
+    shown = run("explain", "var.correction").output
+    assert "can have kernels; enable() hooks it" in shown
+    assert "no verdict" in shown  # the entry at hand does not say at which dispatch key it is
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [("mm", "library call"), ("layer_norm", "aten::native_layer_norm"), ("abs", "can have")],
+)
+def test_explain_names_the_reason_and_the_parts(store: Any, operator: str, said: str) -> None:
+    done = run("explain", f"aten::{operator}")
+    assert done.exit_code == 0 and said in done.output
+
+
+def test_explain_of_no_operator_is_one_line(store: Any) -> None:
+    done = run("explain", "no_such_operator")
+    assert done.exit_code == 2
+    assert done.output.count("\n") == 1 and "no_such_operator" in done.output
+
+
+def test_explain_and_bench_on_real_kernels(warm_cache: Path) -> None:
+    done = run("explain", "_softmax", "--dir", str(warm_cache), "--json")
+    (row,) = json.loads(done.output)["entries"]
+    assert (row["decision"], row["call"]) == (
+        "kernel",
+        "float32[64x96], dim=-1, half_to_float=False",
+    )
+    assert "x" in run("explain", "_softmax", "--dir", str(warm_cache)).output
+    result = run_python(
+        "from eagercache.cli import main; main()",
+        clean_environment(),
+        *("bench", "--dir", str(warm_cache), "--op", "softmax", "--json"),
+    )
+    (row,) = json.loads(result.stdout)["kernels"]
+    assert row["problem"] == "" and row["native_us"] > 0 and row["kernel_us"] > 0
+
+
+def test_bench_names_a_kernel_that_cannot_be_measured(warm_cache: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(warm_cache, copy, copy_function=shutil.copy2)
+    for thing in copy.glob("v1/o/*/*.so"):
+        thing.chmod(0o600)
+        thing.write_bytes(b"not a library")
+    result = run_python(
+        "from eagercache.cli import main; main()",
+        clean_environment(),
+        *("bench", "--dir", str(copy), "--op", "silu"),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "does not answer here" in result.stdout
