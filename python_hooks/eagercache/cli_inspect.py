@@ -50,7 +50,7 @@ def explain_command(directory: Path | None, as_json: bool, device: str, operator
     except ValueError as error:
         raise Unusable(str(error)) from error
     key = _DISPATCH_KEYS[device]
-    overloads = [_overload(name, key) for name in names]
+    overloads = [_overload(name, key) for name in sorted(names, key=lambda one: len(one[1]))]
     entries = []
     if store_path(directory).is_dir():
         wanted = {row["op"] for row in overloads}
