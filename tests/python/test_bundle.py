@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 from conftest import SHARED_CALLS, SHARED_OPS, clean_environment, run_program
 from eagercache import _C, bundle, cli, environment
 
+pytestmark = pytest.mark.once
+
 KEYS = [f"{digit}" * 64 for digit in "123"]
 
 

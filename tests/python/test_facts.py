@@ -15,6 +15,8 @@ from conftest import run_program
 from eagercache import environment, facts
 from eagercache.facts import Facts
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -9,6 +9,8 @@ import pytest
 from conftest import Program
 from eagercache import log
 
+pytestmark = pytest.mark.once
+
 EVENT = re.compile(
     r"eagercache: (info|debug): event=\w+(?: \w+=(?:[^\s\"=]+|\"(?:[^\"\\]|\\.)*\"))*"
 )

@@ -10,6 +10,8 @@ import pytest
 from conftest import Program
 from eagercache import operator_log, trace
 
+pytestmark = pytest.mark.once
+
 # The same calls as a program makes them and as a log has them. They step aside for nothing.
 CALLS = [
     ("torch.var(x, -1)", "aten.var.correction", "((T([6, 4], f32), [-1]), {'correction': 1})"),

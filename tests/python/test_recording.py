@@ -8,6 +8,8 @@ import pytest
 from conftest import Program
 from eagercache import trace
 
+pytestmark = pytest.mark.once
+
 
 def counts(path: Path) -> dict[str, int]:
     result = trace.Trace()

@@ -15,6 +15,8 @@ import pytest
 from conftest import SHARED_CALLS, SHARED_OPS, Program, clean_environment, run_program
 from eagercache import _C, config, environment
 
+pytestmark = pytest.mark.once
+
 COUNT = """
 shared_calls()
 shared_calls()

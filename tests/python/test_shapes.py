@@ -80,6 +80,7 @@ def test_a_few_kernels_answer_calls_of_many_sizes(
     assert seen["hits"] >= 120 - seen["compiles"] - 5
 
 
+@pytest.mark.once
 def test_another_process_has_kernels_for_sizes_that_nobody_has_met(
     shape_cache: tuple[Path, dict[str, Any]],
 ) -> None:

@@ -39,6 +39,8 @@ COUNTED = (
     PROGRAM
     + """
 import eagercache, json
+
+pytestmark = pytest.mark.once
 s = eagercache.stats()
 print(json.dumps([s.hits, s.misses, s.pending, s.native, s.compiles, s.outstanding]))
 """

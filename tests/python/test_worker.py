@@ -272,6 +272,7 @@ fi
     path.chmod(0o755)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("how", BROKEN_COMPILERS)
 def test_a_broken_compiler_is_a_stored_failure(tmp_path: Path, how: str) -> None:
     command, reason, failure = BROKEN_COMPILERS[how]
