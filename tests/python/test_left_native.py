@@ -12,6 +12,8 @@ from conftest import Program, run_program
 from eagercache import left_native
 from eagercache.session import Configuration
 
+pytestmark = pytest.mark.once
+
 FIRST = """
 import eagercache, torch
 x = torch.randn(8, 8)
@@ -26,8 +28,6 @@ report(decisions=sorted({(k.op, k.decision) for k in eagercache.kernels()}))
 SECOND = """
 import eagercache, torch
 from eagercache import left_native
-
-pytestmark = pytest.mark.once
 left_native._looks_again = lambda: {looks_again}
 x = torch.randn(8, 8)
 """

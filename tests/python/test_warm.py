@@ -16,6 +16,8 @@ from click.testing import CliRunner, Result
 from conftest import clean_environment
 from eagercache import _C, cli, config, environment, trace, warm
 
+pytestmark = pytest.mark.once
+
 STATE = {
     "default_dtype": "float32",
     "deterministic": False,
@@ -39,8 +41,6 @@ COUNTED = (
     PROGRAM
     + """
 import eagercache, json
-
-pytestmark = pytest.mark.once
 s = eagercache.stats()
 print(json.dumps([s.hits, s.misses, s.pending, s.native, s.compiles, s.outstanding]))
 """
