@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
-from eagercache import config, environment, facts, log, operators, store_directory
+from eagercache import choices, compile_requests, config, environment, facts, log, operators, stores
 from eagercache._load import core
 from eagercache.left_native import left_native, note_calls
 from eagercache.session import Configuration, session
@@ -24,13 +20,7 @@ from eagercache.session import Configuration, session
 if TYPE_CHECKING:
     from eagercache.custom_operators import CustomOperator
 
-# Set in the environment of compile workers: there nothing is enabled, or a kernel would be
-# compiled to compile a kernel.
-WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
-
 _Module = TypeVar("_Module")
-
-_DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
 class Enabled:
@@ -59,7 +49,7 @@ def default_operators(device: str = "cpu") -> list[str]:
     """Names of the operators that `enable()` hooks on a device when no list is given."""
     if core is None:
         return []
-    (key,) = _dispatch_keys([device])
+    (key,) = choices.dispatch_keys([device])
     return [operators.full_name(name) for name in core.default_operators(key)]
 
 
@@ -68,83 +58,12 @@ def is_enabled() -> bool:
     return core is not None and bool(core.answering())
 
 
-def _dispatch_keys(devices: Iterable[str] | str | None) -> list[str]:
-    assert core is not None
-    if devices is None:
-        devices = ("cpu", "cuda") if torch.version.cuda and core.has_cuda_driver() else ("cpu",)
-    keys = []
-    if isinstance(devices, str):
-        devices = (devices,)
-    for device in devices:
-        if device not in _DISPATCH_KEYS:
-            raise ValueError(f"device {device!r} is not one of {', '.join(_DISPATCH_KEYS)}")
-        keys.append(_DISPATCH_KEYS[device])
-    return keys
-
-
-def _configuration(
-    settings: config.Settings, on_miss: str, choose: str, numerics: str
-) -> Configuration:
-    for name, value, allowed in (
-        ("on_miss", on_miss, config.ON_MISS),
-        ("choose", choose, config.CHOOSE),
-        ("numerics", numerics, config.NUMERICS),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
-    return Configuration(
-        on_miss=settings.on_miss or on_miss,
-        choose=settings.choose or choose,
-        numerics=settings.numerics or numerics,
-        replicas=_has_replicas(),
-    )
-
-
-def _has_replicas() -> bool:
-    """Whether this process is one of several of a distributed job."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size() > 1
-    size = os.environ.get(
-        "WORLD_SIZE", ""
-    )  # what torchrun and others set before init_process_group
-    return size.isdecimal() and int(size) > 1
-
-
 def _is_child_process() -> bool:
     """Whether multiprocessing started this process (a DataLoader worker, a pool).
 
     Such a process never compiles or writes; the main one does.
     """
     return multiprocessing.parent_process() is not None
-
-
-def _selected(
-    ops: str | Iterable[Any] | None, skip: set[operators.OperatorName], keys: list[str]
-) -> list[tuple[operators.OperatorName, str]]:
-    """(operator, dispatch key) pairs to hook. Raises ValueError for a name that cannot be."""
-    assert core is not None
-    pairs: list[tuple[operators.OperatorName, str]] = []
-    for key in keys:
-        if ops is None or ops == "default":
-            names = [(str(n), str(o)) for n, o in core.default_operators(key)]
-        elif ops == "all":
-            names = [(str(n), str(o)) for n, o in core.eligible_operators(key)]
-        else:
-            specs = [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops
-            names = [name for spec in specs for name in operators.require_eligible(spec, key)]
-        pairs.extend((name, key) for name in dict.fromkeys(names) if name not in skip)
-    return pairs
-
-
-def _skipped(settings: config.Settings, skip: Iterable[Any]) -> set[operators.OperatorName]:
-    names = operators.resolve_all([skip] if isinstance(skip, str) else skip)
-    for text in settings.skip:
-        try:
-            names.update(operators.resolve(text))
-        except ValueError as error:
-            session.warn(f"skip:{text}", f"EAGERCACHE_SKIP names {text!r}: {error}")
-    return names
 
 
 def _register_pairs(pairs: Iterable[tuple[operators.OperatorName, str]]) -> list[Any]:
@@ -159,157 +78,6 @@ def _register_pairs(pairs: Iterable[tuple[operators.OperatorName, str]]) -> list
             continue
         hooked.append((name, key))
     return hooked
-
-
-def _store_paths(settings: config.Settings, cache_dir: str | os.PathLike[str] | None) -> list[Path]:
-    explicit = Path(cache_dir) if cache_dir is not None else settings.directory
-    if explicit is not None:
-        return [explicit.absolute()]
-    return store_directory.candidates(os.environ, os.getuid())
-
-
-def first_usable_store(
-    settings: config.Settings, paths: Iterable[Path], environment_text: str, *, read_only: bool
-) -> tuple[Any, Path | None, list[str]]:
-    """The first of `paths` that opens as a store, its path, and what was wrong with those before.
-
-    None twice where none does.
-    """
-    assert core is not None
-    problems = []
-    for path in paths:
-        try:
-            store = core.Store(
-                str(path),
-                environment_text,
-                read_only=read_only,
-                tiers=[str(tier.absolute()) for tier in settings.tiers],
-                allow_untrusted=settings.allow_untrusted,
-                max_bytes=settings.max_bytes,
-            )
-        except core.StoreError as error:
-            problems.append(f"{path}: {error}")
-        else:
-            return store, path, problems
-    return None, None, problems
-
-
-def _open_store(
-    settings: config.Settings, paths: Iterable[Path], environment_text: str, read_only: bool
-) -> Any:
-    """The session's store where it is one of these; else the first that can be used.
-
-    None after a warning with the remedy.
-    """
-    paths = list(paths)
-    known = [(path, environment_text) for path in paths]
-    if session.store is not None and session.store_identity in known:
-        return session.store
-    store, path, problems = first_usable_store(
-        settings, paths, environment_text, read_only=read_only
-    )
-    if store is not None and path is not None:
-        session.store_identity = (path, environment_text)
-        _say_whom_it_trusts(store)
-        return store
-    session.warn(
-        "store:" + ";".join(problems),
-        "no kernel store can be used, so everything stays native. "
-        + "; ".join(problems)
-        + ". Set EAGERCACHE_DIR to a directory that belongs to you and that only you may write.",
-    )
-    return None
-
-
-def _say_whom_it_trusts(store: Any) -> None:
-    for root in store.untrusted_roots:
-        session.warn(
-            f"untrusted:{root}",
-            f"EAGERCACHE_ALLOW_UNTRUSTED is set, and other users may write {root}: whoever does "
-            "can run code in this process.",
-        )
-    for problem in store.tier_problems:
-        session.warn(f"tier:{problem}", f"a store of EAGERCACHE_TIERS is not used: {problem}")
-
-
-def _start_service(
-    settings: config.Settings, store: Any, environment_text: str, chosen: Configuration
-) -> None:
-    """Plugs the compile service into the core; it and its workers start with the first compile."""
-    assert core is not None
-    session.configure_service(
-        store_root=store.root,
-        environment=environment_text,
-        choose=chosen.choose,
-        numerics=chosen.numerics,
-        workers=settings.workers,
-        slots=settings.slots,
-        cxx=settings.cxx,
-        max_bytes=settings.max_bytes,
-    )
-    core.set_handler(_submit)
-
-
-def _submit(call_json: str) -> None:
-    """Called by the core's loader thread for a key to compile. Queues and returns."""
-    assert core is not None
-    from eagercache import service
-
-    description = json.loads(call_json)
-    on_gpu = description["dispatch_key"] == "CUDA"
-    active = session.cuda_compile_service() if on_gpu else session.compile_service()
-    if active is None:
-        core.complete(description["digest"], "native", "the compile service is closed")
-        return
-    refusal = _describe_function(description)
-    if refusal:
-        core.complete(description["digest"], "native", refusal)
-        return
-    if on_gpu:
-        from eagercache import cuda_gate
-
-        reason = cuda_gate.reason_to_stay_off(description, core)
-        if reason:
-            core.complete(description["digest"], "native", reason)
-            return
-
-    def done(response: Mapping[str, Any]) -> None:
-        assert core is not None
-        _note_refusal(description, response)
-        core.complete(
-            description["digest"],
-            str(response.get("verdict", "failed")),
-            str(response.get("reason", "")),
-            service.cpu_seconds(response),
-        )
-
-    active.submit(description, done)
-
-
-def _describe_function(description: dict[str, Any]) -> str:
-    """Adds to a request what a worker makes the operator's function of; why it cannot, or ""."""
-    if description["op"].startswith("aten::"):
-        return ""
-    from eagercache import custom_operators
-    from eagercache.module_identity import Unfit
-
-    operator = custom_operators.find(description["op"])
-    if operator is None:
-        return "its code is not known: neither eagercache.op nor torch.library.custom_op made it"
-    try:
-        description["function"] = operator.payload(description.get("identity", ""))
-    except Unfit as error:
-        return str(error)
-    return ""
-
-
-def _note_refusal(description: Mapping[str, Any], response: Mapping[str, Any]) -> None:
-    if "function" in description and response.get("refused"):
-        from eagercache import custom_operators
-
-        operator = custom_operators.find(description["op"])
-        if operator is not None:
-            operator.note_verdict(description["identity"], str(response.get("reason", "")))
 
 
 def _function_hooks(skip: set[operators.OperatorName]) -> list[Any]:
@@ -334,14 +102,14 @@ def begin_operator(operator: CustomOperator[Any, Any]) -> None:
     Where nothing was ever enabled, kernels are enabled for such operators alone.
     """
     settings = config.read_settings()
-    if _inert(settings):
+    if choices.is_inert(settings):
         return
     assert core is not None
     with session.lock:
         if session.configuration is None and not is_enabled():
             enable(ops=())
         elif is_enabled() and operator.identify():
-            skipped = _skipped(settings, ())
+            skipped = choices.skipped(settings, ())
             for name, key in operator.hooks():
                 core.set_active(name[0], name[1], key, name not in skipped)
 
@@ -411,10 +179,10 @@ def _switch_on(
     core.set_log_level(config.LOG_LEVELS[settings.log])
     core.set_verification_share(settings.verify)
     child = _is_child_process()
-    paths = _store_paths(settings, cache_dir)
+    paths = stores.store_paths(settings, cache_dir)
     remembered = facts.Facts(paths[0])
     environment_text = environment.environment_text(cxx=settings.cxx, facts=remembered)
-    store = _open_store(settings, paths, environment_text, read_only=child)
+    store = stores.open_store(settings, paths, environment_text, read_only=child)
     if store is None:
         return False
     if not store.read_only and store.root == str(paths[0]):
@@ -426,7 +194,7 @@ def _switch_on(
     session.store = store
     core.set_store(store)
     if chosen.on_miss != "native":
-        _start_service(settings, store, environment_text, chosen)
+        compile_requests.start_service(settings, store, environment_text, chosen)
     if changed_store:
         session.configuration = None  # another store may know other kernels: ask it
     _apply(chosen)
@@ -463,10 +231,6 @@ def _switch_off_others(hooked: Iterable[Any]) -> None:
     for active in core.active_operators():
         if tuple(active) not in wanted:
             core.set_active(*active, False)
-
-
-def _inert(settings: config.Settings) -> bool:
-    return core is None or settings.disable or bool(os.environ.get(WORKER_VARIABLE))
 
 
 def enable(
@@ -515,16 +279,16 @@ def enable(
     again: the newest call's operators, policy and store hold, and `freeze()` ends. Thread-safe.
     """
     settings = config.read_settings()
-    if _inert(settings):
+    if choices.is_inert(settings):
         return Enabled(_nothing, active=False)
     assert core is not None
     with session.lock:
-        chosen = _configuration(settings, on_miss, choose, numerics)
-        keys = _dispatch_keys(devices)
+        chosen = choices.configuration(settings, on_miss, choose, numerics)
+        keys = choices.dispatch_keys(devices)
         if modules is not None:
             _check_modules(modules)
-        skipped = _skipped(settings, skip)
-        pairs = _selected(ops, skipped, keys)
+        skipped = choices.skipped(settings, skip)
+        pairs = choices.selected(ops, skipped, keys)
         _adopt_functions(pairs)
         pairs += [pair for pair in _function_hooks(skipped) if pair[1] in keys]
         restore = _snapshot()
@@ -562,7 +326,7 @@ def accelerate(model: _Module, **options: Any) -> _Module:
         The model itself.
     """
     settings = config.read_settings()
-    if _inert(settings):
+    if choices.is_inert(settings):
         return model
     from eagercache.modules import manager
 
@@ -592,14 +356,14 @@ def register(op: Any, dispatch_key: str = "CPU") -> None:
         ValueError: the operator does not exist or cannot be accelerated; the message says why.
     """
     settings = config.read_settings()
-    if _inert(settings):
+    if choices.is_inert(settings):
         return
     assert core is not None
-    if dispatch_key not in _DISPATCH_KEYS.values():
-        allowed = ", ".join(_DISPATCH_KEYS.values())
+    if dispatch_key not in choices.DISPATCH_KEYS.values():
+        allowed = ", ".join(choices.DISPATCH_KEYS.values())
         raise ValueError(f"dispatch_key={dispatch_key!r} is not one of {allowed}")
     with session.lock:
-        skipped = _skipped(settings, ())
+        skipped = choices.skipped(settings, ())
         pairs = [
             (name, dispatch_key)
             for name in operators.require_eligible(op, dispatch_key)
@@ -609,7 +373,7 @@ def register(op: Any, dispatch_key: str = "CPU") -> None:
             for name, key in _register_pairs(pairs):
                 core.set_active(name[0], name[1], key, True)
             return
-        chosen = _configuration(settings, "background", "faster", "accurate")
+        chosen = choices.configuration(settings, "background", "faster", "accurate")
         _switch_on(pairs, chosen, settings, None, named=True)
 
 

@@ -1,4 +1,4 @@
-"""`eagercache explain` and `eagercache bench`: an operator, or stored kernels, looked at closely."""
+"""`eagercache explain` and `eagercache bench`: operators and stored kernels, looked at closely."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from eagercache import entry_facts
+from eagercache import choices, entry_facts
 from eagercache.cli_common import (
     Unusable,
     call_text,
@@ -25,7 +25,6 @@ from eagercache.cli_common import (
     table,
 )
 
-_DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 _PAIRS = 15
 _SECONDS_PER_SIDE = 0.002
 _WARM_CALLS = 3
@@ -34,7 +33,9 @@ _WARM_CALLS = 3
 @click.command("explain")
 @directory_option
 @json_option
-@click.option("--device", type=click.Choice(list(_DISPATCH_KEYS)), default="cpu", show_default=True)
+@click.option(
+    "--device", type=click.Choice(list(choices.DISPATCH_KEYS)), default="cpu", show_default=True
+)
 @click.argument("operator")
 def explain_command(directory: Path | None, as_json: bool, device: str, operator: str) -> None:
     """Says whether OPERATOR can have kernels, and what the store decided for its calls.
@@ -49,7 +50,7 @@ def explain_command(directory: Path | None, as_json: bool, device: str, operator
         names = operators.resolve(operator)
     except ValueError as error:
         raise Unusable(str(error)) from error
-    key = _DISPATCH_KEYS[device]
+    key = choices.DISPATCH_KEYS[device]
     overloads = [_overload(name, key) for name in sorted(names, key=lambda one: len(one[1]))]
     entries = []
     if store_path(directory).is_dir():

@@ -18,6 +18,7 @@ import torch
 
 from . import function_gradient
 from ._load import core
+from .choices import WORKER_VARIABLE
 from .module_identity import Unfit
 
 _P = ParamSpec("_P")
@@ -421,4 +422,4 @@ def op(
 
 def in_worker() -> bool:
     """Whether this process compiles for another."""
-    return bool(os.environ.get("EAGERCACHE_INSIDE_WORKER"))
+    return bool(os.environ.get(WORKER_VARIABLE))

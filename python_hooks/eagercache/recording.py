@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from eagercache import api, config, log, trace
+from eagercache import api, choices, config, log, trace
 from eagercache._load import core
 from eagercache.left_native import left_native
 from eagercache.session import session
@@ -169,7 +169,7 @@ def record(path: str | os.PathLike[str]) -> Recording:
         OSError: the file cannot be written.
     """
     target = Path(path).absolute()
-    if core is None or api._inert(config.read_settings()):
+    if core is None or choices.is_inert(config.read_settings()):
         inert = Recording.__new__(Recording)
         inert.path, inert.calls, inert.keys, inert._active = target, 0, 0, False
         return inert

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .choices import WORKER_VARIABLE
 from .log import event
 from .operators import described_name
 from .slots import Slot, Slots
@@ -559,7 +560,7 @@ def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) ->
     }
     paths = [str(_PACKAGE_PARENT), *filter(None, [environ.get("PYTHONPATH")])]
     kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    kept["EAGERCACHE_INSIDE_WORKER"] = "1"
+    kept[WORKER_VARIABLE] = "1"
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if settings.hide_gpus:
         kept["CUDA_VISIBLE_DEVICES"] = ""

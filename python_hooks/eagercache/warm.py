@@ -21,7 +21,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from eagercache import api, config, entry_facts, environment, facts, operator_log, operators, trace
+from eagercache import (
+    choices,
+    config,
+    entry_facts,
+    environment,
+    facts,
+    operator_log,
+    operators,
+    stores,
+    trace,
+)
 from eagercache._load import core
 from eagercache.service import (
     CompileService,
@@ -279,7 +289,7 @@ def _wanted(
 ) -> list[trace.TracedCall]:
     """The calls to compile: of a log only operators that `enable()` hooks, unless named."""
     named = {
-        (key, name) for name, key in api._selected(ops, skipped, list(keys))
+        (key, name) for name, key in choices.selected(ops, skipped, list(keys))
     }  # the default operators where none are named
     calls = []
     for identity, call in merged.calls.items():
@@ -577,8 +587,8 @@ def warm_up(
     reading = operator_log.Reading("cuda:0" if device == "cuda" else "cpu", max(1, int(scale)))
     merged, out_of_logs = read_traces([Path(path) for path in traces], reading)
     try:
-        calls = _wanted(merged, out_of_logs, keys, ops, api._skipped(settings, skip))
-        chosen = api._configuration(settings, "native", choose, numerics)
+        calls = _wanted(merged, out_of_logs, keys, ops, choices.skipped(settings, skip))
+        chosen = choices.configuration(settings, "native", choose, numerics)
     except ValueError as error:
         raise WarmError(str(error)) from error
     store, text = _open_store(settings, cache_dir)
@@ -618,7 +628,7 @@ def _budget_of(budget: str | float | Budget | None) -> Budget:
 
 def _keys(device: str | None) -> list[str]:
     try:
-        keys = api._dispatch_keys(device)
+        keys = choices.dispatch_keys(device)
     except ValueError as error:
         raise WarmError(str(error)) from error
     if device == "cuda":
@@ -634,10 +644,10 @@ def _open_store(
     settings: config.Settings, cache_dir: str | os.PathLike[str] | None
 ) -> tuple[Any, str]:
     assert core is not None
-    paths = api._store_paths(settings, cache_dir)
+    paths = stores.store_paths(settings, cache_dir)
     remembered = facts.Facts(paths[0])
     text = environment.environment_text(cxx=settings.cxx, facts=remembered)
-    store, path, problems = api.first_usable_store(settings, paths, text, read_only=False)
+    store, path, problems = stores.first_usable_store(settings, paths, text, read_only=False)
     if store is not None:
         if path == paths[0]:
             remembered.save()
