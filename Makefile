@@ -5,12 +5,13 @@ TORCH ?= 2.11.0
 export TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test docs bench check soak clean
+.PHONY: help setup build demo test fuzz docs bench check soak clean
 
 help:
 	@echo 'make demo    a real model on CPU: native, then with compiled kernels, then from the warm cache'
 	@echo 'make test    set up, build, and run all C++ and Python tests'
 	@echo 'make build   set up and build (build/dev-$(TORCH))'
+	@echo "make fuzz    random operator programs against native; FUZZ_ARGS='--calls 1000000 --keys 1000'"
 	@echo 'make docs    build the documentation (build/docs/html)'
 	@echo 'make bench   build and run the benchmarks'
 	@echo 'make check   formatting, linters and type checks'
@@ -30,6 +31,9 @@ demo: build
 
 test: build
 	@scripts/test
+
+fuzz: build
+	@scripts/fuzz_programs $(FUZZ_ARGS)
 
 docs: build
 	@scripts/docs

@@ -228,6 +228,8 @@ class Call:
             device: torch.Generator(device).manual_seed(seed)
             for device in {spec.device for spec in self.tensors}
         }
+        if fill == "zeros" and len(self.tensors) > 1:
+            fill = "signed_zeros"
         sample = Sample([], [])
         for index, spec in enumerate(self.tensors):
             value, base = _allocate(spec, fill, generators[spec.device])
@@ -379,8 +381,23 @@ _WIDER: Mapping[torch.dtype, torch.dtype] = {
 }
 
 # The rules that data is made by. Which ones a call can take depends on what it does with its data
-# (indices, probabilities, divisors): a proof uses those that native accepts.
-FILLS = ("normal", "unit", "integers", "extreme", "special", "sparse_special", "ones", "zeros")
+# (indices, probabilities, divisors): a proof uses those that native accepts. Where there are
+# several tensors, "zeros" are of both signs, so that they meet in every combination; "wide" reaches
+# the tails of exponentials and hyperbolic functions, where what a cancellation leaves decides; the
+# sums of "cancelling" numbers show in which order they were added, even when rounded to half
+# precision.
+FILLS = (
+    "normal",
+    "unit",
+    "integers",
+    "extreme",
+    "special",
+    "sparse_special",
+    "ones",
+    "zeros",
+    "wide",
+    "cancelling",
+)
 
 
 def _put_indices(value: torch.Tensor, bounds: tuple[int, int], generator: torch.Generator) -> None:
@@ -414,6 +431,8 @@ def _fill_flat(
     """``count`` elements in memory order; overlapping tensors see some of them twice."""
     if fill == "ones":
         return torch.ones(count, dtype=dtype, device=generator.device)
+    if fill == "signed_zeros" and not (dtype.is_floating_point or dtype.is_complex):
+        fill = "zeros"
     if fill == "zeros":
         return torch.zeros(count, dtype=dtype, device=generator.device)
     if dtype == torch.bool:
@@ -432,10 +451,12 @@ def _fill_flat(
 def _fill_floats(
     count: int, dtype: torch.dtype, fill: str, generator: torch.Generator
 ) -> torch.Tensor:
-    if fill == "unit":
-        return torch.rand(
-            count, generator=generator, dtype=torch.float64, device=generator.device
-        ).to(dtype)
+    if fill in ("unit", "wide"):
+        part = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
+        return (part if fill == "unit" else 32 * part - 16).to(dtype)
+    if fill == "signed_zeros":
+        signs = torch.randint(0, 2, (count,), generator=generator, device=generator.device)
+        return torch.where(signs > 0, 0.0, -0.0).to(dtype)
     if fill == "integers":
         return torch.randint(-4, 5, (count,), generator=generator, device=generator.device).to(
             dtype
@@ -444,6 +465,9 @@ def _fill_floats(
         dtype
     )
     info = torch.finfo(dtype)
+    if fill == "cancelling":
+        large = 2.0 ** {torch.float64: 50, torch.float16: 10}.get(dtype, 20)
+        return _scatter(flat, torch.tensor([large, -large], dtype=dtype), 2, generator)
     finite = [0.0, -0.0, info.smallest_normal, info.smallest_normal / 2, -info.smallest_normal / 4,
               info.max, info.min, info.eps, 1.0, -1.0]  # fmt: skip
     values = finite if fill == "extreme" else [*finite, math.nan, math.inf, -math.inf]
@@ -459,7 +483,8 @@ def _fill_integers(
     info = torch.iinfo(dtype)
     if fill == "unit":  # usable as an index, a class label, a shift
         return torch.randint(0, 2, (count,), generator=generator, device=generator.device).to(dtype)
-    low, high = (max(-100, info.min), 101) if fill == "normal" else (max(-4, info.min), 5)
+    many = fill in ("normal", "wide", "cancelling")
+    low, high = (max(-100, info.min), 101) if many else (max(-4, info.min), 5)
     flat = torch.randint(low, high, (count,), generator=generator, device=generator.device).to(
         dtype
     )

@@ -141,7 +141,7 @@ def _extra_draws(call: Call, native: Native) -> Iterator[tuple[str, int]]:
     taken = max(sum(spec.numel for spec in call.tensors), 1)
     rounds = min(MOST_ROUNDS, BITWISE_ELEMENTS // smallest, MOST_ROUND_ELEMENTS // taken)
     for index in range(rounds):
-        yield ("normal", "unit")[index % 2], SEED + len(FILLS) + index
+        yield ("normal", "unit", "wide", "cancelling")[index % 4], SEED + len(FILLS) + index
 
 
 def _tensors_at(sample: Sample | None, indices: Iterable[int]) -> list[torch.Tensor]:

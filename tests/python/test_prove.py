@@ -64,8 +64,40 @@ SIN = describe("sin", tensor((40, 50)))
 
 def test_equal_bits_are_bitwise() -> None:
     proof = proof_of(SIN, torch.sin)
-    assert proof.numerics == "bitwise" and len(proof.fills) == 8
+    assert proof.numerics == "bitwise" and len(proof.fills) == 10
     assert (proof.largest_error, proof.seed) == (0.0, prove.SEED)
+
+
+def test_what_becomes_of_zeros_of_either_sign_must_be_natives() -> None:
+    def kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(x, y) + 0.0  # of two negative zeros it makes a positive one
+
+    with pytest.raises(ProofFailed, match="another sign of zero"):
+        proof_of(describe("maximum", tensor((4,)), tensor((4,))), kernel)
+
+
+def test_the_tails_of_an_exponential_are_compared() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return torch.where((x < -9) & (x > -1e3), -0.0, torch.nn.functional.silu(x))
+
+    with pytest.raises(ProofFailed, match="wide data"):
+        proof_of(describe("silu", tensor((64,))), kernel)
+
+
+def test_a_sum_in_another_order_is_not_bitwise_though_rounding_hides_it() -> None:
+    def kernel(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        total = torch.zeros(x.size(0))
+        for column in reversed(x.float().unbind(-1)):
+            total = total + column
+        return total.to(x.dtype)
+
+    call = PlayedCall(
+        describe("sum.dim_IntList", tensor((18, 6), dtype="bfloat16"), integers(-1), boolean(False),
+                 NONE)
+    )  # fmt: skip
+    call.kernel = kernel
+    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call), reduces=True)
+    assert proof.numerics == "accurate"
 
 
 def test_the_neighbouring_number_is_accurate() -> None:
