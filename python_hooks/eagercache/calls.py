@@ -228,8 +228,6 @@ class Call:
             device: torch.Generator(device).manual_seed(seed)
             for device in {spec.device for spec in self.tensors}
         }
-        if fill == "zeros" and len(self.tensors) > 1:
-            fill = "signed_zeros"
         sample = Sample([], [])
         for index, spec in enumerate(self.tensors):
             value, base = _allocate(spec, fill, generators[spec.device])
@@ -381,11 +379,10 @@ _WIDER: Mapping[torch.dtype, torch.dtype] = {
 }
 
 # The rules that data is made by. Which ones a call can take depends on what it does with its data
-# (indices, probabilities, divisors): a proof uses those that native accepts. Where there are
-# several tensors, "zeros" are of both signs, so that they meet in every combination; "wide" reaches
-# the tails of exponentials and hyperbolic functions, where what a cancellation leaves decides; the
-# sums of "cancelling" numbers show in which order they were added, even when rounded to half
-# precision.
+# (indices, probabilities, divisors): a proof uses those that native accepts. "zeros" are of both
+# signs, so that they meet in every combination; "wide" reaches the tails of exponentials and
+# hyperbolic functions, where what a cancellation leaves decides; the sums of "cancelling" numbers
+# show in which order they were added.
 FILLS = (
     "normal",
     "unit",
@@ -431,9 +428,7 @@ def _fill_flat(
     """``count`` elements in memory order; overlapping tensors see some of them twice."""
     if fill == "ones":
         return torch.ones(count, dtype=dtype, device=generator.device)
-    if fill == "signed_zeros" and not (dtype.is_floating_point or dtype.is_complex):
-        fill = "zeros"
-    if fill == "zeros":
+    if fill == "zeros" and not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(count, dtype=dtype, device=generator.device)
     if dtype == torch.bool:
         return torch.randint(
@@ -454,7 +449,7 @@ def _fill_floats(
     if fill in ("unit", "wide"):
         part = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
         return (part if fill == "unit" else 32 * part - 16).to(dtype)
-    if fill == "signed_zeros":
+    if fill == "zeros":
         signs = torch.randint(0, 2, (count,), generator=generator, device=generator.device)
         return torch.where(signs > 0, 0.0, -0.0).to(dtype)
     if fill == "integers":
@@ -483,8 +478,9 @@ def _fill_integers(
     info = torch.iinfo(dtype)
     if fill == "unit":  # usable as an index, a class label, a shift
         return torch.randint(0, 2, (count,), generator=generator, device=generator.device).to(dtype)
-    many = fill in ("normal", "wide", "cancelling")
-    low, high = (max(-100, info.min), 101) if many else (max(-4, info.min), 5)
+    # "wide" integers are past what half precision holds exactly.
+    reach = {"normal": 100, "cancelling": 100, "wide": 100_000}.get(fill, 4)
+    low, high = max(-reach, info.min), min(reach, info.max) + 1
     flat = torch.randint(low, high, (count,), generator=generator, device=generator.device).to(
         dtype
     )

@@ -31,19 +31,6 @@ from eagercache.session import session
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fuzz.templates import words
-
-# Operators whose kernels accumulate over elements; prove.Tolerance says what they are allowed.
-_ACCUMULATING = words(
-    "sum mean var std var_mean std_mean prod logsumexp linalg_vector_norm cumsum cumprod nansum "
-    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
-    "native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm "
-    "_native_batch_norm_legit native_batch_norm_backward avg_pool2d avg_pool2d_backward "
-    "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward mse_loss smooth_l1_loss huber_loss "
-    "binary_cross_entropy_with_logits _foreach_norm max_pool2d_with_indices_backward "
-    "upsample_nearest2d_backward reflection_pad2d_backward replication_pad2d_backward norm dist "
-    "_native_batch_norm_legit_no_training mm addmm bmm"
-)
 ROUNDS = 64
 _COMPOSITE = "CompositeImplicitAutograd"
 
@@ -205,7 +192,8 @@ def judge(func: Any, args: Any, kwargs: Any, natives: Sequence[Any], mine: Seque
     sample = Sample(list(_leaves(func, args, kwargs)), [])
     for value in sample.values:
         sample.bases.append(flat_of(value.detach()) if isinstance(value, torch.Tensor) else None)
-    accumulates = call.op._schema.name.split("::")[1] in _ACCUMULATING
+    fewer = any(native.numel() < spec.numel for native in natives for spec in call.tensors)
+    accumulates = prove.accumulates(call) or fewer
     tolerance = prove.tolerance_of(call, natives, accumulates)
     native = prove.Native("program", 0, sample, list(natives), None)
     try:

@@ -100,6 +100,51 @@ def test_a_sum_in_another_order_is_not_bitwise_though_rounding_hides_it() -> Non
     assert proof.numerics == "accurate"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rounded_sum_is_never_called_bitwise(dtype: str) -> None:
+    call = PlayedCall(
+        describe(
+            "sum.dim_IntList", tensor((40, 6), dtype=dtype), integers(-1), boolean(False), NONE
+        )
+    )
+    call.kernel = lambda x, *_: x.sum(-1)
+    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    assert proof.numerics == ("bitwise" if dtype == "float32" else "accurate")
+    assert proof.largest_error == 0
+
+
+def test_a_rounded_sum_that_is_written_is_natives() -> None:
+    call = PlayedCall(
+        describe("sum.IntList_out", tensor((40, 6), dtype="bfloat16"), integers(-1), boolean(False),
+                 NONE, tensor((40,), dtype="bfloat16"))
+    )  # fmt: skip
+    call.kernel = lambda x, d, k, t, out: torch.sum(x, -1, out=out)
+    with pytest.raises(prove.NotBitwise, match="by luck at best"):
+        prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+
+
+def test_integers_are_past_what_half_precision_holds() -> None:
+    def kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.float() * y.float()).to(y.dtype)  # native rounds the integer first
+
+    description = describe(
+        "mul.Tensor", tensor((64,), None, "int32"), tensor((64,), None, "bfloat16")
+    )
+    assert proof_of(description, kernel).numerics == "accurate"
+
+
+def test_a_short_sum_of_negative_zeros_is_of_either_sign() -> None:
+    def kernel(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        return x[:, 0] + x[:, 1] + x[:, 2]  # native begins at zero
+
+    call = PlayedCall(
+        describe("sum.dim_IntList", tensor((64, 3)), integers(-1), boolean(False), NONE)
+    )
+    call.kernel = kernel
+    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    assert proof.numerics == "accurate"
+
+
 def test_the_neighbouring_number_is_accurate() -> None:
     def kernel(x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x.double()).float()
