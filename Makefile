@@ -5,13 +5,14 @@ TORCH ?= 2.11.0
 export TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test fuzz docs bench check soak clean
+.PHONY: help setup build demo test fuzz models docs bench check soak clean
 
 help:
 	@echo 'make demo    a real model on CPU: native, then with compiled kernels, then from the warm cache'
 	@echo 'make test    set up, build, and run all C++ and Python tests'
 	@echo 'make build   set up and build (build/dev-$(TORCH))'
 	@echo "make fuzz    random operator programs against native; FUZZ_ARGS='--calls 1000000 --keys 1000'"
+	@echo "make models  real models against native; MODELS_ARGS='--kind modules --only resnet'"
 	@echo 'make docs    build the documentation (build/docs/html)'
 	@echo 'make bench   build and run the benchmarks'
 	@echo 'make check   formatting, linters and type checks'
@@ -34,6 +35,9 @@ test: build
 
 fuzz: build
 	@scripts/fuzz_programs $(FUZZ_ARGS)
+
+models: build
+	@scripts/models $(MODELS_ARGS)
 
 docs: build
 	@scripts/docs

@@ -1,0 +1,60 @@
+"""`make models`: real models with kernels of operators, and of modules, against native.
+
+python -m models [--kind operators|modules] [--only WORDS] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+
+def main() -> int:
+    """The exit status: 1 where a model differs or no kernel answered."""
+    import eagercache  # noqa: F401
+    import torch
+
+    from models import equality, zoo
+
+    parser = argparse.ArgumentParser(prog="make models", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--kind", choices=("operators", "modules"), help="one of the two alone")
+    parser.add_argument("--only", default="", help="models with one of these words, by commas")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    words = [word for word in options.only.split(",") if word]
+    names = [n for n in zoo.MODELS if not words or any(word in n for word in words)]
+    failed, rows = 0, []
+    for kind in [options.kind] if options.kind else ["operators", "modules"]:
+        began, tensors, hits = time.monotonic(), 0, 0
+        for result in equality.run(kind, names):
+            bad = bool(result.problems) or not result.answered.get("hits")
+            failed += bad
+            tensors += result.tensors
+            hits += result.answered.get("hits", 0)
+            rows.append({"kind": kind, **asdict(result)})
+            said = "DIFFERS" if result.problems else "NO HIT" if bad else "equal"
+            print(
+                f"{kind} {result.name:34} {said}"
+                f" {result.tensors} tensors, error {result.ratio:.2f} of native's, "
+                f"{dict(result.answered)}",
+                flush=True,
+            )
+            for problem in result.problems[:5]:
+                print(f"    {problem}")
+        equal = sum(r["kind"] == kind and not r["problems"] for r in rows)
+        print(
+            f"{kind}: {equal} of {len(names)} models equal, {tensors} tensors, {hits} hits, "
+            f"{time.monotonic() - began:.0f} s"
+        )
+    if options.json:
+        options.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
