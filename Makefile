@@ -5,7 +5,7 @@ TORCH ?= 2.11.0
 export TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test fuzz models docs bench check soak clean
+.PHONY: help setup build demo test fuzz conformance models docs bench check soak clean
 
 help:
 	@echo 'make demo    a real model on CPU: native, then with compiled kernels, then from the warm cache'
@@ -13,6 +13,7 @@ help:
 	@echo 'make build   set up and build (build/dev-$(TORCH))'
 	@echo "make fuzz    random operator programs against native; FUZZ_ARGS='--calls 1000000 --keys 1000'"
 	@echo "make models  real models against native; MODELS_ARGS='--kind modules --only resnet'"
+	@echo "make conformance  PyTorch's operator database through kernels, against native (CONFORMANCE_ARGS=--help)"
 	@echo 'make docs    build the documentation (build/docs/html)'
 	@echo 'make bench   build and run the benchmarks'
 	@echo 'make check   formatting, linters and type checks'
@@ -38,6 +39,9 @@ fuzz: build
 
 models: build
 	@scripts/models $(MODELS_ARGS)
+
+conformance: build
+	@scripts/conformance $(CONFORMANCE_ARGS)
 
 docs: build
 	@scripts/docs

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "dispatcher/denied_operators.h"
 #include "dispatcher/operator_rules.h"
 #include "guards/left_out.h"
 #include "guards/overlap.h"
@@ -97,6 +98,11 @@ void read_results(const c10::OperatorHandle& op, Eligibility& result) {
       schema.returns().size() == 1 && is_tensor_list(*schema.returns().front().real_type());
 }
 
+std::string full_name(const c10::FunctionSchema& schema) {
+  return schema.overload_name().empty() ? schema.name()
+                                        : schema.name() + "." + schema.overload_name();
+}
+
 }  // namespace
 
 Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey key) {
@@ -115,6 +121,9 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
   }
   if (result.reason.empty()) {
     result.reason = excluded_by_tag(op);
+  }
+  if (result.reason.empty()) {
+    result.reason = denial(full_name(op.schema()), c10::toString(key), {});
   }
   const auto rule = find_operator_rule(op.schema().name());
   if (result.reason.empty() && rule && rule->kind != RuleKind::kIntegerDivision &&

@@ -9,6 +9,18 @@
 
 namespace eagercache {
 
+std::string kernel_identity(std::span<const ObjectRef> objects, c10::Device device,
+                            const KernelForm& form) {
+  std::string identity = device.str();
+  for (const std::string* part : {&form.form, &form.launch_plan, &form.output_strides}) {
+    identity += '\0' + *part;
+  }
+  for (const ObjectRef& object : objects) {
+    identity += '\0' + object.digest.hex();
+  }
+  return identity;
+}
+
 Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, c10::Device device,
                                                   const KernelForm& form) {
   if (form.form == "bare") {

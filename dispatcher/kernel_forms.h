@@ -5,6 +5,7 @@
 #include <string>
 
 #include "dispatcher/loaded_kernel.h"
+#include "kernel_cache/manifest.h"
 #include "kernel_cache/shared_library.h"
 #include "kernel_cache/status.h"
 
@@ -16,6 +17,12 @@ struct KernelForm {
   std::string launch_plan;     // bare: launch_plan.h; shapes: shape_plan.h; cuda: cuda_plan.h
   std::string output_strides;  // container: see ContainerKernel::set_output_strides
 };
+
+// Two entries with the same identity have the same kernel, so that it is loaded once. One object
+// may hold the kernels of many entries; and entries may have the plan and the first object in
+// common and differ in the second.
+std::string kernel_identity(std::span<const ObjectRef> objects, c10::Device device,
+                            const KernelForm& form);
 
 // A kernel of either form for CPU out of a loaded library. kCorrupt for malformed facts,
 // kIncompatible for an unknown form or a library that does not hold what the facts say.

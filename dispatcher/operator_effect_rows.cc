@@ -24,6 +24,9 @@ constexpr EffectRow unspecified(std::string_view op) {
 constexpr EffectRow not_dense(std::string_view op) {
   return {op, EffectKind::kNotDense, {}, 0, {}, {}};
 }
+constexpr EffectRow moves_fresh(std::string_view op) {
+  return {op, EffectKind::kMovesFresh, {}, 0, {}, {}};
+}
 constexpr EffectRow outside(std::string_view op, std::string_view clause) {
   return {op, EffectKind::kOutside, {}, 0, {}, clause};
 }
@@ -47,6 +50,14 @@ constexpr auto kRows = std::to_array<EffectRow>({
     writes("aten::batch_norm_gather_stats_with_counts", "running_var"),
     writes("aten::_batch_norm_impl_index", "running_mean", "training"),
     writes("aten::_batch_norm_impl_index", "running_var", "training"),
+    // Made and then filled in place.
+    moves_fresh("aten::zeros"),
+    moves_fresh("aten::ones"),
+    moves_fresh("aten::full"),
+    moves_fresh("aten::arange"),
+    moves_fresh("aten::linspace"),
+    moves_fresh("aten::logspace"),
+    moves_fresh("aten::eye"),
     // Views that no schema marks.
     aliases("aten::_unsafe_view", "self"),
     aliases("aten::unsafe_split", "self"),

@@ -179,6 +179,9 @@ void apply_row(const c10::FunctionSchema& schema, const EffectRow& row, Operator
     case EffectKind::kNotDense:
       set_outputs(OutputKind::kNotDense, 0, effects);
       break;
+    case EffectKind::kMovesFresh:
+      effects.moves_fresh = !effects.writes_arguments();  // forms with out= make none
+      break;
     case EffectKind::kOutside:
       effects.outside = row.clause;
       break;

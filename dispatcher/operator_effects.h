@@ -43,6 +43,8 @@ struct OperatorEffects {
   std::vector<WrittenArgument> writes;
   std::vector<OutputEffect> outputs;  // one per return of the schema
   std::vector<std::size_t> opaque_inputs;
+  // Native fills the tensors that it makes in place, so that their version counters stand at 1.
+  bool moves_fresh = false;
   // What it does outside of its tensors ("it talks to other processes"); empty: nothing.
   std::string_view outside;
 
@@ -63,6 +65,7 @@ enum class EffectKind : std::uint8_t {
   kOpaqueInput,   // `argument`
   kUnspecified,   // every output
   kNotDense,      // every output
+  kMovesFresh,    // see OperatorEffects::moves_fresh
   kOutside,       // `clause` says what
 };
 

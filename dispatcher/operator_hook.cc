@@ -359,6 +359,7 @@ LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const Call
     }
     for_each_moved_version(effects(),
                            [&](std::size_t index) { move_version_of(arguments(*stack)[index]); });
+    move_fresh_versions(effects(), {outputs.data(), outputs.size()});
     // `view` points into the stack, so it may move only now.
     put_results({outputs.data(), outputs.size()}, stack);
     return LoadedKernel::Outcome::kAnswered;

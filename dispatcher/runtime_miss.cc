@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dispatcher/call_text.h"
+#include "dispatcher/denied_operators.h"
 #include "dispatcher/kernel_forms.h"
 #include "dispatcher/log.h"
 #include "dispatcher/numerics_rule.h"
@@ -68,6 +69,28 @@ std::size_t count_tensors(const std::vector<DecodedArgument>& arguments) {
     count += argument.kind == ArgumentKind::kTensor ? 1 : count_tensors(argument.elements);
   }
   return count;
+}
+
+void add_dtypes(const std::vector<DecodedArgument>& arguments, std::vector<std::string>& dtypes) {
+  for (const DecodedArgument& argument : arguments) {
+    if (argument.kind == ArgumentKind::kTensor) {
+      dtypes.push_back(scalar_type_name(argument.tensor.dtype));
+    }
+    add_dtypes(argument.elements, dtypes);
+  }
+}
+
+// Why the table of denied operators has no kernel answer the call; empty when it does not name it.
+std::string denied_call(const OperatorHook& hook, std::span<const Word> words) {
+  if (!is_ever_denied(hook.full_name())) {
+    return {};
+  }
+  DecodedCall call;
+  std::vector<std::string> dtypes;
+  if (decode_call(words, &call)) {
+    add_dtypes(call.arguments, dtypes);
+  }
+  return denial(hook.full_name(), c10::toString(hook.dispatch_key()), dtypes);
 }
 
 std::string fact(const Manifest& manifest, const char* name) {
@@ -144,6 +167,9 @@ bool Runtime::install_from_store(OperatorHook& hook, std::span<const Word> words
 
 std::string Runtime::rejected_by_policy(const OperatorHook& hook, std::span<const Word> words,
                                         const Manifest& manifest) const {
+  if (std::string denial = denied_call(hook, words); !denial.empty()) {
+    return denial;
+  }
   DecodedCall call;
   const bool known = decode_call(words, &call);
   return numerics_refusal(fact(manifest, "numerics"), policy().numerics,
@@ -222,9 +248,7 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   const c10::Device device = hook.device_of(words);
   const KernelForm form{fact(manifest, "form"), fact(manifest, "launch_plan"),
                         fact(manifest, "output_strides")};
-  // One object may hold the kernels of many keys.
-  const std::string cache_key = manifest.objects.front().digest.hex() + device.str() + form.form +
-                                form.launch_plan + form.output_strides;
+  const std::string cache_key = kernel_identity(manifest.objects, device, form);
   {
     std::lock_guard lock(registry_mutex_);
     if (const auto found = loaded_.find(cache_key); found != loaded_.end()) {
@@ -421,6 +445,13 @@ void Runtime::process(Pending pending) {
     }
     Found found = pending.hook->table().find(pending.words, pending.hash);
     const bool decided = found.state == EntryState::kKernel || found.state == EntryState::kNative;
+    if (!decided) {
+      if (std::string denial = denied_call(*pending.hook, pending.words); !denial.empty()) {
+        install_native(*pending.hook, pending.words, pending.hash, "native", denial, {});
+        finish(pending);
+        return;
+      }
+    }
     if (decided ||  // by an answer that came while this call waited in the queue
         install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) ||
         hand_to_class(pending) || !pending.may_compile) {

@@ -101,6 +101,7 @@ LoadedKernel::Outcome OperatorHook::run_unboxed(LoadedKernel& kernel,
     }
     for_each_moved_version(effects(),
                            [&](std::size_t index) { move_version_of(arguments, index); });
+    move_fresh_versions(effects(), outputs.fixed);
     return LoadedKernel::Outcome::kAnswered;
   } catch (...) {
     return LoadedKernel::Outcome::kFailed;

@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstddef>
+#include <span>
 
 #include "dispatcher/operator_effects.h"
 
@@ -12,6 +13,18 @@ namespace eagercache {
 inline void move_version(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) {
     tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+// Moves the counters of what a call has made, as native's own filling in place does.
+inline void move_fresh_versions(const OperatorEffects& effects,
+                                std::span<const at::Tensor> outputs) {
+  if (!effects.moves_fresh ||
+      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) [[likely]] {
+    return;
+  }
+  for (const at::Tensor& output : outputs) {
+    move_version(output);
   }
 }
 

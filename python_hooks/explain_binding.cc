@@ -7,7 +7,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "dispatcher/denied_operators.h"
 #include "dispatcher/explain.h"
 #include "dispatcher/operator_effects.h"
 
@@ -117,6 +119,11 @@ class PythonExplainer {
 
 void bind_explain(py::module_& module) {
   module.def("operator_effects", &effects_of, py::arg("op"), py::arg("overload"));
+  module.def(
+      "denial",
+      [](const std::string& op, const std::string& dispatch_key,
+         const std::vector<std::string>& dtypes) { return denial(op, dispatch_key, dtypes); },
+      py::arg("op"), py::arg("dispatch_key"), py::arg("dtypes"));
   py::class_<PythonExplainer>(module, "Explainer")
       .def(py::init<>())
       .def("start", &PythonExplainer::start)

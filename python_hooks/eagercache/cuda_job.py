@@ -30,6 +30,7 @@ class CudaJob(Job):
             return
         find_tools(store)  # gives Inductor and Triton their private folders
         call = self._open()
+        self._refuse_denied(call)
         with call.state.applied():
             graph = self._trace(call)
             with self.clock.step("native"):

@@ -87,6 +87,7 @@ class Job:
         self.outcome: Outcome | None = None
         self.lowered: Lowered | None = None
         self.clock = Clock()
+        self.device_lost = False  # a GPU reported an error: this process can do no more with it
         self._core = core
         self.store: Any = None
         self._lock: Any = None
@@ -107,6 +108,7 @@ class Job:
         if self.outcome is not None:
             return
         self._call = call = self._open()
+        self._refuse_denied(call)
         with call.state.applied():
             self._graph = self._trace(call)
             with self.clock.step("native"):
@@ -118,6 +120,14 @@ class Job:
             self.lowered = self._lower(call, natives, tools, "bare", allow_bare=True)
         if sum(native.bytes for native in natives) <= KEPT_BYTES:
             self._natives = natives
+
+    def _refuse_denied(self, call: Call) -> None:
+        """Raises CompileRefused for a call that the table of denied operators names."""
+        dtypes = [str(spec.dtype).removeprefix("torch.") for spec in call.tensors]
+        name = f"{self.description['op']}.{self.description['overload']}".removesuffix(".")
+        denial = self._core.denial(name, self.description["dispatch_key"], dtypes)
+        if denial:
+            raise CompileRefused(denial)
 
     def _open(self) -> Call:
         """The described call; its operator is the described one from then on."""
@@ -198,6 +208,7 @@ class Job:
 
     def fail(self, error: BaseException) -> None:
         """Ends the job with ``error``."""
+        self.device_lost |= prove.is_device_error(error)
         self.outcome = Outcome("failed", one_line(error), transient=is_transient(error))
 
     def conclude(self, find_tools: Callable[[Any], Tools]) -> None:

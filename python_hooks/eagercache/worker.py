@@ -88,6 +88,7 @@ class Worker:
         self._stores: dict[tuple[str, str], Any] = {}
         self._scratch: Path | None = None
         self._tools: Tools | None = None
+        self.device_lost = False  # see Job.device_lost
 
     def handle(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """The responses to some requests, each with its "index" among them, in any order.
@@ -136,6 +137,7 @@ class Worker:
         job = jobs.pop(index)
         try:
             response = {**job.finish(), "index": index}
+            self.device_lost |= job.device_lost
         finally:
             job.close()
         if job.store is not None:
@@ -279,6 +281,10 @@ def main(arguments: list[str]) -> int:
     while (frame := read_frame(requests)) is not None:
         for response in worker.handle(frame.get("batch", [frame])):
             write_frame(responses, response)
+            if worker.device_lost:
+                break  # what is left is asked of another worker
+        if worker.device_lost:
+            break
     worker.close()
     sys.stderr.flush()
     # Skips the teardown of torch, and of kernels whose threads may still be inside their libraries.

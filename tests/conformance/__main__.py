@@ -40,7 +40,9 @@ def _words(_: Any, __: Any, text: str) -> list[str]:
 @click.option("--jobs", type=click.IntRange(1), default=2, help="Child processes.")
 @click.option("--seconds", type=float, default=None, help="Stop in time; to be gone on with.")
 @click.option("--max-kernels", type=int, default=None, help="Stop after so many.")
+@click.option("--samples", type=click.IntRange(1), default=None, help="Of a unit, at most.")
 @click.option("--json", "as_json", is_flag=True, help="The totals as JSON.")
+@click.option("--redo", is_flag=True, help="Units that disagreed or crashed count as not run.")
 @click.option("--report", is_flag=True, help="Only say what the state holds.")
 @click.option("--write-docs", type=click.Path(path_type=Path), default=None, multiple=True)
 def main(
@@ -53,7 +55,9 @@ def main(
     jobs: int,
     seconds: float | None,
     max_kernels: int | None,
+    samples: int | None,
     as_json: bool,
+    redo: bool,
     report: bool,
     write_docs: tuple[Path, ...],
 ) -> None:
@@ -64,7 +68,9 @@ def main(
     """
     console = Console(stderr=True)
     kept = State.open(state.absolute())
-    options = Options(device, jobs, seconds, max_kernels)
+    if redo:
+        kept.forget_failures()
+    options = Options(device, jobs, seconds, max_kernels, samples)
     try:
         known = list_units(kept, options)
     except RuntimeError as error:

@@ -35,6 +35,7 @@ from .reference import Wider
 MOST_LIBRARIES = 1_500
 FORMED_CALLS = 2  # calls of each overload and dtype that are made in other forms
 CALLS_OF_AN_OVERLOAD = 12  # of different metadata, in the first stage of a unit
+REPEATS = 6  # of native's answer, to see whether it is the same every time
 SECONDS_TO_COMPARE = 12.0  # after the last compile
 # Disagreements of a unit that are kept in full.
 MOST_KEPT = 20
@@ -80,6 +81,7 @@ class Tally:
     forms: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     hit_overloads: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)  # of compiles
+    notes: Counter[str] = field(default_factory=Counter)  # see reference.differences
     unrepeatable: Counter[str] = field(default_factory=Counter)
     not_hooked: Counter[str] = field(default_factory=Counter)
     not_plain: Counter[str] = field(default_factory=Counter)
@@ -109,15 +111,17 @@ class Child:
         self._claims.mkdir(exist_ok=True)
         self._at = os.open(folder / f"at-{os.getpid()}", os.O_RDWR | os.O_CREAT, 0o600)
         self._skip: set[str] = set()
+        self._samples: int | None = None  # of a unit, at most
         self._explained: set[str] = set()
         # time.time() until which kernels are compiled, and what there is then is compared.
         self._compile_until = self._until = float("inf")
 
     def run(
-        self, names: Sequence[str], skip: Sequence[str], until: float
+        self, names: Sequence[str], skip: Sequence[str], until: float, samples: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """A result line for each unit."""
         self._skip = set(skip)
+        self._samples = samples
         self._compile_until, self._until = until, until + SECONDS_TO_COMPARE
         began = time.monotonic()
         works = []
@@ -135,6 +139,8 @@ class Child:
         self._pass(works, "formed", "neighbour")
         self._pass(works, "formed", "compiled")
         for work in works:
+            if not work.tally.complete and not work.tally.comparisons:
+                continue  # the time was over
             work.tally.seconds = round((time.monotonic() - began) / len(works), 2)
             yield {**vars(work.tally), "reasons": self._reasons(work.tally)}
 
@@ -143,6 +149,14 @@ class Child:
         new = tally.not_hooked.keys() - self._explained
         self._explained |= new
         return {name: self._ours.why_not_hooked(name) for name in new}
+
+    def check(self, calls: Sequence[BackendCall]) -> dict[str, Any]:
+        """The result of these calls: cold, then with the kernels of all of them there."""
+        work = Work(units.Unit(self._ours.device, "calls", "any", "first"), Tally("calls"))
+        work.items = [_backend_item(call, index) for index, call in enumerate(calls)]
+        self._pass([work], "items", "cold")
+        self._pass([work], "items", "compiled")
+        return vars(work.tally)
 
     def _prepare(self, unit: units.Unit) -> Work:
         work = Work(unit, Tally(unit.name))
@@ -167,6 +181,8 @@ class Child:
         limit: int | None = CALLS_OF_AN_OVERLOAD
         if unit.stage == "rest":
             first, last, limit = units.FIRST_SAMPLES, None, None
+        if self._samples is not None:
+            last, limit = first + self._samples, self._samples
         made = database.samples(op, unit.device, dtype, first, last)
         collected = Collected()
         collector = Collector(self._ours.hooked, limit, collected)
@@ -196,7 +212,8 @@ class Child:
         """Other forms of calls of overloads that no other unit takes care of."""
         count: Counter[str] = Counter()
         for call in work.calls:
-            if count[call.name] >= FORMED_CALLS or not self._claim(work.unit, call.name):
+            most = min(FORMED_CALLS, self._samples or FORMED_CALLS)
+            if count[call.name] >= most or not self._claim(work.unit, call.name):
                 continue
             count[call.name] += 1
             for other in forms.forms(call, self._ours.hooked):
@@ -267,10 +284,15 @@ class Child:
         _end_with_broken_context(actual)
         self._note(name, phase, item.label, "native")
         work.tally.comparisons += 1
-        problems = compare(expected, actual, item.wider)
+        notes: list[str] = []
+        problems = compare(expected, actual, item.wider, notes)
+        for note in notes:
+            work.tally.notes[f"{item.overload or work.unit.op}: {note.partition(':')[0]}"] += 1
         if not problems:
             return
-        if not repeatable(expected, _observed(item)) and not expected.error:
+        if not expected.error and not all(
+            repeatable(expected, _observed(item)) for _ in range(REPEATS)
+        ):
             work.tally.unrepeatable[item.overload or work.unit.op] += 1
             return
         if len(work.tally.disagreements) >= MOST_KEPT:
@@ -328,7 +350,8 @@ def _user_item(call: UserCall, grad: bool) -> Item:
         return call.function(given, *args, **kwargs)
 
     def compute(arguments: Any) -> list[torch.Tensor]:
-        return _values(observe(make, arguments, backward=grad))
+        made = observe(make, database.copy(arguments), backward=grad)
+        return [*_values(made), *(made.inputs[index].detach() for index in sorted(made.written))]
 
     return Item(
         label=f"user {call.label}",
@@ -350,9 +373,15 @@ def _backend_item(call: BackendCall, index: int) -> Item:
         return _values(observe(make, database.copy(arguments)))
 
     wider = None
+    channels = 0
+    if "batch_norm" in call.name and isinstance(call.args[0], torch.Tensor):
+        channels = call.args[0].size(1) if call.args[0].dim() > 1 else 0
     if not call.func._schema.is_mutable:
         wider = Wider(
-            compute, (call.args, dict(call.kwargs)), pointwise=torch.Tag.pointwise in call.func.tags
+            compute,
+            (call.args, dict(call.kwargs)),
+            pointwise=torch.Tag.pointwise in call.func.tags,
+            channels=channels,
         )
     return Item(
         label=f"{call.name} {call.form} #{index}",
@@ -402,7 +431,7 @@ def main(arguments: Sequence[str]) -> int:
     say({"ready": os.getpid(), "hooked": len(ours.hooked), "torch": torch.__version__})
     for line in sys.stdin:
         job = json.loads(line)
-        for result in child.run(job["units"], job["skip"], job["until"]):
+        for result in child.run(job["units"], job["skip"], job["until"], job.get("samples")):
             say({"result": result})
         retire = ours.loaded_kernels() > MOST_LIBRARIES
         say({"done": True, "retire": retire})

@@ -63,6 +63,14 @@ class State:
         state.crashes = list(_lines(folder / "crashes.jsonl"))
         return state
 
+    def forget_failures(self) -> None:
+        """Units with disagreements or crashes count as not run, for whoever mended something."""
+        crashed = {crash["unit"] for crash in self.crashes if crash["side"] == "ours"}
+        self.crashes = [crash for crash in self.crashes if crash["unit"] not in crashed]
+        for name, result in list(self.results.items()):
+            if result["disagreements"] or result["dropped"] or name in crashed:
+                del self.results[name]
+
     def done(self, unit: Unit) -> bool:
         """Whether there is nothing left to do for the unit."""
         return bool(self.results.get(unit.name, {}).get("complete"))
@@ -106,6 +114,7 @@ class Options:
     jobs: int
     seconds: float | None
     most_kernels: int | None
+    samples: int | None = None
     python: str = sys.executable
 
 
@@ -300,6 +309,7 @@ class Run:
                 "units": names,
                 "skip": self._state.skipped(names),
                 "until": self._until - LAST_SECONDS,
+                "samples": self._options.samples,
             }
         )
         while True:

@@ -115,6 +115,12 @@ TEST(OperatorEffects, ViewsNameTheArgumentThatTheyMayShareMemoryWith) {
   }
 }
 
+TEST(OperatorEffects, WhatIsMadeAndThenFilledInPlaceHasAMovedVersion) {
+  EXPECT_TRUE(operator_effects(schema_of("aten::zeros")).moves_fresh);
+  EXPECT_FALSE(operator_effects(schema_of("aten::abs")).moves_fresh);
+  EXPECT_FALSE(operator_effects(schema_of("aten::zeros", "out")).moves_fresh);
+}
+
 TEST(OperatorEffects, OpaqueStateIsKnownByNameOrByRow) {
   const OperatorEffects forward = operator_effects(schema_of("aten::_cudnn_rnn"));
   EXPECT_EQ(forward.outputs[0].kind, OutputKind::kFresh);

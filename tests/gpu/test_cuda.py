@@ -289,6 +289,14 @@ def test_optimizer_steps_are_bitwise(name: str, foreach: bool) -> None:
         assert torch.equal(mine, native)
 
 
+def test_kernels_that_differ_in_their_second_launch_alone() -> None:
+    x = rand(8)
+    made = [torch.diag(x, offset) for offset in (2, -2) for _ in range(2)]
+    for matrix, offset in zip(made, (2, 2, -2, -2), strict=True):
+        assert torch.equal(torch.diagonal(matrix, offset), x)
+        assert torch.count_nonzero(matrix) == torch.count_nonzero(x)
+
+
 def test_other_device() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")

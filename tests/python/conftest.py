@@ -38,6 +38,8 @@ COSTLY_FIXTURES = {
     "shape_cache",
     "operator_cache",
     "fuzz_cache",
+    "conformance_state",
+    "planted",
 }
 
 

@@ -1,0 +1,329 @@
+"""A small part of the conformance run, and faults planted for it to find.
+
+`make conformance` runs all of PyTorch's operator database; here are a few operators of most risk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conformance import units
+from conformance.judge import compare, observe
+from conformance.reference import Wider
+from conftest import PACKAGE_ROOT, clean_environment
+
+TESTS = Path(__file__).resolve().parent.parent
+OPERATORS = "roll,amax,cumsum,where,index_select,nn.functional.softmax,nan_to_num,masked_fill"
+
+
+@pytest.fixture(scope="session")
+def conformance_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of a run of a few operators, with the kernels that it compiled."""
+    folder = tmp_path_factory.mktemp("conformance")
+    _run(folder, "--ops", OPERATORS, "--dtypes", "float32", "--stages", "first", "--samples", "1")
+    return folder
+
+
+def _environment() -> dict[str, str]:
+    paths = [PACKAGE_ROOT, str(TESTS)]
+    return clean_environment(PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
+
+
+def _run(folder: Path, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "conformance", "--state", str(folder), "--jobs", "1", "--json"),
+            *arguments,
+        ],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    totals: dict[str, Any] = json.loads(done.stdout)
+    return totals
+
+
+def test_operators_of_most_risk_equal_native(conformance_state: Path) -> None:
+    totals = _run(conformance_state, "--report")
+    said = (conformance_state / "results.jsonl").read_text()
+    assert (totals["disagreements"], totals["crashes"]) == (0, 0), said
+    assert totals["operators_done"] == len(OPERATORS.split(","))
+    assert totals["compiled_hits"] > 100
+    assert totals["overloads_hit"] > 15
+
+
+def test_a_second_run_has_nothing_left_to_do(conformance_state: Path) -> None:
+    before = (conformance_state / "results.jsonl").read_text()
+    arguments = ("--dtypes", "float32", "--stages", "first", "--samples", "1")
+    _run(conformance_state, "--ops", OPERATORS, *arguments)
+    assert (conformance_state / "results.jsonl").read_text() == before
+
+
+PLANTS = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from conformance.child import Child
+from conformance.database import BackendCall
+from conformance.ours import Ours, core
+from eagercache import session
+
+aten = torch.ops.aten
+state = Path(sys.argv[1])
+ours = Ours(state / "store", "cpu")
+child = Child(ours, state)
+store = session.session.store
+x = torch.randn(6, 5)
+
+def call(func, *args):
+    return BackendCall(func, args, {})
+
+def digest(call):
+    with ours.recording() as rows, ours.answering():
+        call.func(*call.args)
+    return rows[0]["digest"]
+
+def put(wrong, right):
+    # The store's answer for `right` is the kernel of `wrong`.
+    known = store.find(digest(wrong))
+    assert known["kind"] == "kernel", known
+    files = {item["digest"]: item["kind"] for item in known["objects"]}
+    paths = [(kind, str(next((state / "store").rglob(f"*{name[2:]}*")))) for name, kind in
+             files.items()]
+    store.remove(digest(right))
+    kept = {k: known[k] for k in ("kind", "created", "facts", "cpu_features") if k in known}
+    store.publish({**kept, "key": digest(right)}, paths)
+
+def sees(*calls):
+    result = child.check(calls)
+    return [(one["label"], one["problems"][0]) for one in result["disagreements"]]
+
+amax, amin = call(aten.amax.default, x, [1]), call(aten.amin.default, x, [1])
+rolls = [call(aten.roll.default, x, [shift], [1]) for shift in (1, 2)]
+relu, neg = call(aten.relu_.default, x), call(aten.neg.default, x)
+found = {"nothing": sees(amax, amin, *rolls, relu, neg)}
+put(amin, amax)
+found["wrong kernel"] = sees(amax)
+put(*rolls)
+found["missing key field"] = sees(*rolls)
+library = torch.library.Library("aten", "IMPL")
+library.impl("relu_", lambda x: x if core.answering() else aten.clamp_min_(x, 0), "CPU")
+library.impl("neg", lambda x: x.view_as(x) if core.answering() else aten.mul(x, -1), "CPU")
+found["missed effect"] = sees(relu)
+found["aliasing"] = sees(neg)
+power = child.check([call(aten.pow.Tensor_Scalar, x.double(), 2.5)])
+found["denied"] = [list(power["outcomes"]["aten::pow.Tensor_Scalar"]), power["hits"]]
+ours.close()
+print(json.dumps(found), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the run says of calls in which faults were planted, by fault."""
+    state = tmp_path_factory.mktemp("planted")
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTS, str(state)],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_without_a_planted_fault_nothing_is_found(planted: dict[str, Any]) -> None:
+    assert planted["nothing"] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "operator", "problem"),
+    [
+        ("wrong kernel", "aten::amax", "element"),
+        ("missing key field", "aten::roll", "element"),
+        ("missed effect", "aten::relu_", "ends otherwise"),
+        ("aliasing", "aten::neg", "aliasing"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    planted: dict[str, Any], fault: str, operator: str, problem: str
+) -> None:
+    assert planted[fault]
+    for label, text in planted[fault]:
+        assert label.startswith(operator)
+        assert problem in text
+
+
+def test_a_denied_call_is_native(planted: dict[str, Any]) -> None:
+    (outcome,), hits = planted["denied"]
+    assert outcome.startswith("native: denied:")
+    assert hits == 0
+
+
+def _seen(good: Callable[[Any], Any], bad: Callable[[Any], Any], make: Callable[[], Any]) -> str:
+    problems = compare(observe(good, make()), observe(bad, make()), None)
+    return "; ".join(problems)
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _bumped(x: torch.Tensor) -> torch.Tensor:
+    made = x * 2
+    made.add_(0)
+    return made
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    made = x * 2
+    x.view(-1)[0] = 7
+    return made
+
+
+def _raises(text: str) -> Callable[[Any], Any]:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(text)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        (lambda x: x * 3, "element 0"),
+        (lambda x: (x * 2).t().contiguous().t(), "strides"),
+        (lambda x: (x * 2).double(), "dtype"),
+        (lambda x: (x * 2)[:1], "sizes"),
+        (lambda x: torch.cat([x.new_zeros(1), (x * 2).view(-1)])[1:].view(x.size()), "offset"),
+        (lambda x: (x * 2).requires_grad_(), "requires_grad"),
+        (_bumped, "version counters"),
+        (_written, "input 0 is written"),
+        (lambda x: x.mul_(2), "aliasing"),
+        (lambda x: [x * 2], "structure"),
+        (_raises("no"), "native answers, here raises RuntimeError: no"),
+    ],
+)
+def test_the_judge_sees(bad: Callable[[Any], Any], word: str) -> None:
+    assert word in _seen(_doubled, bad, lambda: torch.arange(1.0, 7.0).view(2, 3))
+
+
+def test_the_judge_sees_another_exception() -> None:
+    def make() -> torch.Tensor:
+        return torch.ones(2)
+
+    assert "error" in _seen(_raises("a"), _raises("b"), make)
+    assert _seen(_raises("a"), _raises("a"), make) == ""
+
+
+def test_the_judge_sees_a_write_beside_a_view() -> None:
+    def bad(x: torch.Tensor) -> torch.Tensor:
+        x._base[0] = 1
+        return x.add_(1)
+
+    assert "input 0" in _seen(lambda x: x.add_(1), bad, lambda: torch.zeros(8)[2:6])
+
+
+def test_the_judge_sees_inference_tensors_and_wrong_gradients() -> None:
+    def inference(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return x * 2
+
+    assert "is_inference" in _seen(_doubled, inference, lambda: torch.ones(3))
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 3
+
+    def leaf() -> torch.Tensor:
+        return torch.ones(3, requires_grad=True)
+
+    good = observe(_doubled, leaf(), backward=True)
+    bad = observe(Wrong.apply, leaf(), backward=True)
+    bad.outputs = good.outputs
+    assert compare(good, bad, None)
+
+
+def _wider(pointwise: bool) -> Wider:
+    x = torch.linspace(0.1, 3.0, 64)
+    return Wider(lambda arguments: [torch.exp(arguments)], x, pointwise)
+
+
+@pytest.mark.parametrize(("ulps", "found"), [(0, False), (8, True)])
+def test_floats_may_err_as_their_class_promises_and_no_more(ulps: int, found: bool) -> None:
+    wider = _wider(pointwise=True)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        made = torch.exp(x.double()).float().numpy()  # rounded once, which native's is not
+        made.view("int32")[5] += ulps
+        return torch.from_numpy(made)
+
+    good = observe(torch.exp, wider.arguments.clone())
+    assert bool(compare(good, observe(other, wider.arguments.clone()), wider)) == found
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])
+def test_integers_booleans_and_double_precision_are_bitwise(dtype: torch.dtype) -> None:
+    def other(x: torch.Tensor) -> torch.Tensor:
+        made = x.clone().double()
+        made[3] = torch.nextafter(made[3], made[3] + 9) if dtype == torch.float64 else 0
+        return made.to(dtype).clone()
+
+    text = _seen(lambda x: x.clone(), other, lambda: torch.ones(5).to(dtype))
+    assert "not equal bit for bit" in text
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.0])
+def test_nan_infinity_and_the_sign_of_zero_count(wrong: float) -> None:
+    x = torch.zeros(4)
+    wider = Wider(lambda a: [a.clone()], x, pointwise=True)
+
+    def other(a: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0.0, wrong, 0.0, 0.0])
+
+    assert compare(observe(torch.clone, x.clone()), observe(other, x.clone()), wider)
+
+
+def test_units_come_worst_first_and_shards_hold_each_once() -> None:
+    table = {"abs": ["float32"], "roll": ["float32", "bool"], "sum": ["int64"]}
+    every = units.all_units("cpu", table)
+    assert every[0].op == "roll"
+    assert [units.Unit.parse(unit.name) for unit in every] == every
+    shards = [units.select(every, shard=(index, 2)) for index in range(2)]
+    assert sorted(shards[0] + shards[1], key=str) == sorted(every, key=str)
+    assert {unit.op for unit in units.select(every, ["r*"])} == {"roll"}
+
+
+def test_what_is_looked_at_is_no_part_of_the_call() -> None:
+    entered = []
+
+    class Around(contextlib.AbstractContextManager[None]):
+        def __enter__(self) -> None:
+            entered.append(1)
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    observe(_doubled, torch.ones(3), around=Around())
+    assert entered == [1]
