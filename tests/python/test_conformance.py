@@ -22,7 +22,7 @@ from conformance.reference import Wider
 from conftest import PACKAGE_ROOT, clean_environment
 
 TESTS = Path(__file__).resolve().parent.parent
-OPERATORS = "roll,amax,cumsum,where,index_select,nn.functional.softmax,nan_to_num,masked_fill"
+OPERATORS = "roll,amax,cumsum,where,index_select,softmax,nan_to_num,masked_fill"
 
 
 @pytest.fixture(scope="session")
