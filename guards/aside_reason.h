@@ -12,7 +12,7 @@ namespace eagercache {
 enum class AsideReason : std::uint8_t {
   kNone,               // the call has a key
   kTensorKind,         // sparse, quantized, nested, subclass, mode, conj, neg, zero tensor ...
-  kMixedDevices,       // tensors on another device than the hook's, or on two devices
+  kMixedDevices,       // tensors on another device than the hook's or on two, or a named other one
   kNamedTensor,        // names must propagate
   kEmptyTensor,        // numel == 0: nothing to win, and reductions without identity raise
   kNoStorage,          // null data pointer (storage resized to 0)

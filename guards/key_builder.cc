@@ -144,8 +144,7 @@ AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& 
       if (!value.isDevice()) {
         return walk.unreadable(AsideReason::kUnexpectedValue);
       }
-      const c10::Device device = value.toDevice();
-      key.put_device(static_cast<std::int64_t>(device.type()), device.index());
+      walk.device(value.toDevice());
       return AsideReason::kNone;
     }
     case ArgumentReader::kScalarType:

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "guards/key_builder.h"
 #include "guards/overlap.h"
@@ -94,6 +95,20 @@ class Walk {
     return AsideReason::kNone;
   }
 
+  // A device that an argument names. Only the one that the tensors are on is understood: the key's
+  // persistent form has no index, and what is copied to another device is native's.
+  void device(c10::Device device) noexcept {
+    view_.key.put_device(static_cast<std::int64_t>(device.type()), device.index());
+    named_device_ = device;
+  }
+  bool leaves_device() const noexcept {
+    if (!named_device_) {
+      return false;
+    }
+    return named_device_->type() != device_type_ ||
+           (device_type_ != c10::DeviceType::CPU && has_device_ && *named_device_ != view_.device);
+  }
+
   void note_not_integral() noexcept { all_integral_ = false; }
   bool all_integral() const noexcept { return all_integral_; }
   CallView& view() noexcept { return view_; }
@@ -163,6 +178,7 @@ class Walk {
   std::uint64_t disallowed_;
   bool all_integral_ = true;
   bool has_device_ = false;
+  std::optional<c10::Device> named_device_;
 };
 
 // Reads a call of `count` arguments; `put(index, walk)` encodes one of them.
@@ -187,6 +203,9 @@ AsideReason walk_call(const ArgumentPlan& plan, std::size_t count, c10::DeviceTy
     if (!plan.written.empty() && plan.written[i] != 0) {
       written.add(first, view.tensors.size());
     }
+  }
+  if (walk.leaves_device() && applies(AsideReason::kMixedDevices)) [[unlikely]] {
+    return AsideReason::kMixedDevices;
   }
   if (!plan.written.empty() && written.overlap(view.tensors.view()) &&
       applies(AsideReason::kOverlap)) [[unlikely]] {

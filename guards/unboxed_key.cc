@@ -177,7 +177,8 @@ AsideReason put_list(const UnboxedArguments& arguments, std::size_t i, Walk& wal
   return AsideReason::kNone;
 }
 
-AsideReason put_option(const UnboxedArguments& arguments, std::size_t i, KeyBuffer& key) noexcept {
+AsideReason put_option(const UnboxedArguments& arguments, std::size_t i, Walk& walk) noexcept {
+  KeyBuffer& key = walk.view().key;
   const auto put_type = [&](at::ScalarType type) noexcept {
     key.put_scalar_type(static_cast<std::int64_t>(type));
   };
@@ -207,9 +208,7 @@ AsideReason put_option(const UnboxedArguments& arguments, std::size_t i, KeyBuff
       return put_optional<std::optional<at::MemoryFormat>>(arguments, i, key, put_format);
     case UnboxedKind::kOptionalDevice:
       return put_optional<std::optional<at::Device>>(
-          arguments, i, key, [&](at::Device device) noexcept {
-            key.put_device(static_cast<std::int64_t>(device.type()), device.index());
-          });
+          arguments, i, key, [&](at::Device device) noexcept { walk.device(device); });
     default:
       return AsideReason::kUnexpectedValue;
   }
@@ -228,7 +227,7 @@ AsideReason put_argument(const UnboxedArguments& arguments, std::size_t i, Walk&
   if (kind >= UnboxedKind::kInt && kind <= UnboxedKind::kOptionalScalar) {
     return put_number(arguments, i, walk);
   }
-  return kind >= UnboxedKind::kString ? put_option(arguments, i, walk.view().key)
+  return kind >= UnboxedKind::kString ? put_option(arguments, i, walk)
                                       : put_list(arguments, i, walk);
 }
 

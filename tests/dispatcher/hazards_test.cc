@@ -8,6 +8,7 @@
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 
 #include "guards/key_builder.h"
@@ -36,6 +37,19 @@ TEST_F(HazardTest, TensorsOfAnotherDeviceThanTheHooksStepAside) {
   EXPECT_EQ(build_key(plan, {&argument, 1}, c10::DeviceType::CUDA, view),
             AsideReason::kMixedDevices);
   EXPECT_EQ(build_key(plan, {&argument, 1}, c10::DeviceType::CPU, view), AsideReason::kNone);
+}
+
+TEST_F(HazardTest, CallsForAnotherDeviceThanTheirTensorsStepAside) {
+  const ArgumentPlan plan =
+      make_argument_plan(torch::jit::parseSchema("test::op(Tensor x, Device? to) -> Tensor")).plan;
+  const auto reason = [&](c10::DeviceType type, c10::IValue device) {
+    const std::array<c10::IValue, 2> arguments{x_, std::move(device)};
+    CallView view;
+    return build_key(plan, arguments, type, view);
+  };
+  EXPECT_EQ(reason(c10::DeviceType::CPU, c10::IValue()), AsideReason::kNone);
+  EXPECT_EQ(reason(c10::DeviceType::CPU, c10::Device("cpu")), AsideReason::kNone);
+  EXPECT_EQ(reason(c10::DeviceType::CPU, c10::Device("cuda:0")), AsideReason::kMixedDevices);
 }
 
 TEST_F(HazardTest, NumbersInHostMemoryBesideCudaTensorsHaveAKeyWithoutTheirValue) {

@@ -119,7 +119,9 @@ TEST(UnboxedKey, StringsAndTensorOptionsAreEncodedAsBoxedOnesAre) {
   expect_same("MemoryFormat", at::MemoryFormat::ChannelsLast);
   expect_same("MemoryFormat?", std::optional<at::MemoryFormat>(at::MemoryFormat::Preserve));
   expect_same("MemoryFormat?", std::optional<at::MemoryFormat>(), c10::IValue());
-  expect_same("Device?", std::optional<at::Device>(at::Device(at::kCUDA, 1)));
+  expect_same("Device?", std::optional<at::Device>(at::Device(at::kCPU)));
+  EXPECT_EQ(read_unboxed("Device?", std::optional<at::Device>(at::Device(at::kCUDA, 1))).reason,
+            AsideReason::kMixedDevices);
   expect_same("Device?", std::optional<at::Device>(), c10::IValue());
 }
 
