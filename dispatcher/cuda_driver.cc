@@ -15,7 +15,8 @@ bool find(void* library, const char* name, Function& function) noexcept {
 
 bool find_all(void* library, CudaDriver& driver) noexcept {
   find(library, "cuFuncLoad", driver.func_load);  // may be missing
-  return find(library, "cuModuleLoadData", driver.module_load_data) &&
+  return find(library, "cuInit", driver.init) &&
+         find(library, "cuModuleLoadData", driver.module_load_data) &&
          find(library, "cuModuleUnload", driver.module_unload) &&
          find(library, "cuModuleGetFunction", driver.module_get_function) &&
          find(library, "cuFuncSetAttribute", driver.func_set_attribute) &&
@@ -62,6 +63,20 @@ RelaxedCapture::~RelaxedCapture() {
   }
 }
 
+namespace {
+
+// The driver's handle of a GPU, in a process that may have asked nothing of the driver before.
+bool find_device(const CudaDriver& driver, int ordinal, int* handle) noexcept {
+  constexpr CudaDriver::Result kNotInitialized = 3;
+  CudaDriver::Result result = driver.device_get(handle, ordinal);
+  if (result == kNotInitialized && driver.init(0) == CudaDriver::kSuccess) {
+    result = driver.device_get(handle, ordinal);
+  }
+  return result == CudaDriver::kSuccess;
+}
+
+}  // namespace
+
 bool is_sticky_cuda_error(CudaDriver::Result error) noexcept {
   // CUresult: ECC, NVLink, contained and hardware errors (214, 220 to 227), the context is gone
   // (709), and what a kernel does to its context (700, 702, 710 to 721).
@@ -76,7 +91,7 @@ std::string cuda_architecture(c10::Device device) {
   int minor = 0;
   int count = 0;
   const int ordinal = device.has_index() ? device.index() : 0;
-  if (driver == nullptr || driver->device_get(&handle, ordinal) != CudaDriver::kSuccess ||
+  if (driver == nullptr || !find_device(*driver, ordinal, &handle) ||
       driver->device_get_attribute(&major, CudaDriver::kCapabilityMajor, handle) != 0 ||
       driver->device_get_attribute(&minor, CudaDriver::kCapabilityMinor, handle) != 0 ||
       driver->device_get_attribute(&count, CudaDriver::kMultiprocessorCount, handle) != 0) {
@@ -90,7 +105,7 @@ int cuda_compute_mode(int device_index) {
   const CudaDriver* const driver = CudaDriver::get();
   int handle = 0;
   int mode = -1;
-  if (driver == nullptr || driver->device_get(&handle, device_index) != CudaDriver::kSuccess ||
+  if (driver == nullptr || !find_device(*driver, device_index, &handle) ||
       driver->device_get_attribute(&mode, CudaDriver::kComputeMode, handle) != 0) {
     return -1;
   }
@@ -103,9 +118,18 @@ bool is_capturing(c10::Device device) noexcept {
   }
   const CudaDriver* const driver = CudaDriver::get();
   void* stream = nullptr;
+  void* context = nullptr;
   int status = 0;
-  if (driver == nullptr || !current_stream(device, &stream) ||
-      driver->stream_is_capturing(stream, &status) != CudaDriver::kSuccess) {
+  if (driver == nullptr || !current_stream(device, &stream)) {
+    return true;
+  }
+  if (stream == nullptr && driver->ctx_get_current(&context) == CudaDriver::kSuccess &&
+      context == nullptr) {
+    // A thread that has had nothing to do with the GPU yet, and the one stream that is never
+    // captured.
+    return false;
+  }
+  if (driver->stream_is_capturing(stream, &status) != CudaDriver::kSuccess) {
     return true;
   }
   return status != 0;

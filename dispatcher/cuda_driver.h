@@ -24,6 +24,7 @@ struct CudaDriver {
   static constexpr unsigned kPlainSharedBytes = 48 * 1024;
   static constexpr int kRelaxedCapture = 2;  // CUstreamCaptureMode
 
+  Result (*init)(unsigned flags);
   Result (*module_load_data)(void** module, const void* image);
   Result (*module_unload)(void* module);
   Result (*module_get_function)(void** function, void* module, const char* name);

@@ -7,6 +7,7 @@
 #include <c10/util/Half.h>
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <optional>
 #include <utility>
@@ -18,6 +19,8 @@ namespace {
 
 // What cudaMalloc promises, and vector loads of generated code rely on.
 constexpr std::size_t kAlignment = 256;
+
+std::atomic<std::size_t> loaded{0};
 
 constexpr c10::DispatchKeySet kCudaKeys(c10::DispatchKey::CUDA);
 
@@ -130,8 +133,11 @@ Result<std::unique_ptr<CudaKernel>> CudaKernel::create(c10::Device device, CudaP
   if (Status status = kernel->load(objects); !status) {
     return status;
   }
+  loaded.fetch_add(1, std::memory_order_relaxed);
   return kernel;
 }
+
+std::size_t CudaKernel::loaded_count() noexcept { return loaded.load(std::memory_order_relaxed); }
 
 Status CudaKernel::load(std::span<const std::string> objects) {
   const auto failed = [&](const char* what, CudaDriver::Result error) {

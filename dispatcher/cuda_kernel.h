@@ -27,6 +27,9 @@ class CudaKernel final : public LoadedKernel {
   static Result<std::unique_ptr<CudaKernel>> create(c10::Device device, CudaPlan plan,
                                                     std::span<const std::string> objects);
 
+  // Kernels loaded in this process. Any thread.
+  static std::size_t loaded_count() noexcept;
+
   // A launch that fails because an earlier kernel broke the context is not this kernel's failure:
   // kNotStarted, and native reports the error. So is memory that runs out.
   Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,

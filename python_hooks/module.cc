@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dispatcher/cuda_driver.h"
+#include "dispatcher/cuda_kernel.h"
 #include "dispatcher/default_operators.h"
 #include "dispatcher/log.h"
 #include "dispatcher/probe.h"
@@ -270,7 +271,8 @@ void bind_runtime(py::module_& module) {
     const WithoutGil no_gil;
     Runtime::instance().shut_down();
   });
-  module.def("loaded_kernels", &SharedLibrary::loaded_count);
+  module.def("loaded_kernels",
+             [] { return SharedLibrary::loaded_count() + CudaKernel::loaded_count(); });
   module.def("set_log_level",
              [](int level) { set_log_level(static_cast<LogLevel>(std::clamp(level, 0, 3))); });
   module.def("host_cpu_features", &host_cpu_features);

@@ -32,11 +32,12 @@ def start_service(
 def _submit(call_json: str) -> None:
     """Called by the core's loader thread for a key to compile. Queues and returns."""
     assert core is not None
-    from eagercache import service
+    from eagercache import cuda_gate, service
 
     description = json.loads(call_json)
     on_gpu = description["dispatch_key"] == "CUDA"
-    active = session.cuda_compile_service() if on_gpu else session.compile_service()
+    gpu = cuda_gate.gpu_of(description) if on_gpu else 0
+    active = session.cuda_compile_service(gpu) if on_gpu else session.compile_service()
     if active is None:
         core.complete(description["digest"], "native", "the compile service is closed")
         return
@@ -45,12 +46,11 @@ def _submit(call_json: str) -> None:
         core.complete(description["digest"], "native", refusal)
         return
     if on_gpu:
-        from eagercache import cuda_gate
-
         reason = cuda_gate.reason_to_stay_off(description, core)
         if reason:
             core.complete(description["digest"], "native", reason)
             return
+        description = cuda_gate.on_first_gpu(description)
 
     def done(response: Mapping[str, Any]) -> None:
         assert core is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,21 @@ COPIES = 12
 MODULE_COPIES = 8
 RESERVED_BYTES = 2 << 30
 DEFAULT_COMPUTE_MODE = 0  # CU_COMPUTEMODE_DEFAULT
+
+
+def gpu_of(description: Mapping[str, Any]) -> int:
+    """The GPU that a described operator's call is on."""
+    devices = (tensor["device"] for tensor in _tensors(description.get("args", ())))
+    return next((int(name[5:]) for name in devices if name.startswith("cuda:")), 0)
+
+
+def on_first_gpu(value: Any) -> Any:
+    """A description as a worker needs it, which sees one GPU: that of the call."""
+    if isinstance(value, str):
+        return "cuda:0" if re.fullmatch(r"cuda:\d+", value) else value
+    if isinstance(value, Mapping):
+        return {name: on_first_gpu(part) for name, part in value.items()}
+    return [on_first_gpu(part) for part in value] if isinstance(value, list) else value
 
 
 def reason_to_stay_off(description: Mapping[str, Any], core: Any) -> str:

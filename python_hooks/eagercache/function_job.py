@@ -10,9 +10,10 @@ import torch.fx
 
 from . import custom_operators
 from .calls import Call
+from .commands import CompileRefused
 from .compile import Tools
 from .cuda_job import CudaJob
-from .function_trace import index_ranges, observe, trace
+from .function_trace import index_ranges, indexes_by_data, observe, trace
 from .job import Job
 
 
@@ -32,13 +33,31 @@ class FunctionJob(Job):
 
     def _trace(self, call: Call) -> torch.fx.GraphModule | None:
         assert self._operator is not None
+        on_cpu = self.description["dispatch_key"] == "CPU"
         with self.clock.step("trace"):
+            if not on_cpu:
+                self._keep_indices_in_range(call)
             observe(self._operator, call)
             graph = trace(self._operator, call)
-        if self.description["dispatch_key"] == "CPU":
+        if on_cpu:
             self._ranges = index_ranges(graph.graph, call)
             call.index_ranges = {bounds.input: (bounds.low, bounds.high) for bounds in self._ranges}
         return graph
+
+    def _keep_indices_in_range(self, call: Call) -> None:
+        """Before anything runs on a GPU, where an index out of range ends the context.
+
+        Raises CompileRefused where the function indexes by what made-up data cannot be fit to.
+        """
+        assert self._operator is not None
+        try:
+            graph = trace(self._operator, call).graph
+        except CompileRefused:
+            return  # `observe` says why, with the line
+        ranges = index_ranges(graph, call)
+        if not ranges and indexes_by_data(graph):
+            raise CompileRefused("it indexes by values that it computes")
+        call.index_ranges = {bounds.input: (bounds.low, bounds.high) for bounds in ranges}
 
     def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
         self._put_into_place()

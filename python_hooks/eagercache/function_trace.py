@@ -247,6 +247,12 @@ def index_ranges(graph: torch.fx.Graph, call: Call) -> tuple[IndexRange, ...]:
     return tuple(ranges)
 
 
+def indexes_by_data(graph: torch.fx.Graph) -> bool:
+    """Whether some index is not made by the graph itself out of nothing."""
+    indices = [index for node in graph.nodes for index, _, _ in _indices(node)]
+    return any(index is None or not is_made_here(index) for index in indices)
+
+
 def _indices(node: torch.fx.Node) -> list[tuple[Any, int, int]]:
     """(index, low, high) of what a node indexes by; an index of None where that is not known."""
     name = operator_name(node)

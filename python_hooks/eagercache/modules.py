@@ -321,8 +321,8 @@ class ModuleManager:
         self._submit(digest, module, missed)
 
     def _submit(self, digest: str, module: torch.nn.Module, missed: _Missed) -> None:
-        on_gpu = missed.form.gpu is not None
-        service = session.cuda_compile_service() if on_gpu else session.compile_service()
+        gpu = missed.form.gpu
+        service = session.compile_service() if gpu is None else session.cuda_compile_service(gpu)
         with self._lock:
             waiting = self._in_flight.get(digest)
             if waiting is not None:

@@ -49,6 +49,7 @@ _DROPPED_VARIABLES = (
     "OMP_NUM_THREADS",
     "PYTHONINSPECT",
     "PYTHONSTARTUP",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",  # graphs, with which device time is measured, need the cache
     "TORCH_LOGS",
     "TORCH_TRACE",
 )
@@ -89,7 +90,7 @@ class ServiceSettings:
     busy_first_delay: float = 0.5
     busy_longest_delay: float = 8.0
     busy_limit: float = 600.0
-    hide_gpus: bool = True  # CPU calls need no CUDA context
+    gpu: int | None = None  # the only one that workers see, by this process's count
     python: str = sys.executable
     worker_arguments: tuple[str, ...] = ("-m", "eagercache.worker")
     extra_environment: Mapping[str, str] = field(default_factory=dict)
@@ -134,7 +135,7 @@ class CompileService:
         self._changed = threading.Condition()
         self._queue: list[_Request] = []
         self._order = itertools.count()
-        self._unanswered = 0
+        self._unanswered: dict[int, _Request] = {}  # by order
         self._threads: list[threading.Thread] = []
         self._processes: set[_WorkerProcess] = set()
         self._idle = 0
@@ -185,7 +186,7 @@ class CompileService:
                         start=now,
                         alone=whole_module,
                     )
-                    self._unanswered += 1
+                    self._unanswered[request.order] = request
                     self._push(request, delay=0.0)
                     self._start_thread_locked()
         if inert:
@@ -196,7 +197,13 @@ class CompileService:
         if os.getpid() != self._owner:
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: self._unanswered == 0, timeout)
+            return self._changed.wait_for(lambda: not self._unanswered, timeout)
+
+    def unanswered(self) -> list[tuple[dict[str, Any], float]]:
+        """(description, seconds since it was submitted) of every request without an answer."""
+        now = time.monotonic()
+        with self._changed:
+            return [(one.description, now - one.submitted) for one in self._unanswered.values()]
 
     def close(self, timeout: float = 2.0) -> None:
         """Ends the workers and their compilers. Requests under way are answered with a failure.
@@ -480,7 +487,7 @@ class CompileService:
             )
         finally:
             with self._changed:
-                self._unanswered -= 1
+                self._unanswered.pop(request.order, None)
                 self._changed.notify_all()
 
 
@@ -562,10 +569,18 @@ def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) ->
     kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     kept[WORKER_VARIABLE] = "1"
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    if settings.hide_gpus:
-        kept["CUDA_VISIBLE_DEVICES"] = ""
+    # CPU calls need no CUDA context.
+    kept["CUDA_VISIBLE_DEVICES"] = (
+        "" if settings.gpu is None else _gpu_name(settings.gpu, environ.get("CUDA_VISIBLE_DEVICES"))
+    )
     kept.update(settings.extra_environment)
     return kept
+
+
+def _gpu_name(index: int, visible: str | None) -> str:
+    """How CUDA_VISIBLE_DEVICES names what is GPU ``index`` in a process where it is ``visible``."""
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    return names[index] if index < len(names) else str(index)
 
 
 class _WorkerProcess:
@@ -592,6 +607,9 @@ class _WorkerProcess:
             env=worker_environment(settings, os.environ),
             start_new_session=True,
         )
+        assert self._process.stdout is not None
+        # Without a buffer, in which a second frame would lie where `select` does not see it.
+        self._answers: Any = open(self._process.stdout.fileno(), "rb", 0, closefd=False)  # noqa: SIM115
         self._reader = threading.Thread(
             target=self._read_errors, name="eagercache-worker-log", daemon=True
         )
@@ -639,15 +657,13 @@ class _WorkerProcess:
         """One frame. The worker writes frames whole, so that only their beginning is waited for."""
         from .worker import read_frame
 
-        stdout = self._process.stdout
-        assert stdout is not None
-        ready, _, _ = select.select([stdout.fileno()], [], [], timeout)
+        ready, _, _ = select.select([self._answers.fileno()], [], [], timeout)
         if not ready:
             self.kill()
             raise _WorkerLost(
                 f"the compile worker did not {what} within {timeout:.0f} s", timed_out=True
             )
-        frame = read_frame(stdout)
+        frame = read_frame(self._answers)
         if frame is None:
             raise _WorkerLost(self._obituary())
         return frame

@@ -35,7 +35,7 @@ class Session:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.service: CompileService | None = None  # once there was something to compile
-        self.cuda_service: CompileService | None = None  # its workers see the GPUs
+        self.cuda_services: dict[int, CompileService] = {}  # their workers see one GPU each
         self._service_lock = threading.Lock()
         self._service_settings: dict[str, Any] | None = None
         self._service_owner = 0
@@ -47,7 +47,8 @@ class Session:
 
     def services(self) -> list[CompileService]:
         """The compile services that have been started."""
-        return [one for one in (self.service, self.cuda_service) if one is not None]
+        first = [self.service] if self.service is not None else []
+        return [*first, *list(self.cuda_services.values())]
 
     def configure_service(self, **settings: Any) -> None:
         """Says how kernels are compiled from now on: fields of `ServiceSettings`."""
@@ -70,24 +71,24 @@ class Session:
                 )
             return self.service
 
-    def cuda_compile_service(self) -> CompileService | None:
-        """The service whose workers see the GPUs; as `compile_service` otherwise."""
+    def cuda_compile_service(self, gpu: int) -> CompileService | None:
+        """The service whose workers see GPU ``gpu`` alone; as `compile_service` otherwise."""
         beside = self.compile_service()
         if beside is None:
             return None
-        with self.lock:
-            if self.cuda_service is None:
+        with self._service_lock:
+            if gpu not in self.cuda_services:
                 from eagercache import service
 
-                self.cuda_service = service.CompileService(
+                self.cuda_services[gpu] = service.CompileService(
                     replace(
                         beside.settings,
-                        hide_gpus=False,
+                        gpu=gpu,
                         memory_bytes=CUDA_WORKER_BYTES,
                         idle_timeout=CUDA_IDLE_SECONDS,
                     )
                 )
-            return self.cuda_service
+            return self.cuda_services[gpu]
 
     def close_service(self, timeout: float) -> None:
         """Ends the services within about `timeout` seconds each; none is made afterwards."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import threading
 import time
 from collections import defaultdict
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 from eagercache import (
     choices,
     config,
+    cuda_gate,
     entry_facts,
     environment,
     facts,
@@ -304,10 +304,9 @@ def _wanted(
 
 def _description(call: trace.TracedCall) -> dict[str, Any]:
     """What the executor is asked with; every GPU is the first one, which is of the same kind."""
-    text = json.dumps(call.description)
-    if call.description["dispatch_key"] == "CUDA":
-        text = re.sub(r'"cuda:\d+"', '"cuda:0"', text)
-    description: dict[str, Any] = json.loads(text)
+    description: dict[str, Any] = json.loads(json.dumps(call.description))
+    if description["dispatch_key"] == "CUDA":
+        description = cuda_gate.on_first_gpu(description)
     description["calls"] = call.calls
     if call.native_ns is not None:
         description["native_ns"] = call.native_ns
@@ -667,7 +666,7 @@ def _service(
 ) -> CompileService:
     cuda: dict[str, Any] = {}
     if "CUDA" in keys:
-        cuda = {"hide_gpus": False, "memory_bytes": CUDA_WORKER_BYTES}
+        cuda = {"gpu": 0, "memory_bytes": CUDA_WORKER_BYTES}
     return CompileService(
         ServiceSettings(
             store_root=root,

@@ -154,6 +154,43 @@ def test_either_time_decides_where_it_is_waited_for(
     assert cuda_timing.decide_cuda(timing, 0.03)[0] is verdict
 
 
+@pytest.mark.parametrize(
+    ("host", "device", "verdict"),
+    [
+        ((6e3, 4e3), (2e3, 2e3), True),  # (native, kernel): its host gains, which is waited for
+        ((6e3, 5.9e3), (2e3, 1e3), True),  # the device gains, the host does not lose
+        ((6e3, 6.2e3), (2e3, 1e3), False),  # the host loses a little in a call that waits for it
+        ((6e3, 4e3), (2e3, 2.2e3), False),  # the device loses
+        ((12e3, 16e3), (66e3, 51e3), True),  # the device is waited for, and hides the host
+    ],
+)
+def test_a_call_that_waits_for_its_host_never_loses_host_time(
+    host: tuple[float, float], device: tuple[float, float], verdict: bool
+) -> None:
+    timing = cuda_timing._judge([device] * 25, [host] * 25, 1)
+    assert cuda_timing.decide_cuda(timing, 0.03)[0] is verdict
+
+
+def test_an_operator_is_timed_until_enough_pairs_are_quiet() -> None:
+    noise = random.Random(0)
+    taken = 0
+
+    def measure(quiet_share: float) -> tuple[float, float]:
+        nonlocal taken
+        taken += 1
+        slice_ns = 0.0 if noise.random() < quiet_share else 2e6  # another process's turn
+        return 3e4 + slice_ns, 2e4
+
+    def quiet(share: float) -> list[tuple[float, float]]:
+        return cuda_timing.until_quiet(lambda _: measure(share), 25)
+
+    assert len(quiet(1.0)) == taken == 25
+    taken = 0
+    assert len(quiet(0.3)) >= 15 and 25 < taken < 200
+    taken = 0
+    assert len(quiet(0.0)) == taken == 200  # all alike: as quiet as it gets, or never
+
+
 def test_a_gpu_that_others_keep_busy_hides_a_small_gain_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.once
 # Speaks the protocol; `do` in the description says how to behave. Keeps a note of what it was
 # asked.
 WORKER = """
-import importlib.util, json, os, signal, subprocess, sys, time
+import importlib.util, io, json, os, signal, subprocess, sys, time
 # By its path: importing the package would import torch, which takes seconds.
 spec = importlib.util.spec_from_file_location("worker", os.environ["WORKER_MODULE"])
 worker = sys.modules["worker"] = importlib.util.module_from_spec(spec)
@@ -41,6 +41,7 @@ notes = open(os.environ["NOTES"], "a")
 def note(text):
     notes.write(text + "\\n"); notes.flush()
 note(f"start {os.getpid()}")
+held = io.BytesIO()  # answers that go out together with the next one
 if os.environ.get("BROKEN"):
     sys.exit(3)
 write_frame(sink, {"ready": True})
@@ -80,8 +81,12 @@ for index, request in requests():
         verdict = "busy" if call["times"] < 4 else "kernel"
     if do == "busy":
         verdict = "busy"
-    write_frame(sink, {"id": call["id"], "index": index, "verdict": verdict, "reason": "",
+    write_frame(held, {"id": call["id"], "index": index, "verdict": verdict, "reason": "",
                        "found": False, "seconds": {"compile": 1.5, "compile.link": 1.0}})
+    if do != "hold":
+        sink.write(held.getvalue())
+        sink.flush()
+        held = io.BytesIO()
 """
 
 
@@ -198,6 +203,16 @@ def test_waiting_requests_are_asked_for_together(bench: Bench) -> None:
     assert sorted(answer["id"] for answer in answers.all) == list(range(8))
     assert [note for note in bench.notes if note.startswith("batch")] == ["batch 4", "batch 3"]
     assert service.compiles == 8
+
+
+def test_answers_that_come_together_are_all_delivered(bench: Bench) -> None:
+    service, answers = bench.service(largest_batch=8, request_timeout=120.0), Answers()
+    service.submit(call(0, "slow"), answers)
+    assert wait_until(lambda: "slow 0 faster" in bench.notes, 60)
+    for number, do in enumerate(["hold", "hold", "answer"], start=1):
+        service.submit(call(number, do), answers)
+    assert service.wait(60)
+    assert sorted(answer["id"] for answer in answers.all) == [0, 1, 2, 3]
 
 
 def test_a_batch_whose_worker_dies_is_tried_one_by_one(bench: Bench) -> None:
