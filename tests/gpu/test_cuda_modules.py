@@ -104,7 +104,7 @@ def test_side_streams_are_used_and_nothing_waits() -> None:
         model(x.clone())  # gives the stream its memory, and cuBLAS its workspace there
     before = hits(model)
     torch.cuda.synchronize()
-    for number in range(5):
+    for number in range(6):
         with torch.cuda.stream(stream):
             torch.cuda._sleep(1_000_000_000)  # half a second
             y = x.clone()
@@ -114,10 +114,12 @@ def test_side_streams_are_used_and_nothing_waits() -> None:
                 z = model(y)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            assert not stream.query()
+            waited = stream.query()
+        # The driver loads PyTorch's own kernels at their first launch, and waits for the GPU then.
+        assert number == 0 or not waited, f"call {number}"
         stream.synchronize()
         close(z, forward(model, torch.full_like(x, float(number))))
-    assert hits(model) == before + 5
+    assert hits(model) == before + 6
 
 
 def test_threads_and_streams_on_one_cold_kernel() -> None:

@@ -13,55 +13,13 @@ from conftest import run_program
 from eagercache import function_identity
 from eagercache.module_identity import Unfit
 
-# Functions as people write them, and calls of each.
-OPERATORS = """
-import torch, eagercache
-from torch import Tensor
-from torch.nn import functional as F
-torch.manual_seed(0)
-EPS = 1e-6
-def normalised(x: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-@eagercache.op("demo::rms_norm_gate")
-def rms_norm_gate(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float = EPS) -> Tensor:
-    return normalised(x, eps) * weight * F.silu(gate)
-@eagercache.op("demo::rotary")
-def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = q.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-@eagercache.op("demo::swiglu")
-def swiglu(x: Tensor, y: Tensor) -> Tensor:
-    return F.silu(x) * y
-@eagercache.op("demo::gates")
-def gates(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    i, f, g, o = gates.chunk(4, dim=-1)
-    cell = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(cell), cell
-@eagercache.op("demo::z_loss")
-def z_loss(logits: Tensor, target: Tensor, z: float = 1e-4) -> Tensor:
-    total = torch.logsumexp(logits, -1)
-    picked = logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    return (total - picked + z * total * total).mean()
-def tensors(*shapes, dtype=torch.float32, needs=True):
-    return [torch.randn(s, dtype=dtype, requires_grad=needs) for s in shapes]
-def calls(dtype=torch.float32, needs=True, n=16):
-    make = lambda *shapes: tensors(*shapes, dtype=dtype, needs=needs)
-    yield rms_norm_gate, make((n, 32), (n, 32), (32,))
-    angles = torch.randn(n, 16, dtype=dtype)
-    yield rotary, [*make((2, n, 32)), angles.cos(), angles.sin()]
-    yield swiglu, make((n, 32), (n, 32))
-    yield gates, make((n, 128), (n, 32))
-    yield z_loss, [*make((n, 32)), torch.randint(32, (n,))]
-def outputs(answer):
-    return list(answer) if isinstance(answer, tuple) else [answer]
-def gradients(function, args):
-    made = outputs(function(*args))
-    return torch.autograd.grad(made, [a for a in args if a.requires_grad],
-                               [torch.ones_like(t) for t in made])
-def close(left, right):
-    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) and a.stride() == b.stride()
-               for a, b in zip(left, right, strict=True))
-"""
+# Before the programs, since it is changed in some. A program has one statement of __future__.
+OPERATORS = (
+    Path(__file__)
+    .with_name("operator_zoo.py")
+    .read_text()
+    .replace("from __future__ import annotations\n", "")
+)
 
 
 @pytest.fixture(scope="session")
