@@ -1,6 +1,6 @@
 """Whole models on one GPU: eager, eagercache and torch.compile, wall time per step.
 
-    python bench/models.py [--models resnet50,vit] [--json FILE] [--pairs 12] [--no-compile]
+    python bench/models.py [--models resnet50,vit] [--json FILE] [--pairs 24] [--no-compile]
 
 Models have random weights and synthetic data; nothing of a model is changed. For each one, in
 processes of their own over one store that starts empty:
@@ -157,9 +157,9 @@ def block_ms(step: Step, steps: int) -> float:
 
 
 def steps_in_block(step: Step) -> int:
-    """Steps that take about a third of a second."""
+    """Steps that take about an eighth of a second: short, since a host's speed wanders."""
     block_ms(step, 5)
-    return max(4, min(100, int(350 / block_ms(step, 5))))
+    return max(4, min(50, int(125 / block_ms(step, 5))))
 
 
 def decisions() -> dict[str, Any]:
@@ -196,6 +196,22 @@ def decisions() -> dict[str, Any]:
     return {"decisions": reasons, "refused": refused, "won": won[:40]}
 
 
+def unanswered() -> list[str]:
+    """The calls that wait for a verdict, with their tensors and seconds."""
+    from eagercache.session import session
+
+    rows = []
+    for service in session.services():
+        for description, seconds in service.unanswered():
+            tensors = [
+                f"{argument['dtype']}{argument['sizes']}"
+                for argument in description.get("args", ())
+                if argument["kind"] == "tensor"
+            ]
+            rows.append(f"{description['op']}({', '.join(tensors)}): {seconds:.0f} s")
+    return rows
+
+
 def run_cold(name: str, limit: float) -> dict[str, Any]:
     """Steps under `enable()` until nothing is left to compile."""
     import torch
@@ -223,6 +239,7 @@ def run_cold(name: str, limit: float) -> dict[str, Any]:
         "steps": steps,
         "compiles": stats.compiles,
         "outstanding": stats.outstanding,
+        "unanswered": unanswered(),
         **decisions(),
     }
 
@@ -234,16 +251,17 @@ def run_warm(name: str, pairs: int) -> dict[str, Any]:
     steps = steps_in_block(step)
     before = [block_ms(step, steps) for _ in range(4)]
     import eagercache
+    from eagercache._load import core
 
+    assert core is not None
     eagercache.enable()
     settle = [block_ms(step, 5) for _ in range(10)]
     native, ours = [], []
     first = eagercache.stats()
-    for _ in range(pairs):
-        eagercache.disable()
-        native.append(block_ms(step, steps))
-        eagercache.enable()
-        ours.append(block_ms(step, steps))
+    for index in range(pairs):
+        for enabled in (index % 2 == 0, index % 2 == 1):
+            core.set_answering(enabled)  # enable() would fill the tables anew
+            (ours if enabled else native).append(block_ms(step, steps))
     last = eagercache.stats()
     ratios = sorted(a / b for a, b in zip(native, ours, strict=True))
     rows = {name: row.hits for name, row in last.operators.items() if row.hits > 0}
@@ -258,6 +276,10 @@ def run_warm(name: str, pairs: int) -> dict[str, Any]:
         "settle_ms": settle,
         "compiles": last.compiles,
         "hits_a_step": (last.hits - first.hits) / (pairs * steps),
+        "others_a_step": {
+            name: (getattr(last, name) - getattr(first, name)) / (pairs * steps)
+            for name in ("native", "misses", "pending", "aside")
+        },
         "hits": dict(sorted(rows.items(), key=lambda item: -item[1])[:25]),
     }
 
@@ -323,7 +345,7 @@ def main() -> None:
     """Runs what is asked for, and prints the table last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--limit", type=float, default=120, help="seconds of a cold run")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -351,6 +373,8 @@ def main() -> None:
                 one["compile"] = child("compile", name, store, 180, *extra)
             results[name] = one
             print(line_of(name, one), flush=True)
+            for waiting in one["cold"].get("unanswered", []):
+                print(f"    no verdict: {waiting}", flush=True)
             for reason, count in one["cold"].get("refused", {}).items():
                 print(f"    {count:3d} {reason}", flush=True)
             if arguments.json:

@@ -2,17 +2,24 @@
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "dispatcher/counters.h"
+#include "dispatcher/kernel_forms.h"
 #include "dispatcher/loaded_kernel.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/output_allocation.h"
@@ -27,8 +34,37 @@
 //           find the hooks disabled.
 // Matrix products are never hooked, so that none is here. Names are FORM/OPERATOR/ELEMENTS/TENSORS,
 // the last "inference" or "plain" (tensors that autograd looks at).
+//
+// On a GPU (EAGERCACHE_BENCH_KERNELS, a folder of cuda_overhead.py's) hits are real kernels on 8
+// floats, and what is measured is the host's time: nothing waits for the device.
 namespace eagercache {
 namespace {
+
+// Where there are kernels for a GPU, as <operator>.plan and <operator>.cubin.
+const char* cuda_kernels() { return std::getenv("EAGERCACHE_BENCH_KERNELS"); }
+c10::DeviceType device_type() {
+  return cuda_kernels() != nullptr ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
+c10::DispatchKey dispatch_key() {
+  return cuda_kernels() != nullptr ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+}
+
+std::string file_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+LoadedKernel* cuda_kernel(const std::string& op) {
+  const std::string path = std::string(cuda_kernels()) + "/" + op;
+  const std::vector<std::string> objects{file_text(path + ".cubin")};
+  Result<std::unique_ptr<LoadedKernel>> kernel = make_cuda_kernel(
+      objects, c10::Device(c10::DeviceType::CUDA, 0), {"cuda", file_text(path + ".plan"), {}});
+  if (!kernel) {
+    std::fprintf(stderr, "%s: %s\n", op.c_str(), kernel.status().message().c_str());
+    std::abort();
+  }
+  return std::move(kernel).value().release();
+}
 
 // Answers with uninitialised tensors like the ones that native gave.
 class AllocatingKernel final : public LoadedKernel {
@@ -64,8 +100,8 @@ struct Case {
 };
 
 Case make_case(std::string_view name, std::int64_t n) {
-  const at::Tensor x = at::randn({n});
-  const at::Tensor y = at::randn({n});
+  const at::Tensor x = at::randn({n}, at::device(device_type()));
+  const at::Tensor y = at::randn({n}, at::device(device_type()));
   if (name == "abs") {
     return {"aten::abs", "", {x}, 1, false, [x] { benchmark::DoNotOptimize(at::abs(x)); }};
   }
@@ -110,7 +146,8 @@ Case make_case(std::string_view name, std::int64_t n) {
 
 OperatorHook& hook_of(const Case& example) {
   Runtime& runtime = Runtime::instance();
-  const auto hook = runtime.register_operator(example.op, example.overload, "CPU");
+  const auto hook =
+      runtime.register_operator(example.op, example.overload, c10::toString(dispatch_key()));
   if (!hook) {
     std::fprintf(stderr, "%s\n", hook.status().message().c_str());
     std::abort();
@@ -119,7 +156,7 @@ OperatorHook& hook_of(const Case& example) {
   return *hook.value();
 }
 
-void decide(const Case& example, std::string_view form) {
+void decide(const Case& example, const std::string& name, std::string_view form) {
   OperatorHook& hook = hook_of(example);
   torch::jit::Stack stack(example.boxed.begin(), example.boxed.end());
   CallView view;
@@ -130,6 +167,10 @@ void decide(const Case& example, std::string_view form) {
   const std::span<const Word> words = view.key.words();
   if (form == "native") {
     hook.table().set_native(words, hash_words(words));
+    return;
+  }
+  if (cuda_kernels() != nullptr) {
+    hook.table().set_kernel(words, hash_words(words), cuda_kernel(name));
     return;
   }
   torch::jit::Stack answers(example.boxed.begin(), example.boxed.end());
@@ -144,6 +185,30 @@ void decide(const Case& example, std::string_view form) {
                           new AllocatingKernel(example.num_tensors, outputs));
 }
 
+std::uint64_t num_hits() {
+  std::uint64_t total = 0;
+  for (const OperatorHook* hook : Runtime::instance().hooks()) {
+    total += read_counts(hook->index()).outcomes[static_cast<std::size_t>(CallOutcome::kHit)];
+  }
+  return total;
+}
+
+// The host's time of one call, while the device is behind and its queue is not full.
+void time_on_gpu(benchmark::State& state, const Case& example) {
+  constexpr int kCalls = 200;
+  const c10::impl::VirtualGuardImpl gpu(c10::DeviceType::CUDA);
+  for (auto _ : state) {
+    gpu.synchronizeDevice(0);
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) {
+      example.call();
+    }
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+    state.SetIterationTime(elapsed.count() / kCalls);
+  }
+  gpu.synchronizeDevice(0);
+}
+
 void run(benchmark::State& state, const std::string& form, const std::string& op, std::int64_t n,
          bool inference) {
   at::set_num_threads(1);
@@ -156,27 +221,45 @@ void run(benchmark::State& state, const std::string& form, const std::string& op
   const Case example = make_case(op, form == "hit" ? n : n + 1);
   if (form != "stock") {
     hooks_answer.store(form != "off");
-    decide(example, form == "hit" ? "hit" : "native");
+    decide(example, op, form == "hit" ? "hit" : "native");
   }
-  for (auto _ : state) {
-    example.call();
+  if (cuda_kernels() != nullptr) {
+    const std::uint64_t hits = num_hits();
+    time_on_gpu(state, example);
+    if ((form == "hit") != (num_hits() > hits)) {
+      state.SkipWithError("not answered as its name says");
+    }
+  } else {
+    for (auto _ : state) {
+      example.call();
+    }
   }
   hooks_answer.store(false);
 }
 
 void register_all(const std::vector<std::string>& forms) {
+  std::vector<const char*> operators{"abs", "add", "add_"};
+  std::vector<std::int64_t> sizes{8};
+  if (cuda_kernels() == nullptr) {
+    for (const char* op : {"add_out", "clamp", "cat", "native_layer_norm", "_softmax", "var"}) {
+      operators.push_back(op);
+    }
+    sizes.push_back(4096);
+  }
   for (const std::string& form : forms) {
-    for (const char* op : {"abs", "add", "add_", "add_out", "clamp", "cat", "native_layer_norm",
-                           "_softmax", "var"}) {
-      for (const std::int64_t n : {8, 4096}) {
+    for (const char* op : operators) {
+      for (const std::int64_t n : sizes) {
         for (const bool inference : {true, false}) {
           if (form == "off" && (n != 8 || !inference)) {
             continue;
           }
           const std::string name =
               form + "/" + op + "/" + std::to_string(n) + "/" + (inference ? "inference" : "plain");
-          benchmark::RegisterBenchmark(
+          auto* const registered = benchmark::RegisterBenchmark(
               name.c_str(), [=](benchmark::State& state) { run(state, form, op, n, inference); });
+          if (cuda_kernels() != nullptr) {
+            registered->UseManualTime()->Iterations(50);
+          }
         }
       }
     }
@@ -187,6 +270,11 @@ void register_all(const std::vector<std::string>& forms) {
 }  // namespace eagercache
 
 int main(int argc, char** argv) {
+  if (eagercache::cuda_kernels() != nullptr &&
+      dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    return 1;
+  }
   const char* phase = std::getenv("EAGERCACHE_BENCH_PHASE");
   if (phase != nullptr && std::string_view(phase) == "hooked") {
     eagercache::register_all({"off", "native", "hit"});
