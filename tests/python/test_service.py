@@ -21,6 +21,7 @@ from typing import Any
 import eagercache.worker
 import pytest
 from conftest import clean_environment
+from eagercache import cuda_gate
 from eagercache.service import CompileService, ServiceSettings, worker_environment
 
 pytestmark = pytest.mark.once
@@ -509,3 +510,29 @@ def test_the_workers_environment_is_neutral() -> None:
     assert kept["PYTHONPATH"].endswith(f"{os.pathsep}/mine")
     for name in ("LD_PRELOAD", "OMP_NUM_THREADS", "EAGERCACHE_CHOOSE", "TORCHINDUCTOR_CACHE_DIR"):
         assert name not in kept
+
+
+@pytest.mark.parametrize(
+    ("gpu", "visible", "expected"),
+    [(None, None, ""), (0, None, "0"), (3, None, "3"), (1, "5,GPU-7", "GPU-7"), (2, "4", "2")],
+)
+def test_a_worker_sees_the_calls_gpu_alone(
+    gpu: int | None, visible: str | None, expected: str
+) -> None:
+    settings = ServiceSettings(store_root="/nowhere", environment="", gpu=gpu)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert worker_environment(settings, environ)["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_a_call_is_described_to_a_worker_as_one_on_its_first_gpu() -> None:
+    tensor = {"kind": "tensor", "device": "cuda:3", "sizes": [4]}
+    number = {"kind": "tensor", "device": "cpu", "sizes": []}
+    description = {
+        "args": [number, {"kind": "tensor_list", "elements": [tensor]}, {"device": "cuda:3"}],
+        "digest": "cuda:3 is not a device here",
+    }
+    assert cuda_gate.gpu_of(description) == 3
+    there = cuda_gate.on_first_gpu(description)
+    assert cuda_gate.gpu_of(there) == 0 and there["args"][2] == {"device": "cuda:0"}
+    assert there["digest"] == description["digest"] and there["args"][0] == number
+    assert tensor["device"] == "cuda:3"
