@@ -25,11 +25,14 @@ def main(table: str, output: str) -> None:
     text = (
         "// Generated from denied_operators.json.\n"
         '#include "dispatcher/denied_operators.h"\n\n'
-        "#include <vector>\n\n"
+        "#include <array>\n\n"
         "namespace eagercache {\n\n"
         "std::span<const DeniedRow> denied_rows() noexcept {\n"
-        "  static const std::vector<DeniedRow> rows = {\n" + "".join(lines) + "  };\n"
-        "  return rows;\n"
+        # A constant: a thread may ask while static objects are destroyed.
+        f"  static constexpr std::array<DeniedRow, {len(rows)}> kRows{{{{\n"
+        + "".join(lines)
+        + "  }};\n"
+        "  return kRows;\n"
         "}\n\n"
         "}  // namespace eagercache\n"
     )

@@ -113,6 +113,8 @@ HookTest::HookTest() {
 
 HookTest::~HookTest() {
   runtime().set_answering(false);
+  // A test may be the process's last: what libraries destroy at its end, the loader still uses.
+  runtime().wait_until_idle(20);
   runtime().thaw();
   runtime().set_handler(nullptr);
   runtime().set_store(nullptr);

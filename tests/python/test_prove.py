@@ -76,6 +76,14 @@ def test_what_becomes_of_zeros_of_either_sign_must_be_natives() -> None:
         proof_of(describe("maximum", tensor((4,)), tensor((4,))), kernel)
 
 
+def test_pairs_of_special_values_are_met_on_few_elements_too() -> None:
+    def kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.floor(x / y)  # native's -1.25 by infinity is -1
+
+    with pytest.raises(ProofFailed, match="special data"):
+        proof_of(describe("floor_divide", tensor((3,)), tensor((3,))), kernel)
+
+
 def test_the_tails_of_an_exponential_are_compared() -> None:
     def kernel(x: torch.Tensor) -> torch.Tensor:
         return torch.where((x < -9) & (x > -1e3), -0.0, torch.nn.functional.silu(x))
