@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,11 @@ BITWISE_ELEMENTS = 2048
 MOST_ROUNDS = 256
 MOST_ROUND_ELEMENTS = 1 << 18
 EXTRA_FILLS = ("normal", "unit", "wide", "cancelling", "special")
+# Data that show whether a kernel is bitwise. Terms of any size, and ones that cancel, leave of a
+# sum what tells little of its rounding, and more steps than the sum itself (a mean, a square, a
+# division) round it: there an accumulating kernel may err by so many times more.
+HARD_FILLS = ("wide", "cancelling")
+HARD_FACTOR = 4.0
 
 
 # Operators that add elements up, by the name without its overload. Inductor unrolls short sums, so
@@ -324,7 +329,10 @@ def prove(
         if call.written and not writes_statistics(call):
             raise NotBitwise(f"not bitwise ({native.fill} data), {_WRITES}")
         numerics = "accurate"
-        error, native_error = _compare_values(call, native, expected, outputs, tolerance)
+        allowed = tolerance
+        if tolerance.reduces and native.fill in HARD_FILLS:
+            allowed = replace(tolerance, ulps=HARD_FACTOR * tolerance.ulps)
+        error, native_error = _compare_values(call, native, expected, outputs, allowed)
         worst, native_worst = max(worst, error), max(native_worst, native_error)
     _compare_in_inference_mode(call, probe, natives[0])
     return Proof(

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from conformance.database import is_plain, tensors_in
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 LARGEST_CALL_BYTES = 1 << 22
 
@@ -52,24 +53,6 @@ class Observed:
     same_object: list[set[str]] = field(default_factory=list)
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists, tuples and dictionaries."""
-    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not torch._is_zerotensor(tensor)
-    )
-
-
 def _copy(value: Any) -> Any:
     """The same values in memory of their own; what shared memory still does."""
     storages: dict[int, torch.UntypedStorage] = {}
@@ -106,7 +89,7 @@ class Recorder(TorchDispatchMode):
         if len(met) >= self.limit:
             return
         tensors = tensors_in((args, kwargs))
-        if not all(map(_is_plain, tensors)):
+        if not all(map(is_plain, tensors)):
             self.not_plain.add(str(func))
             return
         if sum(t.untyped_storage().nbytes() for t in tensors) > LARGEST_CALL_BYTES:
