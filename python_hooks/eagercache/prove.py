@@ -15,7 +15,31 @@ from typing import Any
 import torch
 
 from .calls import FILLS, Call, CallError, Sample, Value
+from .numerics import (
+    FORMATS,
+    HALF,
+    NotBitwise,
+    ProofFailed,
+    Tolerance,
+    compare_with_reference,
+    same_bits,
+    same_bytes,
+)
 from .timing import Probe
+
+__all__ = [
+    "CannotProve",
+    "Native",
+    "NotBitwise",
+    "Proof",
+    "ProofFailed",
+    "Reshaped",
+    "Tolerance",
+    "compare_with_reference",
+    "native_answers",
+    "prove",
+    "same_bits",
+]
 
 SEED = 20_240_601
 
@@ -52,18 +76,6 @@ _ACCUMULATING = frozenset({
     "avg_pool3d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
     "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "_foreach_norm",
 })  # fmt: skip
-_HALF = (torch.float16, torch.bfloat16)
-
-
-class ProofFailed(Exception):
-    """The kernel is not native's equal. The text is one clause that says where."""
-
-
-class NotBitwise(ProofFailed):
-    """A call that writes its arguments, whose kernel does not do so bit for bit as native does.
-
-    What differs in its last bit stays different, in each replica of a job in another way.
-    """
 
 
 class Reshaped(Exception):
@@ -222,40 +234,6 @@ def capture(call: Call, probe: Probe, sample: Sample, choose: str) -> str:
     return probe.digest(choose)
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """What a kernel of the class "accurate" may differ by.
-
-    Attributes:
-        ulps: the error that it may have even where native has none; elsewhere twice native's.
-        reduces: the kernel accumulates over elements. Errors then count in units of the larger of
-            the result, the result for the operands' absolute values, and the root mean square of
-            the whole result (of an all-zero one: the largest operand): what is left of a sum that
-            cancels tells nothing about the rounding of its terms, its sign of zero included, and a
-            normalised element near zero is such a rest. Data whose squares overflow
-            float32 are compared only where the exact result is NaN: an overflow on the way depends
-            on the order of the terms, and native's accumulator may be wider. Where a term is
-            infinite, an infinity passes for native's NaN: a running mean (Welford's) makes NaN of
-            inf - inf wherever the infinity is not the last term, a sum keeps the exact infinity.
-            And NaN passes for native's infinity where the wider reference is NaN too.
-        composed: the operator is a function of several. Of a difference of things that it computed
-            nothing of the operands' size tells what rounding there was on the way, so errors count
-            in units of no less than what the result moves by (in the root mean square) when every
-            operand moves by its last place.
-    """
-
-    ulps: float = 1.0
-    reduces: bool = False
-    composed: bool = False
-
-    def bound(self, native_error: float, dtype: torch.dtype) -> float:
-        """The largest error, in ulps of ``dtype``, beside native's ``native_error``."""
-        if dtype in _HALF:
-            # Computed in float32 and rounded once: the order of a sum does not show.
-            return max(2 * native_error, 1.0)
-        return max(2 * native_error, self.ulps)
-
-
 def accumulates(call: Call) -> bool:
     """Whether the operator adds elements up, whatever its kernel's text looks like."""
     return call.name.removeprefix("aten::").partition(".")[0] in _ACCUMULATING
@@ -264,7 +242,7 @@ def accumulates(call: Call) -> bool:
 def _rounding_hides_order(native: Native) -> bool:
     """Whether float32 sums are rounded to half precision: their last bits seldom show."""
     made = [*native.outputs, *(native.after.values if native.after else ())]
-    return any(isinstance(tensor, torch.Tensor) and tensor.dtype in _HALF for tensor in made)
+    return any(isinstance(tensor, torch.Tensor) and tensor.dtype in HALF for tensor in made)
 
 
 def tolerance_of(
@@ -373,7 +351,7 @@ def _answer(call: Call, probe: Probe, native: Native) -> tuple[list[Any], list[t
     for index, (before, after) in enumerate(zip(expected.bases, mine.bases, strict=True)):
         if before is None or after is None or index in call.written:
             continue
-        if not _same_bytes(before, after):
+        if not same_bytes(before, after):
             raise ProofFailed(f"tensor argument {index} was written to ({native.fill} data)")
     if native.after is not None:
         _compare_written(call, native.after, mine, f"{native.fill} data")
@@ -495,30 +473,6 @@ def _sharing(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [pointers.index(pointer) for pointer in pointers]
 
 
-def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bit for bit, any NaN being equal to any other."""
-    if a.dtype != b.dtype or a.size() != b.size():
-        return False
-    if a.is_complex():
-        return same_bits(torch.view_as_real(a), torch.view_as_real(b))
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    equal = (a == b) & (torch.signbit(a) == torch.signbit(b))
-    return bool((equal | (torch.isnan(a) & torch.isnan(b))).all())
-
-
-# Bits of the stored significand, and the exponent of the smallest normal number.
-_FORMATS = {
-    torch.float16: (10, -14),
-    torch.bfloat16: (7, -126),
-    torch.float32: (23, -126),
-}
-
-
 def _compare_values(
     call: Call,
     native: Native,
@@ -532,7 +486,7 @@ def _compare_values(
     """
     for index, (expected, actual) in enumerate(zip(answers, outputs, strict=True)):
         real = torch.float32 if expected.dtype == torch.complex64 else expected.dtype
-        if real not in _FORMATS and not same_bits(expected, actual):
+        if real not in FORMATS and not same_bits(expected, actual):
             raise ProofFailed(
                 f"output {index}: {expected.dtype} must be equal bit for bit ({native.fill} data)"
             )
@@ -618,23 +572,23 @@ def _moves(
     generator = torch.Generator().manual_seed(SEED)
     moved: list[Value] = []
     for value, spec in zip(wide.widen(sample), call.tensors, strict=True):
-        if spec.dtype in _FORMATS and isinstance(value, torch.Tensor):
+        if spec.dtype in FORMATS and isinstance(value, torch.Tensor):
             signs = torch.randint(0, 2, value.size(), generator=generator).to(value.device) * 2 - 1
-            value = value * (1 + signs * 2.0 ** -_FORMATS[spec.dtype][0])
+            value = value * (1 + signs * 2.0 ** -FORMATS[spec.dtype][0])
         moved.append(value)
     sizes = []
     for answer, reference in zip(_invoke(call, wide, moved), references, strict=True):
         change = (answer - reference).to(torch.float64)
         known = change[torch.isfinite(change)] if reference.is_floating_point() else change[:0]
         size = float(known.square().mean().sqrt()) if known.numel() else 0.0
-        bits = _FORMATS.get(_narrowest(call), (23, 0))[0]
+        bits = FORMATS.get(_narrowest(call), (23, 0))[0]
         sizes.append(size * 2.0**bits if math.isfinite(size) else 0.0)
     return sizes
 
 
 def _narrowest(call: Call) -> torch.dtype:
-    dtypes = [spec.dtype for spec in call.tensors if spec.dtype in _FORMATS]
-    return min(dtypes, key=lambda dtype: _FORMATS[dtype][0], default=torch.float32)
+    dtypes = [spec.dtype for spec in call.tensors if spec.dtype in FORMATS]
+    return min(dtypes, key=lambda dtype: FORMATS[dtype][0], default=torch.float32)
 
 
 _FLOAT64_NOISE = 2.0**-40
@@ -677,63 +631,3 @@ def _has_infinity(sample: Sample) -> bool:
         isinstance(value, torch.Tensor) and bool(torch.isinf(value).any())
         for value in sample.values
     )
-
-
-def compare_with_reference(
-    expected: torch.Tensor,
-    actual: torch.Tensor,
-    reference: torch.Tensor,
-    tolerance: Tolerance,
-    where: str,
-    magnitude: torch.Tensor | None = None,
-) -> tuple[float, float]:
-    """Largest errors of ``actual`` and of ``expected`` (native's) against ``reference``.
-
-    Counted element by element, in units of the last place of the result there, or of ``magnitude``
-    where that is larger. Raises ProofFailed
-    unless NaN, infinities and signs of zero agree and the error is within the tolerance.
-    """
-    if expected.is_complex():
-        expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
-        reference = torch.view_as_real(reference.to(torch.complex128))
-        magnitude = None
-    if reference.size() != expected.size():
-        raise ProofFailed(f"the reference has other sizes ({where})")
-    wide = reference.to(torch.float64)
-    same_special = (
-        (torch.isnan(expected) == torch.isnan(actual))
-        & (torch.isposinf(expected) == torch.isposinf(actual))
-        & (torch.isneginf(expected) == torch.isneginf(actual))
-    )
-    if not bool(same_special.all()):
-        pair = f"{expected[~same_special][0]:.6g} native, {actual[~same_special][0]:.6g}"
-        raise ProofFailed(f"NaN or infinity on one side alone: {pair} here ({where})")
-    zero = (expected == 0) & (actual == 0)
-    differs = zero & (torch.signbit(expected) != torch.signbit(actual))
-    if not tolerance.reduces and bool(differs.any()):
-        raise ProofFailed(f"another sign of zero ({where})")
-    finite = torch.isfinite(expected)
-    known = finite & torch.isfinite(wide)
-    if bool((finite & ~known & (expected != actual)).any()):
-        raise ProofFailed(f"another value where the reference is not finite ({where})")
-    if not bool(known.any()):
-        return 0.0, 0.0
-    size = wide[known].abs()
-    if magnitude is not None and magnitude.size() == wide.size():
-        # Not finite where the operator has no answer for absolute values.
-        size = torch.fmax(size, torch.nan_to_num(magnitude.to(torch.float64), 0, 0, 0)[known])
-    unit = _ulp(size, expected.dtype)
-    error = float(((actual[known].to(torch.float64) - wide[known]).abs() / unit).max())
-    native_error = float(((expected[known].to(torch.float64) - wide[known]).abs() / unit).max())
-    bound = tolerance.bound(native_error, expected.dtype)
-    if not error <= bound:
-        raise ProofFailed(f"error of {error:.3g} ulp, {bound:.3g} allowed ({where})")
-    return error, native_error
-
-
-def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The distance of neighbouring ``dtype`` numbers at the magnitude of each float64 value."""
-    bits, smallest = _FORMATS[dtype]
-    exponents = torch.frexp(values).exponent.to(torch.int64) - 1
-    exponents = exponents.clamp(min=smallest) - bits
-    return torch.ldexp(torch.ones_like(values), exponents)
