@@ -2,12 +2,13 @@
 
     python bench/loss_curves.py [--models resnet50,llama] [--steps 200] [--json FILE]
 
-Where PyTorch's own kernels add in an order that differs from run to run, eager curves spread; where
-not, they are equal bit for bit and no other rounding can be "within" that. So the five eager runs
-start from weights that differ by half a unit in bfloat16's last place, as roundings do, and a sixth
-and a seventh from the very same say whether eager repeats itself. A curve's distance is the root
-mean square, over its steps, of its difference from the mean of the five (for one of them: of the
-other four). With kernels a first run fills a store; two that start on it are shown.
+Where PyTorch's own kernels add in an order that differs from run to run, eager curves spread;
+where not, they are equal bit for bit and no other rounding can be "within" that. So the five
+eager runs start from float32 weights that differ by half a unit in bfloat16's last place, as
+roundings do, and a sixth and a seventh from the very same say whether eager repeats itself. A
+curve's distance is the root mean square, over its steps, of its difference from the mean of the
+five (for one of them: of the other four). With kernels a first run fills a store; two that start
+on it are shown.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def make_llama() -> tuple[Any, Callable[[Any, int], Any], Any]:
         vocab_size=4000,
         use_cache=False,
     )
-    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).train()
+    model = LlamaForCausalLM(config).cuda().train()
     tokens = torch.randint(0, 4000, (BATCHES, 8, 256), device="cuda")
 
     def loss_of(network: Any, step: int) -> Any:
@@ -73,6 +74,7 @@ def make_llama() -> tuple[Any, Callable[[Any, int], Any], Any]:
 
 
 MAKERS = {"resnet50": make_resnet50, "llama": make_llama}
+DTYPES = {"resnet50": "float32", "llama": "bfloat16"}  # of the weights that are trained
 
 
 def train(name: str, steps: int, enabled: bool, rounding: int) -> dict[str, Any]:
@@ -86,7 +88,8 @@ def train(name: str, steps: int, enabled: bool, rounding: int) -> dict[str, Any]
         with torch.no_grad():
             for weight in model.parameters():
                 noise = torch.rand(weight.shape, generator=generator, device="cuda") * 2 - 1
-                weight.copy_(weight.float() * (1 + HALF_UNIT * noise))
+                weight.mul_(1 + HALF_UNIT * noise)
+    model.to(getattr(torch, DTYPES[name]))  # after that: rounded weights would hide half a unit
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
     hits = 0
     if enabled:

@@ -131,6 +131,20 @@ def test_a_rounded_sum_that_is_written_is_natives() -> None:
         prove.prove(call, PlayedProbe(call), prove.native_answers(call))
 
 
+def test_running_statistics_may_be_as_accurate_as_a_rounded_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prove, "writes_statistics", lambda call: True)  # as on CUDA
+    features = [tensor((3,)) for _ in range(4)]
+    call = PlayedCall(
+        describe("native_batch_norm", tensor((8, 3, 4, 4), dtype="bfloat16"), *features,
+                 boolean(True), number(0.1), number(1e-5))
+    )  # fmt: skip
+    call.kernel = lambda *tensors: torch.native_batch_norm(*tensors, True, 0.1, 1e-5)
+    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    assert proof.numerics == "accurate" and call.written
+
+
 def test_integers_are_past_what_half_precision_holds() -> None:
     def kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x.float() * y.float()).to(y.dtype)  # native rounds the integer first
