@@ -12,11 +12,9 @@ import contextlib
 import copy
 import json
 import math
-import random
 import sys
 import time
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,18 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import cuda_timing, module_calls, timing
-from .calls import GlobalState
 from .commands import CompileRefused
 from .compile import Tools
 from .generated_text import GeneratedText
-from .module_identity import FunctionRecorder, Identity, Unfit, identify, tree_classes
+from .module_identity import FunctionRecorder, Identity, Unfit, identify
+from .module_surroundings import (
+    Listener,
+    attention_order,
+    autocast,
+    main_of,
+    random_states,
+    state_of,
+)
 from .module_trace import ModuleGraph, argument_tensors, build_unflatten, trace_module
 from .module_transfer import Transferred, unpack
 from .prove import ProofFailed, same_bits
@@ -38,7 +43,7 @@ SEEDS = (0, 1, 2)
 SPREADS = (1.0, 1.0, 2.0)
 
 _EPSILON_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
-_MAX_FUNCTIONS = 400
+MAX_FUNCTIONS = 400
 
 
 @dataclass
@@ -62,110 +67,27 @@ def compile_module(
         if path not in sys.path:
             sys.path.append(path)
     with (
-        _state_of(description["state"]),
-        _attention_order(description.get("attention")),
+        state_of(description["state"]),
+        attention_order(description.get("attention")),
         torch.no_grad(),
     ):
         rebuilt = unpack(description["payload"])
         identity, functions = _watch_forward(rebuilt, description["identity"])
         begin = time.process_time()
         with (
-            _autocast(description["autocast"]),
-            _main_of(rebuilt.module),
+            autocast(description["autocast"]),
+            main_of(rebuilt.module),
             module_calls.originals(),
         ):
             traced = trace_module(rebuilt.module, rebuilt.args, rebuilt.kwargs, identity)
         seconds = {"trace": round(time.process_time() - begin, 3)}
         path = _compile(traced, directory, tools)
         seconds.update(tools.commands.seconds)
-        with _autocast(description["autocast"]):
+        with autocast(description["autocast"]):
             return _judge(rebuilt, identity, traced, path, functions, core, seconds)
 
 
-@contextlib.contextmanager
-def _state_of(state: Mapping[str, Any]) -> Iterator[None]:
-    wanted = GlobalState(
-        default_dtype=getattr(torch, state["default_dtype"]),
-        deterministic=state["deterministic"],
-        deterministic_warn_only=state["deterministic_warn_only"],
-        fill_uninitialized_memory=state["fill_uninitialized_memory"],
-        num_threads=state["num_threads"],
-    )
-    with wanted.applied():
-        yield
-
-
-@contextlib.contextmanager
-def _attention_order(wanted: list[int] | None) -> Iterator[None]:
-    """The order in which attention back ends are tried; None leaves it."""
-    if wanted is None:
-        yield
-        return
-    before = torch._C._get_sdp_priority_order()
-    torch._C._set_sdp_priority_order(wanted)
-    try:
-        yield
-    finally:
-        torch._C._set_sdp_priority_order(before)
-
-
-@contextlib.contextmanager
-def _autocast(wanted: Mapping[str, str]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for device, dtype in wanted.items():
-            stack.enter_context(torch.autocast(device, getattr(torch, dtype)))
-        yield
-
-
-@contextlib.contextmanager
-def _main_of(module: torch.nn.Module) -> Iterator[None]:
-    """Lets the tracer find, in ``__main__``, the globals of classes that came from another one."""
-    namespace: dict[str, Any] = {}
-    for kind in tree_classes(module, "__main__"):
-        for value in vars(kind).values():
-            if isinstance(value, types.FunctionType):
-                namespace.update(value.__globals__)
-    own = sys.modules["__main__"]
-    if namespace:
-        main = types.ModuleType("__main__")
-        vars(main).update(namespace)
-        sys.modules["__main__"] = main
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = own
-
-
 # ---- the forward, watched ------------------------------------------------------------------------
-
-
-class _Listener:
-    """Stands in for a stream and notices whether anything is written."""
-
-    def __init__(self) -> None:
-        self.wrote = False
-
-    def write(self, text: str) -> int:
-        """Remembers that something came."""
-        self.wrote = self.wrote or bool(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Does nothing."""
-
-    def isatty(self) -> bool:
-        """No."""
-        return False
-
-
-def _random_states() -> list[Any]:
-    states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
-    if torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state().tolist())
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        states.append(repr(numpy_random.get_state()))
-    return states
 
 
 def _watch_forward(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[str]]]:
@@ -184,9 +106,9 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     before = [slot.tensor.clone() for slot in identity.slots]
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
     given = [tensor.clone() for tensor in arguments]
-    states = _random_states()
+    states = random_states()
     module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
-    output, errors = _Listener(), _Listener()
+    output, errors = Listener(), Listener()
     with (
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
@@ -195,7 +117,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         first = module(*rebuilt.args, **rebuilt.kwargs)
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
-    if _random_states() != states:
+    if random_states() != states:
         raise Unfit("it draws random numbers")
     if identify(module).digest != expected:
         raise Unfit("it changes attributes of its own")
@@ -203,12 +125,12 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         raise Unfit("it writes to its parameters or buffers")
     if any(not same_bits(a, b) for a, b in zip(given, arguments, strict=True)):
         raise Unfit("it writes to its arguments")
-    if not _equal_answers(first, module(*rebuilt.args, **rebuilt.kwargs)):
+    if not equal_answers(first, module(*rebuilt.args, **rebuilt.kwargs)):
         raise Unfit("its answers differ from run to run")
     functions = [function.to_row() for function in recorder.used(module)]
-    if len(functions) > _MAX_FUNCTIONS:
+    if len(functions) > MAX_FUNCTIONS:
         raise Unfit("its forward runs too many different functions")
-    _refuse_shared(first, [*_tensors_of(identity), *arguments])
+    refuse_shared(first, [*_tensors_of(identity), *arguments])
     return identity, functions
 
 
@@ -216,7 +138,8 @@ def _tensors_of(identity: Identity) -> list[torch.Tensor]:
     return [slot.tensor for slot in identity.slots]
 
 
-def _equal_answers(a: Any, b: Any) -> bool:
+def equal_answers(a: Any, b: Any) -> bool:
+    """Whether two answers have the same leaves, tensors bit for bit."""
     left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
     return len(left) == len(right) and all(
         same_bits(x, y) if isinstance(x, torch.Tensor) else type(x) is type(y) and x == y
@@ -224,7 +147,8 @@ def _equal_answers(a: Any, b: Any) -> bool:
     )
 
 
-def _refuse_shared(answer: Any, inputs: list[torch.Tensor]) -> None:
+def refuse_shared(answer: Any, inputs: list[torch.Tensor]) -> None:
+    """Raises Unfit where the answer has memory of an input, or one memory twice."""
     memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     for leaf in pytree.tree_leaves(answer):
         if not isinstance(leaf, torch.Tensor):
@@ -259,7 +183,7 @@ def _compile(traced: ModuleGraph, directory: Path, tools: Tools) -> Path:
 # ---- prove and time ------------------------------------------------------------------------------
 
 
-class _Answers:
+class Answers:
     """Calls the module through its kernel or through its forward."""
 
     def __init__(self, rebuilt: Transferred, identity: Identity, core: Any) -> None:
@@ -269,7 +193,6 @@ class _Answers:
 
     def install(self, path: Path, traced: ModuleGraph, strides: list[list[int]]) -> None:
         """Makes the kernel answer. Raises ProofFailed when it does not."""
-        module = self._rebuilt.module
         unflatten = build_unflatten(traced.outputs, len(strides))
         kernel = self._core.load_module_file(
             str(path),
@@ -279,6 +202,11 @@ class _Answers:
             strides,
             unflatten,
         )
+        self.put(kernel)
+
+    def put(self, kernel: Any) -> None:
+        """Makes a loaded kernel answer. Raises ProofFailed when it does not."""
+        module = self._rebuilt.module
         keys: list[bytes] = []
         self._core.set_module_handlers(
             None, None, lambda _module, _args, _kwargs, key, _calls: keys.append(key), None
@@ -365,8 +293,8 @@ def _judge(
     seconds: dict[str, float],
 ) -> ModuleResult:
     native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
-    strides = [list(t.stride()) for t in _tensor_leaves(native)]
-    answers = _Answers(rebuilt, identity, core)
+    strides = [list(t.stride()) for t in tensor_leaves(native)]
+    answers = Answers(rebuilt, identity, core)
     try:
         answers.install(path, traced, strides)
         begin = time.process_time()
@@ -395,11 +323,12 @@ def _judge(
     return ModuleResult(path, facts, measured, seconds)
 
 
-def _tensor_leaves(answer: Any) -> list[torch.Tensor]:
+def tensor_leaves(answer: Any) -> list[torch.Tensor]:
+    """The tensors of an answer, in order."""
     return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
 
 
-def _prove(rebuilt: Transferred, answers: _Answers, identity: Identity) -> tuple[str, float, float]:
+def _prove(rebuilt: Transferred, answers: Answers, identity: Identity) -> tuple[str, float, float]:
     """(numerics, kernel's error, forward's error). Raises ProofFailed."""
     numerics = "bitwise"
     worst = native_worst = 0.0
@@ -407,23 +336,24 @@ def _prove(rebuilt: Transferred, answers: _Answers, identity: Identity) -> tuple
         rebuilt.draw(seed, spread)
         native, answer = answers.by_forward(), answers.by_kernel()
         where = f"draw {seed}"
-        _compare_structure(native, answer, where)
-        if _equal_answers(native, answer):
+        compare_structure(native, answer, where)
+        if equal_answers(native, answer):
             continue
         numerics = "accurate"
         reference = _reference(rebuilt)
         length = max((max(s.tensor.size(), default=1) for s in identity.slots), default=2)
         for index, (mine, natives, wide) in enumerate(
-            zip(_tensor_leaves(answer), _tensor_leaves(native), reference, strict=True)
+            zip(tensor_leaves(answer), tensor_leaves(native), reference, strict=True)
         ):
             errors = compare(mine, natives, wide, length, f"output {index}, {where}")
             worst, native_worst = max(worst, errors[0]), max(native_worst, errors[1])
     with torch.inference_mode():
-        _compare_structure(answers.by_forward(), answers.by_kernel(), "inference mode")
+        compare_structure(answers.by_forward(), answers.by_kernel(), "inference mode")
     return numerics, worst, native_worst
 
 
-def _compare_structure(native: Any, answer: Any, where: str) -> None:
+def compare_structure(native: Any, answer: Any, where: str) -> None:
+    """Raises ProofFailed unless both are the same but for the tensors' values."""
     mine, mine_spec = pytree.tree_flatten(answer)
     natives, native_spec = pytree.tree_flatten(native)
     if mine_spec != native_spec or type(answer) is not type(native):
@@ -440,7 +370,8 @@ def _compare_structure(native: Any, answer: Any, where: str) -> None:
             raise ProofFailed(f"output {index} has other strides or another mode ({where})")
 
 
-def _wide(value: Any) -> Any:
+def wide(value: Any) -> Any:
+    """A tensor of floating-point numbers in float64, detached; anything else itself."""
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.detach().to(torch.float64)
     return value
@@ -451,8 +382,8 @@ def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             module = copy.deepcopy(rebuilt.module).double()
-            args, kwargs = pytree.tree_map(_wide, (rebuilt.args, rebuilt.kwargs))
-            return _tensor_leaves(module(*args, **kwargs))
+            args, kwargs = pytree.tree_map(wide, (rebuilt.args, rebuilt.kwargs))
+            return tensor_leaves(module(*args, **kwargs))
     except Exception as error:
         raise ProofFailed("not equal bit for bit, and there is no wider reference") from error
 

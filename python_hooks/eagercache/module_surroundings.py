@@ -1,0 +1,101 @@
+"""What surrounds a module's call in a worker: the call's state, and what a forward does beside."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .calls import GlobalState
+from .module_identity import tree_classes
+
+
+class Listener:
+    """Stands in for a stream and notices whether anything is written."""
+
+    def __init__(self) -> None:
+        self.wrote = False
+
+    def write(self, text: str) -> int:
+        """Remembers that something came."""
+        self.wrote = self.wrote or bool(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def isatty(self) -> bool:
+        """No."""
+        return False
+
+
+def random_states() -> list[Any]:
+    """What every source of random numbers that a forward may draw from is at."""
+    states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state().tolist())
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        states.append(repr(numpy_random.get_state()))
+    return states
+
+
+@contextlib.contextmanager
+def state_of(state: Mapping[str, Any]) -> Iterator[None]:
+    """The global state of a request's description, for the block."""
+    wanted = GlobalState(
+        default_dtype=getattr(torch, state["default_dtype"]),
+        deterministic=state["deterministic"],
+        deterministic_warn_only=state["deterministic_warn_only"],
+        fill_uninitialized_memory=state["fill_uninitialized_memory"],
+        num_threads=state["num_threads"],
+    )
+    with wanted.applied():
+        yield
+
+
+@contextlib.contextmanager
+def attention_order(wanted: list[int] | None) -> Iterator[None]:
+    """The order in which attention back ends are tried; None leaves it."""
+    if wanted is None:
+        yield
+        return
+    before = torch._C._get_sdp_priority_order()
+    torch._C._set_sdp_priority_order(wanted)
+    try:
+        yield
+    finally:
+        torch._C._set_sdp_priority_order(before)
+
+
+@contextlib.contextmanager
+def autocast(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Autocast to the dtype named for each device, for the block; {} for none."""
+    with contextlib.ExitStack() as stack:
+        for device, dtype in wanted.items():
+            stack.enter_context(torch.autocast(device, getattr(torch, dtype)))
+        yield
+
+
+@contextlib.contextmanager
+def main_of(module: torch.nn.Module) -> Iterator[None]:
+    """Lets the tracer find, in ``__main__``, the globals of classes that came from another one."""
+    namespace: dict[str, Any] = {}
+    for kind in tree_classes(module, "__main__"):
+        for value in vars(kind).values():
+            if isinstance(value, types.FunctionType):
+                namespace.update(value.__globals__)
+    own = sys.modules["__main__"]
+    if namespace:
+        main = types.ModuleType("__main__")
+        vars(main).update(namespace)
+        sys.modules["__main__"] = main
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = own
