@@ -74,6 +74,7 @@ Result<std::unique_ptr<ModelContainer>> ModelContainer::open(const SharedLibrary
     return missing(kCreate);
   }
   std::unique_ptr<ModelContainer> model(new ModelContainer());
+  model->library_ = library;
   model->run_ = reinterpret_cast<RunFunction>(library.symbol(kRun));
   if (model->run_ == nullptr) {
     return missing(kRun);

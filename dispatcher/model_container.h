@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -51,6 +52,9 @@ class ModelContainer {
   // must not throw. Before the container is given to other threads.
   void watch_first_run(std::function<void(bool begins)> watcher) { watcher_ = std::move(watcher); }
 
+  // The address of a function that the library has beside the C ABI, or nullptr.
+  void* symbol(const char* name) const noexcept { return library_->symbol(name); }
+
   std::size_t num_inputs() const noexcept { return num_inputs_; }
   std::size_t num_outputs() const noexcept { return num_outputs_; }
 
@@ -65,6 +69,7 @@ class ModelContainer {
   LoadedKernel::Outcome run_now(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
                                 c10::Device device) noexcept;
 
+  std::optional<SharedLibrary> library_;  // set by open()
   void* container_ = nullptr;
   RunFunction run_ = nullptr;
   std::size_t num_inputs_ = 0;

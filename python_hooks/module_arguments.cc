@@ -35,6 +35,7 @@ enum class Tag : std::uint8_t {
   kDict,     // count in the header; a string and a value each
   kKeyword,  // length in the header, bytes packed; the value follows
   kTensor,   // dtype, rank and alignment in the header; sizes, strides
+  kEnd,      // after the last one
 };
 
 constexpr Word header(Tag tag, Word payload = 0) noexcept {
@@ -171,7 +172,47 @@ class Reader {
   ModuleCallForm& form_;
 };
 
+std::size_t words_of_text(Word head) noexcept {
+  return static_cast<std::size_t>(((head >> 8) + sizeof(Word) - 1) / sizeof(Word));
+}
+
 }  // namespace
+
+std::vector<TensorPlace> tensor_places(std::span<const Word> words) {
+  std::vector<TensorPlace> places;
+  std::size_t at = 0;
+  while (at < words.size()) {
+    switch (static_cast<Tag>(words[at] & 0xFF)) {
+      case Tag::kNone:
+      case Tag::kFalse:
+      case Tag::kTrue:
+      case Tag::kTuple:
+      case Tag::kList:
+      case Tag::kDict:
+        at += 1;
+        break;
+      case Tag::kInt:
+      case Tag::kFloat:
+        at += 2;
+        break;
+      case Tag::kString:
+      case Tag::kKeyword:
+        at += 1 + words_of_text(words[at]);
+        break;
+      case Tag::kTensor: {
+        const auto rank = static_cast<std::size_t>((words[at] >> 32) & 0xFFFF);
+        places.push_back({at, rank});
+        at += 1 + 2 * rank;
+        break;
+      }
+      case Tag::kEnd:
+        return places;
+      default:
+        return {};
+    }
+  }
+  return {};
+}
 
 const char* module_aside_name(ModuleAside reason) noexcept {
   constexpr const char* kNames[] = {
@@ -235,6 +276,7 @@ ModuleAside read_arguments(std::span<PyObject* const> positional, PyObject* keyw
       return reason;
     }
   }
+  form.words.push_back(header(Tag::kEnd));
   return ModuleAside::kNone;
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "guards/call_key.h"
 
@@ -63,5 +64,16 @@ struct ModuleCallForm {
 // the contents of `form` are unspecified.
 ModuleAside read_arguments(std::span<PyObject* const> positional, PyObject* keyword_names,
                            PyObject* const* keyword_values, ModuleCallForm& form);
+
+// Where one tensor stands in the words of a form: the index of its header, which its sizes and then
+// its strides follow, `rank` words each.
+struct TensorPlace {
+  std::size_t word = 0;
+  std::size_t rank = 0;
+};
+
+// The tensors among the words that read_arguments wrote, in their order, whatever comes after them.
+// Empty when the words are no such ones.
+std::vector<TensorPlace> tensor_places(std::span<const Word> words);
 
 }  // namespace eagercache

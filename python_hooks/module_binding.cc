@@ -18,6 +18,7 @@
 #include "kernel_cache/disk_store.h"
 #include "kernel_cache/shared_library.h"
 #include "python_hooks/module_call.h"
+#include "python_hooks/module_shape_binding.h"
 #include "python_hooks/without_gil.h"
 
 namespace eagercache {
@@ -184,12 +185,8 @@ void install(const py::object& module, const std::string& identity, const py::by
     return;
   }
   const std::vector<Word> words = words_of(key);
-  if (kernel != nullptr && record->guard != nullptr) {
-    for (const ModuleKernel::Input& input : kernel->inputs) {
-      if (input.from_module && input.index >= record->guard->num_tensors()) {
-        throw py::value_error("the kernel asks for a tensor that the module does not have");
-      }
-    }
+  if (kernel != nullptr) {
+    record->require_tensors_of(*kernel);
   }
   record->install(identity, words, kernel);
 }
@@ -258,6 +255,7 @@ void bind_cuda(py::module_& module) {
 }  // namespace
 
 void bind_modules(py::module_& module) {
+  bind_module_shapes(module);
   bind_calls(module);
   bind_cuda(module);
   bind_records(module);

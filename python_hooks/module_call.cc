@@ -178,17 +178,20 @@ const at::Tensor& input_of(const ModuleKernel::Input& input, const ModuleGuard& 
 
 // The container's inputs, as handles that own a reference each: other threads may replace a
 // parameter while the GIL is released.
-void take_inputs(const ModuleKernel& kernel, const ModuleGuard& guard, const ModuleCallForm& form,
-                 c10::SmallVector<ModelContainer::TensorHandle, 64>& handles) {
-  handles.reserve(kernel.inputs.size());
+c10::SmallVector<ModelContainer::TensorHandle, 64> take_inputs(const ModuleKernel& kernel,
+                                                               const ModuleGuard& guard,
+                                                               const ModuleCallForm& form) {
+  c10::SmallVector<ModelContainer::TensorHandle, 64> handles;
   for (const ModuleKernel::Input& input : kernel.inputs) {
     handles.push_back(new at::Tensor(input_of(input, guard, form)));
   }
+  return handles;
 }
 
-PyObject* wrap_outputs(const ModuleKernel& kernel, c10::SmallVector<at::Tensor, 4>& outputs) {
-  for (std::size_t i = 0; i < outputs.size() && i < kernel.output_strides.size(); ++i) {
-    adopt_strides(outputs[i], kernel.output_strides[i]);
+PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
+                       c10::SmallVector<at::Tensor, 4>& outputs) {
+  for (std::size_t i = 0; i < outputs.size() && i < strides.size(); ++i) {
+    adopt_strides(outputs[i], strides[i]);
   }
   if (!kernel.unflatten) {
     return THPVariable_Wrap(std::move(outputs[0]));
@@ -201,10 +204,9 @@ PyObject* wrap_outputs(const ModuleKernel& kernel, c10::SmallVector<at::Tensor, 
 }
 
 // The kernel's answer, or nullptr without an exception when the forward has to answer.
-PyObject* run_kernel(ModuleKernel& kernel, const ModuleGuard& guard, const ModuleCallForm& form,
-                     bool* failed) {
-  c10::SmallVector<ModelContainer::TensorHandle, 64> handles;
-  take_inputs(kernel, guard, form, handles);
+PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
+                     const ModuleGuard& guard, const ModuleCallForm& form, bool* failed) {
+  auto handles = take_inputs(kernel, guard, form);
   c10::SmallVector<at::Tensor, 4> outputs(kernel.model->num_outputs());
   LoadedKernel::Outcome outcome = LoadedKernel::Outcome::kFailed;
   {
@@ -216,7 +218,8 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleGuard& guard, const Modul
                                 kernel.device);
   }
   *failed = outcome == LoadedKernel::Outcome::kFailed;
-  return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, outputs) : nullptr;
+  return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, strides, outputs)
+                                                           : nullptr;
 }
 
 PyObject* aside(ModuleRecord& record, ModuleAside reason, const Call& call) {
@@ -274,7 +277,9 @@ PyObject* answer_pending(ModuleRegistry& registry, ModuleRecord& record, const C
   return result;
 }
 
-PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel, const Call& call,
+// `strides` are those of the outputs: the kernel's own, or what its class says for the call.
+PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
+                           const ModuleShapeClass::Strides& strides, const Call& call,
                            const ModuleCallForm& form) {
   for (const ModuleKernel::IndexRange& range : kernel.ranges) {
     const at::Tensor& tensor = input_of(kernel.inputs[range.input], *record.guard, form);
@@ -283,7 +288,7 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel, const Cal
     }
   }
   bool failed = false;
-  PyObject* result = run_kernel(kernel, *record.guard, form, &failed);
+  PyObject* result = run_kernel(kernel, strides, *record.guard, form, &failed);
   if (result != nullptr) [[likely]] {
     ++record.hits;
     return result;
@@ -293,7 +298,9 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel, const Cal
     failed = true;
   }
   ModuleVariant* variant = record.find({form.words.data(), form.words.size()});
-  if (failed && variant != nullptr) {
+  if (failed && kernel.shape != nullptr) {
+    record.drop_class(&kernel);
+  } else if (failed && variant != nullptr) {
     variant->state = ModuleVariant::State::kNative;
   }
   ++record.native;
@@ -351,11 +358,18 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   }
   ModuleVariant* variant = record.find({form.words.data(), form.words.size()});
   if (variant != nullptr && variant->state == ModuleVariant::State::kKernel) [[likely]] {
-    return answer_by_kernel(record, *variant->kernel, call, form);
+    return answer_by_kernel(record, *variant->kernel, variant->kernel->output_strides, call, form);
   }
   if (variant != nullptr && variant->state == ModuleVariant::State::kNative) {
     ++record.native;
     return call.forward_watched();
+  }
+  ModuleShapeClass::Strides strides;
+  bool chosen = false;
+  const ModuleShapeClass* shape_class =
+      record.find_class({form.words.data(), form.words.size()}, strides, &chosen);
+  if (shape_class != nullptr && chosen) {
+    return answer_by_kernel(record, *shape_class->kernel(), strides, call, form);
   }
   if (is_capturing(device)) {
     // What is captured is the forward, and nothing is asked for.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <stdexcept>
+#include <utility>
 
 namespace eagercache {
 namespace {
@@ -39,8 +41,53 @@ void ModuleRecord::use_identity(const std::string& identity) {
   const auto known = by_identity_.find(identity);
   if (known == by_identity_.end() && by_identity_.size() >= kMaxIdentities) {
     by_identity_.clear();
+    classes_by_identity_.clear();
   }
   current_ = &by_identity_[identity];
+  classes_ = &classes_by_identity_[identity];
+}
+
+void ModuleRecord::require_tensors_of(const ModuleKernel& kernel) const {
+  for (const ModuleKernel::Input& input : kernel.inputs) {
+    if (guard != nullptr && input.from_module && input.index >= guard->num_tensors()) {
+      throw std::invalid_argument("the kernel asks for a tensor that the module does not have");
+    }
+  }
+}
+
+void ModuleRecord::install_class(const std::string& identity,
+                                 std::unique_ptr<ModuleShapeClass> shape_class) {
+  const auto known = classes_by_identity_.find(identity);
+  if (known == classes_by_identity_.end()) {
+    return;
+  }
+  for (const auto& other : known->second) {
+    if (other->kernel() == shape_class->kernel()) {
+      return;
+    }
+  }
+  known->second.push_back(std::move(shape_class));
+}
+
+ModuleShapeClass* ModuleRecord::find_class(std::span<const Word> words,
+                                           ModuleShapeClass::Strides& strides, bool* chosen) const {
+  if (classes_ == nullptr) {
+    return nullptr;
+  }
+  for (const auto& shape_class : *classes_) {
+    const ModuleShapeClass::Answer answer = shape_class->admits(words, strides);
+    if (answer != ModuleShapeClass::Answer::kForeign) {
+      *chosen = answer == ModuleShapeClass::Answer::kKernel;
+      return shape_class.get();
+    }
+  }
+  return nullptr;
+}
+
+void ModuleRecord::drop_class(const ModuleKernel* kernel) {
+  for (auto& [identity, classes] : classes_by_identity_) {
+    std::erase_if(classes, [&](const auto& known) { return known->kernel() == kernel; });
+  }
 }
 
 void ModuleRecord::install(const std::string& identity, std::span<const Word> words,

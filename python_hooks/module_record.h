@@ -13,8 +13,14 @@
 #include "dispatcher/model_container.h"
 #include "python_hooks/module_arguments.h"
 #include "python_hooks/module_guard.h"
+#include "python_hooks/module_shape_class.h"
 
 namespace eagercache {
+
+// A function beside a kernel with symbolic sizes, made of Inductor's own text. `sizes`: the open
+// sizes of the call's tensors, in order. 0 when the kernel holds for them; `strides` then gets the
+// strides of all outputs, one after the other. Has no state and does not throw.
+using ModuleShapeFunction = std::int32_t (*)(const std::int64_t* sizes, std::int64_t* strides);
 
 // A whole module compiled into one container, and how a call's tensors reach it. Shared by all
 // modules with the same key; never destroyed.
@@ -37,6 +43,7 @@ struct ModuleKernel {
   std::vector<Input> inputs;
   std::vector<IndexRange> ranges;
   std::vector<std::vector<std::int64_t>> output_strides;
+  ModuleShapeFunction shape = nullptr;  // of a kernel with symbolic sizes
   // Called with the list of output tensors; none: there is one output, which is the answer.
   pybind11::object unflatten;
 };
@@ -71,6 +78,17 @@ class ModuleRecord {
   // means the module's own forward.
   void install(const std::string& identity, std::span<const Word> words, ModuleKernel* kernel);
 
+  // Throws std::invalid_argument when the kernel asks for a tensor that the module does not have.
+  void require_tensors_of(const ModuleKernel& kernel) const;
+  // Gives the identity a kernel with symbolic sizes; one that it has is not taken twice.
+  void install_class(const std::string& identity, std::unique_ptr<ModuleShapeClass> shape_class);
+  // The first class of the identity that holds now to admit such a call, and the strides of the
+  // outputs; nullptr when there is none. `chosen`: whether its kernel was faster at such sizes.
+  ModuleShapeClass* find_class(std::span<const Word> words, ModuleShapeClass::Strides& strides,
+                               bool* chosen) const;
+  // No kernel of a class answers any more: it failed.
+  void drop_class(const ModuleKernel* kernel);
+
   // Something below the module changed: its forward answers until the Python side has looked again.
   void invalidate() noexcept {
     ++version;
@@ -91,8 +109,12 @@ class ModuleRecord {
  private:
   static constexpr std::size_t kMaxVariants = 256;
 
+  using Classes = std::vector<std::unique_ptr<ModuleShapeClass>>;
+
   std::map<std::string, Variants> by_identity_;
   Variants* current_ = nullptr;
+  std::map<std::string, Classes> classes_by_identity_;
+  Classes* classes_ = nullptr;
 };
 
 }  // namespace eagercache

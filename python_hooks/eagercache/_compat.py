@@ -46,11 +46,12 @@ def set_command_runner(runner: Callable[[str, str], None]) -> None:
     cpp_builder.run_compile_cmd = lambda cmd_line, cwd: runner(cmd_line, cwd)
 
 
-def set_text_handler(handler: Callable[[str, str], str | None]) -> None:
+def set_text_handler(handler: Callable[[str, str], str | tuple[str, str] | None]) -> None:
     """Shows ``handler`` the text (wrapper, kernels) of every AOTInductor compile.
 
     A string that it returns is what `aot_compile` returns, and nothing is compiled. With None the
-    compile goes on. What it raises leaves `aot_compile`, perhaps as the cause of another exception.
+    compile goes on, with two strings it goes on with those texts. What it raises leaves
+    `aot_compile`, perhaps as the cause of another exception.
     """
     from torch._inductor import codecache
 
@@ -60,11 +61,9 @@ def set_text_handler(handler: Callable[[str, str], str | None]) -> None:
         graph: Any, wrapper_code: str, kernel_code: str, *rest: Any, **keywords: Any
     ) -> Any:
         taken = handler(wrapper_code, kernel_code)
-        return (
-            original(graph, wrapper_code, kernel_code, *rest, **keywords)
-            if taken is None
-            else taken
-        )
+        if isinstance(taken, str):
+            return taken
+        return original(graph, *(taken or (wrapper_code, kernel_code)), *rest, **keywords)
 
     codecache.AotCodeCompiler.compile = staticmethod(compile_code)
 
@@ -209,13 +208,15 @@ def size_text(size: Any) -> str:
 def assumptions(environment: Any, names: Collection[str]) -> list[str]:
     """What was assumed about the named symbols, as C++ conditions.
 
-    Raises ValueError when something was assumed that does not follow from them alone.
+    Other symbols that equal an expression of them stand for it. Raises ValueError when something
+    was assumed that does not follow from them alone.
     """
     import sympy  # type: ignore[import-untyped]
     from torch._inductor.codegen.cpp_utils import cexpr
     from torch.utils._sympy.numbers import int_oo
 
-    conditions = [guard.expr for guard in environment.guards]
+    hidden = {s: v for s, v in environment.replacements.items() if str(s) not in names}
+    conditions = [guard.expr.xreplace(hidden) for guard in environment.guards]
     if any(environment.deferred_runtime_asserts.values()):
         raise ValueError("sizes that depend on data")
     for symbol, value in environment.replacements.items():
@@ -224,6 +225,8 @@ def assumptions(environment: Any, names: Collection[str]) -> list[str]:
     texts = []
     equal: set[frozenset[Any]] = set()
     for condition in conditions:
+        if condition == sympy.true:
+            continue
         if isinstance(condition, sympy.Eq):
             if frozenset(condition.args) in equal:
                 continue

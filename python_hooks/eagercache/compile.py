@@ -145,7 +145,7 @@ class Tools:
         self._taker: _TextTaker | _TextChecker | _TextReader | None = None
         _compat.set_text_handler(self._take)
 
-    def _take(self, wrapper: str, kernel: str) -> str | None:
+    def _take(self, wrapper: str, kernel: str) -> str | tuple[str, str] | None:
         return None if self._taker is None else self._taker.take(wrapper, kernel)
 
     def lower(
@@ -188,10 +188,12 @@ class Tools:
         inputs: tuple[torch.Tensor, ...],
         directory: Path,
         check: Callable[[GeneratedText], None],
+        beside: Callable[[], str] | None = None,
     ) -> Path:
         """The container of a whole graph, for the calling thread's number of threads, or its GPU.
 
-        ``check`` sees the generated text before it is compiled and may raise CompileRefused. Raises
+        ``check`` sees the generated text before it is compiled and may raise CompileRefused;
+        ``beside``, called after it, gives C++ to be compiled behind the wrapper's. Raises
         CompileRefused or CompileFailed.
         """
         options = _compat.aot_options(
@@ -200,7 +202,7 @@ class Tools:
         for_gpu = any(tensor.is_cuda for tensor in inputs)
         if for_gpu:
             options.update(_compat.aot_cuda_options())
-        taker = _TextChecker(check)
+        taker = _TextChecker(check, beside)
         path = self._compile(graph, inputs, options, directory, taker, for_gpu=for_gpu)
         if not taker.checked:
             raise CompileRefused("nothing was generated")
@@ -255,15 +257,18 @@ class Tools:
 class _TextChecker:
     """Shows a whole graph's generated text to somebody, and has it compiled."""
 
-    def __init__(self, check: Callable[[GeneratedText], None]) -> None:
+    def __init__(
+        self, check: Callable[[GeneratedText], None], beside: Callable[[], str] | None
+    ) -> None:
         self._check = check
+        self._beside = beside
         self.checked = False
 
-    def take(self, wrapper: str, kernel: str) -> str | None:
-        """None: AOTInductor is to make a container."""
+    def take(self, wrapper: str, kernel: str) -> tuple[str, str]:
+        """The texts that AOTInductor is to make a container of."""
         self._check(read_generated_text(wrapper, kernel))
         self.checked = True
-        return None
+        return wrapper + (self._beside() if self._beside else ""), kernel
 
 
 class _TextReader:

@@ -14,7 +14,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,21 +48,29 @@ MAX_FUNCTIONS = 400
 
 @dataclass
 class ModuleResult:
-    """What became of a module's call."""
+    """What became of a module's call; ``chosen``: at which sizes, where those are open."""
 
     path: Path
     facts: dict[str, str]
     timing: timing.Timing
     seconds: dict[str, float] = field(default_factory=dict)
+    chosen: list[tuple[int, bool]] | None = None
 
 
 def compile_module(
-    description: Mapping[str, Any], directory: Path, tools: Tools, core: Any
+    description: Mapping[str, Any],
+    directory: Path,
+    tools: Tools,
+    core: Any,
+    judge: Callable[..., ModuleResult] | None = None,
 ) -> ModuleResult:
-    """Makes and judges the kernel that a request describes.
+    """Makes and judges the kernel that a request describes; ``judge`` stands for `_judge`.
 
     Raises CompileRefused (the forward stays, for good), ProofFailed, or CompileFailed.
     """
+    open_sizes = [
+        (int(tensor), int(dimension)) for tensor, dimension in description.get("open", ())
+    ]
     for path in description["python_path"]:
         if path not in sys.path:
             sys.path.append(path)
@@ -79,12 +87,15 @@ def compile_module(
             main_of(rebuilt.module),
             module_calls.originals(),
         ):
-            traced = trace_module(rebuilt.module, rebuilt.args, rebuilt.kwargs, identity)
+            traced = trace_module(
+                rebuilt.module, rebuilt.args, rebuilt.kwargs, identity, open_sizes
+            )
         seconds = {"trace": round(time.process_time() - begin, 3)}
         path = _compile(traced, directory, tools)
         seconds.update(tools.commands.seconds)
         with autocast(description["autocast"]):
-            return _judge(rebuilt, identity, traced, path, functions, core, seconds)
+            judge = judge or _judge
+            return judge(rebuilt, identity, traced, path, functions, core, seconds)
 
 
 # ---- the forward, watched ------------------------------------------------------------------------
@@ -177,7 +188,8 @@ def _compile(traced: ModuleGraph, directory: Path, tools: Tools) -> Path:
         if not text.kernels and len(text.extern_calls) <= 1:
             raise CompileRefused("it is one library call: nothing to gain")
 
-    return tools.container(traced.graph, traced.examples, directory, check)
+    beside = traced.symbolic.shape_function if traced.symbolic is not None else None
+    return tools.container(traced.graph, traced.examples, directory, check, beside)
 
 
 # ---- prove and time ------------------------------------------------------------------------------
@@ -204,8 +216,17 @@ class Answers:
         )
         self.put(kernel)
 
+    def use(self, member: Transferred) -> None:
+        """Calls the same module with other arguments from now on."""
+        self._rebuilt = member
+
     def put(self, kernel: Any) -> None:
         """Makes a loaded kernel answer. Raises ProofFailed when it does not."""
+        key = self.watch()
+        self._core.module_install(self._rebuilt.module, self._identity.digest, key, kernel)
+
+    def watch(self) -> bytes:
+        """Has the core watch the module; the key of its call. Raises ProofFailed."""
         module = self._rebuilt.module
         keys: list[bytes] = []
         self._core.set_module_handlers(
@@ -225,7 +246,7 @@ class Answers:
         self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
         if not keys:
             raise ProofFailed(f"the call steps aside: {self._aside()}")
-        self._core.module_install(module, self._identity.digest, keys[0], kernel)
+        return keys[0]
 
     def _aside(self) -> str:
         for row in self._core.module_stats():
@@ -298,18 +319,36 @@ def _judge(
     try:
         answers.install(path, traced, strides)
         begin = time.process_time()
-        numerics, error, native_error = _prove(rebuilt, answers, identity)
+        numerics, error, native_error = prove_calls(rebuilt, answers, identity)
         seconds["prove"] = round(time.process_time() - begin, 3)
         rebuilt.draw(seed=0)
-        with timing.machine_to_itself():
-            if traced.device.type == "cuda":
-                measured: timing.Timing = cuda_timing.time_sides(answers.run)
-            else:
-                measured = timing.time_call(answers)  # type: ignore[arg-type]
+        measured = time_answers(answers, traced)
     finally:
         answers.close()
-    facts = {
-        "form": "module",
+    errors = (error, native_error)
+    facts = kernel_facts("module", traced, strides, functions, numerics, errors)
+    return ModuleResult(path, facts, measured, seconds)
+
+
+def time_answers(answers: Answers, traced: ModuleGraph) -> timing.Timing:
+    """Times the forward and the kernel, alone among this user's workers."""
+    with timing.machine_to_itself():
+        if traced.device.type == "cuda":
+            return cuda_timing.time_sides(answers.run)
+        return timing.time_call(answers)  # type: ignore[arg-type]
+
+
+def kernel_facts(
+    form: str,
+    traced: ModuleGraph,
+    strides: list[list[int]],
+    functions: list[list[str]],
+    numerics: str,
+    errors: tuple[float, float],
+) -> dict[str, str]:
+    """What an entry says of its kernel. ``errors``: the kernel's and the forward's."""
+    return {
+        "form": form,
         "device": traced.device.type,
         "numerics": numerics,
         "inputs": json.dumps([[int(kind), index] for kind, index in traced.inputs]),
@@ -317,10 +356,9 @@ def _judge(
         "outputs": traced.outputs,
         "output_strides": json.dumps(strides),
         "functions": json.dumps(functions, separators=(",", ":")),
-        "largest_error": f"{error:.4g}",
-        "native_error": f"{native_error:.4g}",
+        "largest_error": f"{errors[0]:.4g}",
+        "native_error": f"{errors[1]:.4g}",
     }
-    return ModuleResult(path, facts, measured, seconds)
 
 
 def tensor_leaves(answer: Any) -> list[torch.Tensor]:
@@ -328,11 +366,16 @@ def tensor_leaves(answer: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
 
 
-def _prove(rebuilt: Transferred, answers: Answers, identity: Identity) -> tuple[str, float, float]:
+def prove_calls(
+    rebuilt: Transferred,
+    answers: Answers,
+    identity: Identity,
+    draws: Sequence[tuple[int, float]] = tuple(zip(SEEDS, SPREADS, strict=True)),
+) -> tuple[str, float, float]:
     """(numerics, kernel's error, forward's error). Raises ProofFailed."""
     numerics = "bitwise"
     worst = native_worst = 0.0
-    for seed, spread in zip(SEEDS, SPREADS, strict=True):
+    for seed, spread in draws:
         rebuilt.draw(seed, spread)
         native, answer = answers.by_forward(), answers.by_kernel()
         where = f"draw {seed}"

@@ -10,6 +10,7 @@ from .compile import Tools
 from .cuda_timing import CudaTiming, decide_cuda
 from .job import Job, Outcome
 from .module_compile import compile_module
+from .module_sizes import JudgeSizes
 
 
 class ModuleJob(Job):
@@ -21,8 +22,9 @@ class ModuleJob(Job):
             return
         assert self._directory is not None
         with self.clock.step("module"):
+            judge = JudgeSizes(self.request) if self.description.get("open") else None
             result = compile_module(
-                self.description, self._directory, find_tools(store), self._core
+                self.description, self._directory, find_tools(store), self._core, judge
             )
         self.clock.add({f"module.{step}": value for step, value in result.seconds.items()})
         margin = float(self.request["margin"])
@@ -30,5 +32,8 @@ class ModuleJob(Job):
             faster, reason = decide_cuda(result.timing, margin)
         else:
             faster, reason = timing.decide(result.timing, margin)
+        if result.chosen is not None:
+            faster = any(chosen for _, chosen in result.chosen)
+            reason = "" if faster else "slower"
         verdict = "kernel" if faster or self.request["choose"] == "always" else "native"
         self.outcome = Outcome(verdict, reason, module=result, timing=result.timing)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from .commands import CompileRefused
 from .module_identity import Identity
+from .module_symbolic import SymbolicSizes, counts_below, dynamic_shapes, symbolic_sizes
 
 MAX_CONSTANT_BYTES = 1 << 20
 
@@ -79,6 +80,7 @@ class ModuleGraph:
         examples: the tensors for the placeholders.
         ranges: (placeholder, low, high): values outside of it must not reach the kernel.
         outputs: what `build_unflatten` makes the answer of, as JSON.
+        symbolic: what is not known of the sizes; None where all are. ``examples`` are fake then.
     """
 
     graph: torch.fx.GraphModule
@@ -86,6 +88,7 @@ class ModuleGraph:
     examples: tuple[torch.Tensor, ...]
     ranges: tuple[tuple[int, int, int], ...]
     outputs: str
+    symbolic: SymbolicSizes | None = None
 
     @property
     def device(self) -> torch.device:
@@ -117,11 +120,18 @@ def trace_module(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     identity: Identity,
+    open_sizes: Sequence[tuple[int, int]] = (),
 ) -> ModuleGraph:
-    """Traces one call. Raises CompileRefused when it is no pure function of its tensors."""
+    """Traces one call. Raises CompileRefused when it is no pure function of its tensors.
+
+    ``open_sizes`` are the (argument tensor, dimension) pairs whose sizes, at least 2, are to be
+    left open: what is assumed of them is in the graph's ``symbolic``.
+    """
+    arguments = argument_tensors(args, kwargs)
     try:
+        shapes = dynamic_shapes(module, args, kwargs, arguments, open_sizes)
         with torch.no_grad():
-            program = torch.export.export(module, args, kwargs, strict=True)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {_first_line(error)}") from error
     _refuse_effects(program)
@@ -131,8 +141,8 @@ def trace_module(
     examples: list[torch.Tensor] = []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     leaves = iter(_user_leaves(program, args, kwargs))
-    arguments = argument_tensors(args, kwargs)
     constant_bytes = 0
+    fakes: dict[int, torch.Tensor] = {}
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         kind = spec.kind.name
         value = next(leaves) if kind == "USER_INPUT" else _state_value(program, spec.target)
@@ -147,15 +157,20 @@ def trace_module(
             _make_constant(graph_module, node, value)
             continue
         inputs.append(source)
-        examples.append(value)
+        examples.append(node.meta["val"] if open_sizes else value)
+        if kind == "USER_INPUT":
+            fakes[source[1]] = node.meta["val"]
     if constant_bytes > MAX_CONSTANT_BYTES:
         raise CompileRefused("the forward holds large constants")
+    symbolic = symbolic_sizes(fakes, open_sizes) if open_sizes else None
     ranges = _index_ranges(graph)
     outputs = _flatten_outputs(graph, program)
     graph.lint()
     graph_module.recompile()
     plain = torch.fx.GraphModule(graph_module, graph)
-    return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs)
+    if symbolic is not None:
+        symbolic.see_outputs(graph)
+    return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic)
 
 
 def _first_line(error: BaseException) -> str:
@@ -184,6 +199,8 @@ def _refuse_effects(program: torch.export.ExportedProgram) -> None:
         schema = getattr(target, "_schema", None)
         if schema is None:
             if getattr(target, "__module__", "") in ("_operator", "builtins", "math"):
+                continue
+            if getattr(target, "__name__", "").startswith("sym_"):
                 continue
             raise CompileRefused(f"the forward uses {target}")
         if schema.is_mutable and not schema.name.startswith("aten::"):
@@ -287,7 +304,9 @@ def _index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
         if source in positions:
             rows = int(node.args[0].meta["val"].shape[0])
             ranges.append((positions[source], 0, rows))
-        elif not is_made_here(node.args[1]):
+        elif not is_made_here(node.args[1]) and not counts_below(
+            source, int(node.args[0].meta["val"].shape[0])
+        ):
             raise CompileRefused("the indices of an embedding are computed")
     return tuple(dict.fromkeys(ranges))
 

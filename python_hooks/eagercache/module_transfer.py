@@ -9,6 +9,7 @@ number. The bytes go to a process of the same user through a pipe and are never 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import math
 import pickle
@@ -18,6 +19,9 @@ from typing import Any
 
 import cloudpickle
 import torch
+from torch.utils import _pytree as pytree
+
+from .module_trace import argument_tensors
 
 MAX_PICKLE_BYTES = 16 << 20
 MAX_MODEL_BYTES = 4 << 30
@@ -72,23 +76,27 @@ def _describe(tensor: torch.Tensor) -> _Standin:
     if tensor.numel() * tensor.itemsize <= exact:
         flat = detached.cpu().contiguous().view(-1).view(torch.uint8)
         return _Standin(**common, data=bytes(flat.tolist()))
-    if tensor.is_complex():
-        return _Standin(**common)
     sample = detached.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)].cpu()
-    if tensor.dtype == torch.bool:
-        return _Standin(**common, mean=float(sample.to(torch.float32).mean()))
+    return _Standin(**common, **_statistics(sample))
+
+
+def _statistics(sample: torch.Tensor) -> dict[str, Any]:
+    """What stands in for values: fields of `_Standin`."""
+    if sample.is_complex():
+        return {}
+    if sample.dtype == torch.bool:
+        return {"mean": float(sample.to(torch.float32).mean())}
     wide = sample.to(torch.float64)
     wide = wide[torch.isfinite(wide)]
     if wide.numel() == 0:
-        return _Standin(**common)
+        return {}
     std = float(wide.std(correction=0))
-    return _Standin(
-        **common,
-        mean=float(wide.mean()),
-        std=std if std > 0 else 1e-3,
-        low=float(wide.min()),
-        high=float(wide.max()),
-    )
+    return {
+        "mean": float(wide.mean()),
+        "std": std if std > 0 else 1e-3,
+        "low": float(wide.min()),
+        "high": float(wide.max()),
+    }
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -157,6 +165,41 @@ class Transferred:
                 if where not in generators:
                     generators[where] = torch.Generator(where).manual_seed(seed)
                 tensor.copy_(_values(standin, generators[where], spread))
+
+    def resized(self, sizes: Mapping[int, Sequence[int]]) -> Transferred:
+        """The same module, called with arguments of other sizes, by argument tensor.
+
+        Each is dense, in the order of its dimensions that it had. The module's tensors are shared.
+        """
+        arguments = argument_tensors(self.args, self.kwargs)
+        tensors, standins = list(self._tensors), list(self._standins)
+        made: dict[int, torch.Tensor] = {}
+        for argument, wanted in sizes.items():
+            old = arguments[argument]
+            index = next(i for i, tensor in enumerate(tensors) if tensor is old)
+            standins[index] = _resized(standins[index], wanted)
+            made[id(old)] = tensors[index] = _make(standins[index])
+        args, kwargs = pytree.tree_map(
+            lambda value: made.get(id(value), value), (self.args, self.kwargs)
+        )
+        member = Transferred(self.module, args, kwargs, tensors, standins)
+        member.draw(seed=0)
+        return member
+
+
+def _resized(standin: _Standin, sizes: Sequence[int]) -> _Standin:
+    order = sorted(range(len(sizes)), key=lambda d: (standin.strides[d], -d))
+    strides, step = [0] * len(sizes), 1
+    for dimension in order:
+        strides[dimension] = step
+        step *= sizes[dimension]
+    statistics: dict[str, Any] = {}
+    if standin.data is not None:
+        flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8).view(standin.dtype)
+        statistics = _statistics(flat)
+    return dataclasses.replace(
+        standin, sizes=tuple(sizes), strides=tuple(strides), data=None, **statistics
+    )
 
 
 def _values(standin: _Standin, generator: torch.Generator, spread: float) -> torch.Tensor:

@@ -27,13 +27,14 @@ from ._load import core
 from .calls import GlobalState
 from .module_calls import install_hooks
 from .module_identity import Unfit, changed_function, identify
+from .module_shapes import EXACT_AT, Places, SizeBook, SizeClass, SizedForm, sized_form
 from .module_trace import argument_tensors, build_unflatten
 from .module_transfer import NotTransferable, pack
 from .session import session
 
 log = logging.getLogger("eagercache")
 
-FORMAT = 2
+FORMAT = 3
 
 # A form of call is compiled at its second call: the first of a process is often one of its kind.
 COMPILE_AT = 2
@@ -89,6 +90,7 @@ class _Form:
     module: weakref.ref[torch.nn.Module]
     identity: str
     key: bytes
+    calls: int = 0
 
     @property
     def gpu(self) -> int | None:
@@ -112,6 +114,9 @@ class _Missed:
     compile: bool = False
     state: GlobalState | None = None
     autocast: dict[str, str] = field(default_factory=dict)
+    open: Places = ()  # sizes that are to be symbolic, of a kernel for this class
+    met: list[list[int]] = field(default_factory=list)
+    size_class: SizeClass | None = None
     written: torch.cuda.Event | None = None  # behind what wrote the call's tensors
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -139,6 +144,7 @@ class ModuleManager:
         self._unfinished = 0
         self._idle = threading.Condition()
         self._in_flight: dict[str, list[_Missed]] = {}  # by entry digest
+        self._sizes = SizeBook()
 
     # ---- what to watch ---------------------------------------------------------------------------
 
@@ -158,6 +164,7 @@ class ModuleManager:
         with self._lock:
             self._selection = selection
             self._infos.clear()
+            self._sizes.clear()
             active = selection is not None or len(self._accelerated) > 0
             if active:
                 install_hooks(core)
@@ -217,9 +224,9 @@ class ModuleManager:
         if info is None or configuration is None:
             return
         waits = configuration.on_miss == "wait"
-        missed = _Missed(_Form(weakref.ref(module), info.identity, key))
-        if configuration.on_miss != "native" and (waits or calls >= COMPILE_AT):
-            missed.compile = True
+        missed = _Missed(_Form(weakref.ref(module), info.identity, key, calls))
+        if configuration.on_miss != "native":
+            missed.compile = waits or calls >= COMPILE_AT
             missed.args, missed.kwargs = args, kwargs
             missed.state = GlobalState.current()
             missed.autocast = {
@@ -315,9 +322,82 @@ class ModuleManager:
             missed.done.set()
             return
         digest = entry_digest(missed.form.identity, missed.form.key, configuration.choose)
-        if self._install_from_store(digest, missed.form) or not missed.compile:
+        form = sized_form(missed.form.key)
+        if self._install_from_store(digest, missed.form):
+            self._sizes.may_compile(missed.form.identity, form, digest)  # counts, if nothing else
             missed.done.set()
             return
+        size_class = self._size_class(form, missed)
+        said = self._install_class(size_class, missed.form) if size_class is not None else ""
+        if said == "kernel" or missed.state is None:
+            missed.done.set()
+            return
+        if size_class is not None and not said:
+            places = self._sizes.wants(size_class, form.sizes)
+            if places:
+                self._submit_class(size_class, places, module, missed, form)
+                return
+            if size_class.asked:
+                missed.done.set()
+                return
+        # Where sizes change from call to call none may ever come twice.
+        refused = size_class is not None and size_class.closed and not self._has_kernel(module)
+        wanted = missed.form.calls >= EXACT_AT if said else missed.compile or refused
+        if wanted and self._sizes.may_compile(missed.form.identity, form, digest):
+            self._submit(digest, module, missed)
+        else:
+            missed.done.set()
+
+    def _has_kernel(self, module: torch.nn.Module) -> bool:
+        info = self._infos.get(module)
+        return info is not None and info.kernels > 0
+
+    def _size_class(self, form: SizedForm, missed: _Missed) -> SizeClass | None:
+        configuration = session.configuration
+        if form.pattern is None or configuration is None:
+            return None
+        name = entry_digest(missed.form.identity, form.pattern, configuration.choose)
+        return self._sizes.meet(name, form)
+
+    def _install_class(self, size_class: SizeClass, form: _Form) -> str:
+        """What the kernels with symbolic sizes say to a call; see `SizeBook.install`."""
+        assert core is not None
+        module, store, configuration = form.module(), session.store, session.configuration
+        if module is None or store is None or configuration is None or core.frozen():
+            return ""
+        try:
+            self._sizes.load(
+                size_class,
+                store,
+                configuration.numerics,
+                module,
+                lambda digest, facts: _load_kernel(digest, form, facts),
+            )
+            said = self._sizes.install(size_class, module, form.identity, form.key)
+        except Exception as error:
+            log.warning("a stored kernel of %s cannot be used: %s", _class_name(module), error)
+            size_class.closed = f"a stored kernel cannot be used: {error}"
+            return ""
+        info = self._infos.get(module)
+        if info is not None and said:
+            info.kernels += 1
+        return said
+
+    def _submit_class(
+        self,
+        size_class: SizeClass,
+        places: Places,
+        module: torch.nn.Module,
+        missed: _Missed,
+        form: SizedForm,
+    ) -> None:
+        digest = size_class.digest(len(size_class.kernels))
+        if not self._sizes.may_compile(missed.form.identity, form, digest):
+            self._sizes.asked_for(size_class)
+            missed.done.set()
+            return
+        missed.open, missed.size_class = places, size_class
+        missed.met = size_class.told(form.sizes, places)
         self._submit(digest, module, missed)
 
     def _submit(self, digest: str, module: torch.nn.Module, missed: _Missed) -> None:
@@ -369,6 +449,8 @@ class ModuleManager:
             "native_ns": MODULE_NS,
             "identity": missed.form.identity,
             "payload": pack(module, missed.args, missed.kwargs),
+            "open": missed.open,
+            "met": missed.met,
             "python_path": [path for path in sys.path if path],
             "autocast": missed.autocast,
             "state": {
@@ -387,12 +469,25 @@ class ModuleManager:
             waiting = self._in_flight.pop(digest, [])
         try:
             for missed in waiting:
-                if not self._install_from_store(digest, missed.form):
+                if missed.size_class is not None:
+                    self._class_compiled(missed.size_class, missed.form, response)
+                elif not self._install_from_store(digest, missed.form):
                     self._install_native(missed.form, str(response.get("reason", "")))
         finally:
             for missed in waiting:
                 missed.done.set()
             self._finish()
+
+    def _class_compiled(
+        self, size_class: SizeClass, form: _Form, response: Mapping[str, Any]
+    ) -> None:
+        before = len(size_class.kernels)
+        self._install_class(size_class, form)
+        if len(size_class.kernels) == before and not size_class.closed:
+            size_class.closed = str(response.get("reason", "")) or "no kernel came of it"
+        self._sizes.asked_for(size_class)
+        if size_class.closed:
+            log.info("event=module_sizes decision=exact reason=%r", size_class.closed)
 
     # ---- verdicts --------------------------------------------------------------------------------
 
@@ -437,16 +532,7 @@ class ModuleManager:
         self, digest: str, form: _Form, module: torch.nn.Module, facts: Mapping[str, str]
     ) -> None:
         assert core is not None
-        strides = json.loads(facts["output_strides"])
-        kernel = core.load_module_kernel(
-            session.store,
-            digest,
-            "cpu" if form.gpu is None else f"cuda:{form.gpu}",
-            [(bool(kind), index) for kind, index in json.loads(facts["inputs"])],
-            [tuple(row) for row in json.loads(facts["ranges"])],
-            strides,
-            build_unflatten(facts["outputs"], len(strides)),
-        )
+        kernel = _load_kernel(digest, form, facts)
         core.module_install(module, form.identity, form.key, kernel)
         info = self._infos.get(module)
         if info is not None:
@@ -490,6 +576,20 @@ class ModuleManager:
                 )
             )
         return rows
+
+
+def _load_kernel(digest: str, form: _Form, facts: Mapping[str, str]) -> Any:
+    assert core is not None
+    strides = json.loads(facts["output_strides"])
+    return core.load_module_kernel(
+        session.store,
+        digest,
+        "cpu" if form.gpu is None else f"cuda:{form.gpu}",
+        [(bool(kind), index) for kind, index in json.loads(facts["inputs"])],
+        [tuple(row) for row in json.loads(facts["ranges"])],
+        strides,
+        build_unflatten(facts["outputs"], len(strides)),
+    )
 
 
 def entry_digest(identity: str, key: bytes, choose: str) -> str:
