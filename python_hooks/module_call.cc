@@ -219,7 +219,7 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
   }
   *failed = outcome == LoadedKernel::Outcome::kFailed;
   return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, strides, outputs)
-                                                           : nullptr;
+                                                     : nullptr;
 }
 
 PyObject* aside(ModuleRecord& record, ModuleAside reason, const Call& call) {

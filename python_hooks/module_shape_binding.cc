@@ -51,8 +51,8 @@ void install_class(const py::object& module, const std::string& identity, const 
   }
   record->require_tensors_of(*kernel);
   const std::vector<Word> words = words_of(key);
-  record->install_class(identity,
-                        std::make_unique<ModuleShapeClass>(words, sizes, kernel, std::move(choice)));
+  record->install_class(
+      identity, std::make_unique<ModuleShapeClass>(words, sizes, kernel, std::move(choice)));
 }
 
 // "kernel" or "native" where a class of the module admits the call, else "".

@@ -41,8 +41,8 @@ class ModuleShapeClass {
 
  private:
   struct Tensor {
-    std::size_t word = 0;                 // of its header
-    std::vector<std::int64_t> sizes;      // kOpen where open
+    std::size_t word = 0;                  // of its header
+    std::vector<std::int64_t> sizes;       // kOpen where open
     std::vector<std::uint32_t> innermost;  // dimensions, the one with the smallest stride first
   };
 

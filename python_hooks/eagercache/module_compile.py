@@ -138,7 +138,12 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         raise Unfit("it writes to its arguments")
     if not equal_answers(first, module(*rebuilt.args, **rebuilt.kwargs)):
         raise Unfit("its answers differ from run to run")
-    functions = [function.to_row() for function in recorder.used(module)]
+    try:
+        functions = [function.to_row() for function in recorder.used(module)]
+    except Unfit:
+        with module_calls.originals():  # what made that code may be a reason that says more
+            trace_module(module, rebuilt.args, rebuilt.kwargs, identity)
+        raise
     if len(functions) > MAX_FUNCTIONS:
         raise Unfit("its forward runs too many different functions")
     refuse_shared(first, [*_tensors_of(identity), *arguments])

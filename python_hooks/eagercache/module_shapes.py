@@ -25,6 +25,7 @@ MAX_COMPILES = 6  # of one module and structure of arguments, whatever their siz
 MAX_KERNELS = 3  # with symbolic sizes, of one class
 # Calls of one size before it gets a kernel of its own where that of its class is slower.
 EXACT_AT = 64
+ON_CUDA = False  # no kernel with symbolic sizes has been run on a GPU
 OPEN = -1  # ModuleShapeClass::kOpen
 _MET = 32  # sizes that are remembered
 _TOLD = 3  # of them to a worker

@@ -188,6 +188,8 @@ def _refuse_effects(program: torch.export.ExportedProgram) -> None:
         if node.op != "call_function":
             continue
         target = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            raise CompileRefused(f"the forward branches or loops on its data ({target})")
         tags = getattr(target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node):
             raise CompileRefused(f"the forward draws random numbers ({target})")

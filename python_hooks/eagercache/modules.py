@@ -27,7 +27,7 @@ from ._load import core
 from .calls import GlobalState
 from .module_calls import install_hooks
 from .module_identity import Unfit, changed_function, identify
-from .module_shapes import EXACT_AT, Places, SizeBook, SizeClass, SizedForm, sized_form
+from .module_shapes import EXACT_AT, ON_CUDA, Places, SizeBook, SizeClass, SizedForm, sized_form
 from .module_trace import argument_tensors, build_unflatten
 from .module_transfer import NotTransferable, pack
 from .session import session
@@ -355,6 +355,8 @@ class ModuleManager:
     def _size_class(self, form: SizedForm, missed: _Missed) -> SizeClass | None:
         configuration = session.configuration
         if form.pattern is None or configuration is None:
+            return None
+        if missed.form.gpu is not None and not ON_CUDA:
             return None
         name = entry_digest(missed.form.identity, form.pattern, configuration.choose)
         return self._sizes.meet(name, form)

@@ -36,6 +36,7 @@ COSTLY_FIXTURES = {
     "proofs",
     "written_cache",
     "shape_cache",
+    "size_cache",
     "operator_cache",
     "fuzz_cache",
     "conformance_state",

@@ -114,6 +114,94 @@ class TakesObject(nn.Module):
         return self.inner(x) + 1
 
 
+class Positions(nn.Module):
+    """Words and their positions, of which there are 40."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 16)
+        self.places = nn.Embedding(40, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.words(ids) + self.places(torch.arange(ids.size(1)))
+        return rows.sin() + rows.mean(1, keepdim=True)
+
+
+class Branches(nn.Module):
+    """Another function above a batch of 20."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.size(0) > 20:
+            return (x * self.weight).cos() - 1
+        return (x * self.weight).sin() + 1
+
+
+class Unrolled(nn.Module):
+    """A step for each row: another program for each number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(self.weight)
+        for row in x:
+            state = torch.tanh(state * self.weight + row)
+        return state
+
+
+class Conditional(nn.Module):
+    """Branches on its data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x * self.weight
+        return torch.cond(rows.sum() > 0, lambda y: y.sin() + 1, lambda y: y.cos() - 1, (rows,))
+
+
+class Loops(nn.Module):
+    """Goes on until its data says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch._higher_order_ops.while_loop import while_loop
+
+        rows = x * self.weight
+        return while_loop(lambda y: y.abs().max() > 0.5, lambda y: (y * 0.5,), (rows,))[0] + 1
+
+
+@torch.library.custom_op("module_zoo::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """Twice its argument, by an operator that no compiler sees into."""
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class CallsCustom(nn.Module):
+    """An operator of somebody's own between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.module_zoo.doubled(x * self.weight).sin() + 1
+
+
 def make(name: str) -> nn.Module:
     """An instance with reproducible values, in eval mode."""
     torch.manual_seed(1)
@@ -129,6 +217,12 @@ def make(name: str) -> nn.Module:
             ReturnsInput,
             Chatty,
             TakesObject,
+            Positions,
+            Branches,
+            Unrolled,
+            Conditional,
+            Loops,
+            CallsCustom,
         )
     }[name]().eval()
 

@@ -58,6 +58,9 @@ NAMES = [
     "CountsInBuffer",
     "ReturnsInput",
     "Chatty",
+    "Conditional",
+    "Loops",
+    "CallsCustom",
 ]
 
 
@@ -141,6 +144,9 @@ def test_another_process_compiles_nothing_and_hits_from_the_second_call(
         ("Remembers", "attributes"),
         ("CountsInBuffer", "buffers"),
         ("ReturnsInput", "shares memory"),
+        ("Conditional", "branches or loops on its data (cond)"),
+        ("Loops", "branches or loops on its data (while_loop)"),
+        ("CallsCustom", "custom operator module_zoo.doubled"),
     ],
 )
 def test_a_forward_that_does_more_than_compute_is_left_alone(

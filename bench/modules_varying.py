@@ -1,0 +1,257 @@
+"""Models called with sizes at random under ``enable(modules="auto")``: compiles and speed.
+
+    .venv/bin/python bench/modules_varying.py [--threads 2] [--calls 150] [--models llama,mlp]
+                                              [--output bench/results/x.md]
+
+A Llama-shaped model of transformers, hidden size 256, batch 1 and length 1 to 512; a small
+convolutional model and an MLP, batch 1 to 64. Each in a process of its own over an empty store,
+which waits for what a call has led to until nothing more is compiled; then it is called at sizes
+spread over the whole range, by turns with and without kernels. A second process over the same
+store compiles nothing. Ends with 1 when a kind of module led to more than 6 compiles, an answer is
+wrong, or a step is more than 2 % slower (beyond what two sides without kernels differ by).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import frame
+
+MODELS = ("llama", "convolutions", "mlp")
+SIZES = {"llama": 512, "convolutions": 64, "mlp": 64}
+SHOWN = {
+    "llama": (1, 2, 5, 16, 40, 64, 100, 128, 200, 256, 333, 400, 512),
+    "convolutions": (1, 2, 3, 5, 8, 13, 16, 24, 32, 48, 64),
+    "mlp": (1, 2, 3, 5, 8, 13, 16, 24, 32, 48, 64),
+}
+MAX_COMPILES = 6
+SLACK = 0.02
+
+
+def make_model(name: str) -> tuple[Any, Callable[[int], Callable[[], Any]]]:
+    """(model, a function of a size that gives a call)."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    if name == "llama":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            hidden_size=256,
+            intermediate_size=688,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            vocab_size=1000,
+        )
+        llama = LlamaForCausalLM(config).eval()
+
+        def tokens(length: int) -> Callable[[], Any]:
+            ids = torch.randint(0, 1000, (1, length), generator=generator)
+            return lambda: llama(ids, use_cache=False).logits
+
+        return llama, tokens
+    if name == "convolutions":
+        layers: list[nn.Module] = []
+        for before, after in ((3, 16), (16, 32), (32, 64)):
+            layers += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.Hardswish()]
+        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+        shape: tuple[int, ...] = (3, 32, 32)
+    else:
+        width = 256
+        layers = []
+        for _ in range(3):
+            layers += [nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()]
+        model = nn.Sequential(*layers)
+        shape = (width,)
+    model.eval()
+
+    def batch(size: int) -> Callable[[], Any]:
+        x = torch.randn(size, *shape, generator=generator)
+        return lambda: model(x)
+
+    return model, batch
+
+
+def by_turns(
+    core: Any, call: Callable[[], Any], seconds: float
+) -> list[tuple[float, float, float]]:
+    """(eager, eager again, with kernels) milliseconds a call, in rounds of changing order."""
+
+    def block(active: bool, calls: int) -> float:
+        core.set_modules_active(active)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return 1e3 * (time.perf_counter() - begin) / calls
+
+    block(False, 1), block(True, 1)
+    calls = max(1, int(2.0 / max(block(False, 1), 1e-3)))
+    rounds = []
+    end = time.perf_counter() + seconds
+    while len(rounds) < 9 or time.perf_counter() < end:
+        order = [0, 1, 2]
+        random.Random(len(rounds)).shuffle(order)
+        times = {side: block(side == 2, calls) for side in order}
+        rounds.append((times[0], times[1], times[2]))
+    return rounds
+
+
+def run(name: str, threads: int, calls: int, on_miss: str) -> dict[str, Any]:
+    """In a process of its own: fills or reads the store, then measures."""
+    import eagercache
+    import torch
+    from eagercache._load import core
+    from eagercache.modules import manager
+
+    assert core is not None
+    torch.set_num_threads(threads)
+    _, call_of = make_model(name)
+    choose = random.Random(3)
+    eagercache.enable(ops=(), modules="auto", on_miss=on_miss)
+    compiled: collections.Counter[str] = collections.Counter()
+    original = manager._submit
+
+    def submit(digest: str, module: Any, missed: Any) -> None:
+        compiled[type(module).__name__] += 1
+        original(digest, module, missed)
+
+    manager._submit = submit  # type: ignore[method-assign]
+    rows, wrong = [], 0
+    with torch.inference_mode():
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call_of(choose.randint(1, SIZES[name]))()
+        for size in SHOWN[name]:
+            for _ in range(3):
+                call_of(size)()
+        seconds = time.perf_counter() - begin
+        for size in SHOWN[name]:
+            call = call_of(size)
+            rounds = by_turns(core, call, 1.0)
+            core.set_modules_active(False)
+            expected = call()
+            core.set_modules_active(True)
+            answer = call()
+            wrong += not torch.allclose(answer, expected, rtol=1e-3, atol=1e-4)
+            rows.append(
+                {
+                    "size": size,
+                    "eager_ms": statistics.median(a for a, _, _ in rounds),
+                    "ratio": statistics.median((a + b) / (2 * c) for a, b, c in rounds),
+                    "noise": statistics.median(a / b for a, b, _ in rounds),
+                }
+            )
+    by_kind: collections.Counter[str] = collections.Counter()
+    for _, row in manager.stats():
+        by_kind[row.name.rpartition(".")[2]] += row.hits
+    return {
+        "rows": rows,
+        "wrong": wrong,
+        "seconds": seconds,
+        "compiled": dict(compiled),
+        "compiles": eagercache.stats().compiles,
+        "hits": {kind: count for kind, count in by_kind.items() if count},
+    }
+
+
+def in_process(name: str, options: argparse.Namespace, on_miss: str, store: str) -> dict[str, Any]:
+    """`run` in a fresh process over ``store``."""
+    command = [sys.executable, __file__, "--run", name, "--on-miss", on_miss]
+    command += ["--threads", str(options.threads), "--calls", str(options.calls)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "EAGERCACHE_DIR": store},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{name}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def slower(result: dict[str, Any]) -> list[int]:
+    """The sizes whose steps are slower than the bar allows."""
+    return [
+        row["size"] for row in result["rows"] if row["ratio"] < 1 - SLACK - abs(1 - row["noise"])
+    ]
+
+
+def report(name: str, first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """One model's part of the Markdown."""
+    compiled = ", ".join(f"{kind} {count}" for kind, count in first["compiled"].items())
+    lines = [
+        f"## {name}",
+        "",
+        f"Compiles by kind of module: {compiled or 'none'}; {first['seconds']:.0f} s until nothing "
+        f"was left to compile. Wrong answers: {first['wrong'] + second['wrong']}. Second process: "
+        f"{second['compiles']} compiles. Sizes slower by more than {SLACK:.0%}: "
+        f"{', '.join(map(str, slower(first))) or 'none'}.",
+        "",
+        "| size | eager ms | ratio | two eager sides | second process: ratio |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row, again in zip(first["rows"], second["rows"], strict=True):
+        lines.append(
+            f"| {row['size']} | {row['eager_ms']:.3g} | x{row['ratio']:.2f} | "
+            f"x{row['noise']:.2f} | x{again['ratio']:.2f} |"
+        )
+    return [*lines, ""]
+
+
+def main() -> int:
+    """Reads the options, runs, prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--calls", type=int, default=150)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    parser.add_argument("--on-miss", default="wait", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        print(json.dumps(run(options.run, options.threads, options.calls, options.on_miss)))
+        return 0
+    import torch
+
+    lines = [
+        "# Whole modules at sizes at random, CPU",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, commit {frame.commit()}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {options.threads} threads, {os.cpu_count()} cores, "
+        f'{os.getloadavg()[0]:.1f} load, choose="faster". Medians of alternating calls.',
+        "",
+    ]
+    good = True
+    for name in options.models.split(","):
+        with tempfile.TemporaryDirectory() as store:
+            first = in_process(name, options, "wait", store)
+            second = in_process(name, options, "native", store)
+        lines += report(name, first, second)
+        print("\n".join(report(name, first, second)), flush=True)
+        good &= not first["wrong"] + second["wrong"] + second["compiles"]
+        good &= max(first["compiled"].values(), default=0) <= MAX_COMPILES and not slower(first)
+    if options.output:
+        options.output.write_text("\n".join(lines))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
