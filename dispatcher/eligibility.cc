@@ -98,11 +98,6 @@ void read_results(const c10::OperatorHandle& op, Eligibility& result) {
       schema.returns().size() == 1 && is_tensor_list(*schema.returns().front().real_type());
 }
 
-std::string full_name(const c10::FunctionSchema& schema) {
-  return schema.overload_name().empty() ? schema.name()
-                                        : schema.name() + "." + schema.overload_name();
-}
-
 }  // namespace
 
 Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey key) {
@@ -123,7 +118,7 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
     result.reason = excluded_by_tag(op);
   }
   if (result.reason.empty()) {
-    result.reason = denial(full_name(op.schema()), c10::toString(key), {});
+    result.reason = denial(c10::toString(op.operator_name()), c10::toString(key), {});
   }
   const auto rule = find_operator_rule(op.schema().name());
   if (result.reason.empty() && rule && rule->kind != RuleKind::kIntegerDivision &&

@@ -37,10 +37,6 @@ constexpr double kUsualCompileSeconds = 2.0;
 
 c10::DeviceType device_type_of(c10::DispatchKey key) { return c10::dispatchKeyToDeviceType(key); }
 
-std::string overload_qualified(const c10::OperatorName& name) {
-  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-}
-
 // Tables hold the pointers that Runtime installed: LoadedKernels, as const void* to keep the guards
 // layer free of torch.
 LoadedKernel& loaded_kernel(const void* kernel) {
@@ -84,7 +80,7 @@ OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
       index_(index),
       name_(op.operator_name().name),
       overload_(op.operator_name().overload_name),
-      full_name_(overload_qualified(op.operator_name())),
+      full_name_(c10::toString(op.operator_name())),
       schema_text_(c10::toString(op.schema())),
       guard_native_(name_.starts_with("aten::")),
       native_(compat::lookup_kernel(op, key)),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eagercache import config, environment, store_directory, toolchain
+from eagercache import config, environment, store_directory, stores, toolchain
 from eagercache._load import core, platform_problem
 
 LOW_SPACE_BYTES = 1 << 30
@@ -114,16 +114,10 @@ def _store_checks(path: Path) -> Iterator[Check]:
     if not path.exists():
         yield Check("store", "note", f"{path} does not exist yet; the first kernel makes it")
         return
-    text = environment.environment_text(cxx=config.read_settings().cxx)
+    settings = config.read_settings()
+    text = environment.environment_text(cxx=settings.cxx)
     try:
-        settings = config.read_settings()
-        store = core.Store(
-            str(path),
-            text,
-            read_only=True,
-            tiers=[str(tier.absolute()) for tier in settings.tiers],
-            allow_untrusted=settings.allow_untrusted,
-        )
+        store = stores.open_at(path, settings, text, read_only=True)
     except core.StoreError as error:
         yield Check(
             "store",

@@ -124,8 +124,7 @@ class Job:
     def _refuse_denied(self, call: Call) -> None:
         """Raises CompileRefused for a call that the table of denied operators names."""
         dtypes = [str(spec.dtype).removeprefix("torch.") for spec in call.tensors]
-        name = f"{self.description['op']}.{self.description['overload']}".removesuffix(".")
-        denial = self._core.denial(name, self.description["dispatch_key"], dtypes)
+        denial = self._core.denial(call.name, self.description["dispatch_key"], dtypes)
         if denial:
             raise CompileRefused(denial)
 

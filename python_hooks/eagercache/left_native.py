@@ -52,9 +52,11 @@ class LeftNative:
             self._looks_again = _looks_again()
         if self._looks_again or self._watchers or chosen.choose != "faster":
             return pairs
-        known = _read(Path(store.root)).get(_scope(store, chosen), ())
-        self.pairs = [pair for pair in pairs if _text(pair) in known]
-        return [pair for pair in pairs if pair not in self.pairs]
+        known = frozenset(_read(Path(store.root)).get(_scope(store, chosen), ()))
+        hooked: list[Pair] = []
+        for pair in pairs:
+            (self.pairs if _text(pair) in known else hooked).append(pair)
+        return hooked
 
     def watch(self) -> None:
         """Every call is to be seen until `unwatch`: hooks what was left alone."""

@@ -20,6 +20,21 @@ def store_paths(settings: config.Settings, cache_dir: str | os.PathLike[str] | N
     return store_directory.candidates(os.environ, os.getuid())
 
 
+def open_at(
+    path: Path, settings: config.Settings, environment_text: str, *, read_only: bool
+) -> Any:
+    """The store at ``path``. Raises StoreError."""
+    assert core is not None
+    return core.Store(
+        str(path),
+        environment_text,
+        read_only=read_only,
+        tiers=[str(tier.absolute()) for tier in settings.tiers],
+        allow_untrusted=settings.allow_untrusted,
+        max_bytes=settings.max_bytes,
+    )
+
+
 def first_usable_store(
     settings: config.Settings, paths: Iterable[Path], environment_text: str, *, read_only: bool
 ) -> tuple[Any, Path | None, list[str]]:
@@ -31,14 +46,7 @@ def first_usable_store(
     problems = []
     for path in paths:
         try:
-            store = core.Store(
-                str(path),
-                environment_text,
-                read_only=read_only,
-                tiers=[str(tier.absolute()) for tier in settings.tiers],
-                allow_untrusted=settings.allow_untrusted,
-                max_bytes=settings.max_bytes,
-            )
+            store = open_at(path, settings, environment_text, read_only=read_only)
         except core.StoreError as error:
             problems.append(f"{path}: {error}")
         else:
