@@ -40,6 +40,7 @@ COSTLY_FIXTURES = {
     "operator_cache",
     "fuzz_cache",
     "conformance_state",
+    "noted",
     "planted",
 }
 

@@ -148,10 +148,12 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.once
 def test_without_a_planted_fault_nothing_is_found(planted: dict[str, Any]) -> None:
     assert planted["nothing"] == []
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("fault", "operator", "problem"),
     [
@@ -170,6 +172,7 @@ def test_a_planted_fault_is_found(
         assert problem in text
 
 
+@pytest.mark.once
 def test_a_denied_call_is_native(planted: dict[str, Any]) -> None:
     (outcome,), hits = planted["denied"]
     assert outcome.startswith("native: denied:")

@@ -16,8 +16,8 @@ import pytest
 from conftest import PACKAGE_ROOT, clean_environment, run_program, run_python
 
 FUZZ = str(Path(__file__).resolve().parent.parent)
-KEYS = 40
-CALLS = 1500
+KEYS = 24
+CALLS = 1000
 
 # The calls of the planted faults, by twos: the kernel of the second is put under the first's key.
 PLANTS = """
@@ -93,6 +93,7 @@ def test_random_programs_give_what_they_give_without_kernels(
     assert result["pool"]["keys"] <= KEYS
 
 
+@pytest.mark.once
 def test_a_program_that_ends_the_process_is_a_finding_and_others_go_on(
     fuzz_cache: Path, tmp_path: Path
 ) -> None:
@@ -191,11 +192,13 @@ report(answers=answers, decisions=decisions)
     return result["answers"]
 
 
+@pytest.mark.once
 def test_without_a_fault_the_planted_calls_agree(planted: dict[str, Any]) -> None:
     found, calls = planted["no fault"]
     assert found == "[]" and calls > 1000
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
@@ -214,10 +217,12 @@ def test_a_planted_fault_is_found_and_shrunk_to_one_call(
     assert found["calls"] == 1
 
 
+@pytest.mark.once
 def test_an_answer_in_the_memory_of_an_argument_is_found(planted: dict[str, Any]) -> None:
     assert planted["an answer in the argument's memory"] == "alias"
 
 
+@pytest.mark.once
 def test_the_script_of_a_disagreement_shows_it_by_itself(planted: dict[str, Any]) -> None:
     found = planted["a number that is not in the key"]
     script = Path(found["script"]).read_text()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from conftest import Program
+
+pytestmark = pytest.mark.once
 
 RESIDENT = """
 import gc, resource
