@@ -9,6 +9,8 @@ cold  eagercache.enable() from the first step on: seconds and steps until nothin
       more, kernels and decisions.
 warm  a fresh process: native steps before anything is enabled; then enabled, steps until every
       operator is answered from the store; then blocks of steps by turns, native and enabled.
+equal    a fresh process: the loss (training) or the output of the first three steps from the same
+      weights, native, native again, and with kernels; the largest difference over the largest value.
 compile  torch.compile of the same model, with the seconds that its first steps take.
 
 A figure is the median of the blocks' means; the ratio is the median of the ratios of neighbouring
@@ -284,6 +286,37 @@ def run_warm(name: str, pairs: int) -> dict[str, Any]:
     }
 
 
+def run_equal(name: str) -> dict[str, float]:
+    """How far three steps with kernels are from three native ones, and native ones from each other."""
+    import eagercache
+    import torch
+    from eagercache._load import core
+
+    assert core is not None
+    eagercache.enable()
+
+    def three_steps(enabled: bool) -> list[Any]:
+        model, step_of = make(name)
+        step = step_of(model)
+        core.set_answering(enabled)
+        results = [step().detach().double() for _ in range(3)]
+        torch.cuda.synchronize()
+        return results
+
+    for _ in range(4):
+        three_steps(True)  # until every kernel is loaded
+        eagercache.wait(30)
+    native, again = three_steps(False), three_steps(False)
+    before = eagercache.stats().hits
+    ours = three_steps(True)
+    scale = max(float(value.abs().max()) for value in native)
+
+    def far(others: list[Any]) -> float:
+        return max(float((a - b).abs().max()) for a, b in zip(native, others, strict=True)) / scale
+
+    return {"kernels": far(ours), "native": far(again), "hits": eagercache.stats().hits - before}
+
+
 def run_compile(name: str, pairs: int) -> dict[str, Any]:
     """torch.compile beside eager, by turns."""
     import torch
@@ -324,6 +357,7 @@ def child(kind: str, name: str, store: str, timeout: float, *extra: str) -> dict
 def line_of(name: str, result: dict[str, Any]) -> str:
     """One row of the table."""
     cold, warm, compiled = result["cold"], result["warm"], result.get("compile", {})
+    equal = result.get("equal", {})
     if "error" in warm:
         return f"{name:24} {warm['error']}"
     return (
@@ -331,13 +365,14 @@ def line_of(name: str, result: dict[str, Any]) -> str:
         f"x{warm['ratio']:.3f} ({warm['ratio_low']:.3f}..{warm['ratio_high']:.3f})  "
         f"{cold.get('compiles', 0):5d} {cold.get('seconds', 0):6.0f} s "
         f"{warm['compiles']:5d} {warm['hits_a_step']:7.0f}   "
+        + (f"{equal['kernels']:8.1e} ({equal['native']:7.1e})   " if "kernels" in equal else "")
         + (f"x{compiled['ratio']:.2f} {compiled['seconds']:4.0f} s" if "ratio" in compiled else "")
     )
 
 
 HEADER = (
     f"{'model':24} {'eager ms':>8} {'ours ms':>8}  {'ratio (quartiles)':22} {'kernels':>7} "
-    f"{'cold':>6} {'warm compiles':>6} {'hits':>4}   torch.compile"
+    f"{'cold':>6} {'warm compiles':>6} {'hits':>4}   difference (native's own)  torch.compile"
 )
 
 
@@ -349,12 +384,15 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120, help="seconds of a cold run")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", choices=["cold", "warm", "compile"], help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--child", choices=["cold", "warm", "equal", "compile"], help=argparse.SUPPRESS
+    )
     arguments = parser.parse_args()
     if arguments.child:
         run = {
             "cold": lambda: run_cold(arguments.models, arguments.limit),
             "warm": lambda: run_warm(arguments.models, arguments.pairs),
+            "equal": lambda: run_equal(arguments.models),
             "compile": lambda: run_compile(arguments.models, arguments.pairs),
         }[arguments.child]
         print("RESULT " + json.dumps(run()), flush=True)
@@ -368,6 +406,7 @@ def main() -> None:
             one = {
                 "cold": child("cold", name, store, arguments.limit + 60, *extra),
                 "warm": child("warm", name, store, 180, *extra),
+                "equal": child("equal", name, store, 120),
             }
             if not arguments.no_compile:
                 one["compile"] = child("compile", name, store, 180, *extra)
