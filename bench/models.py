@@ -9,8 +9,8 @@ cold  eagercache.enable() from the first step on: seconds and steps until nothin
       more, kernels and decisions.
 warm  a fresh process: native steps before anything is enabled; then enabled, steps until every
       operator is answered from the store; then blocks of steps by turns, native and enabled.
-equal    a fresh process: the loss (training) or the output of the first three steps from the same
-      weights, native, native again, and with kernels; the largest difference over the largest value.
+equal    a fresh process: the loss (training) or the output of the first three steps from the
+      same weights, native, native again, and with kernels; largest difference by largest value.
 compile  torch.compile of the same model, with the seconds that its first steps take.
 
 A figure is the median of the blocks' means; the ratio is the median of the ratios of neighbouring
@@ -287,7 +287,7 @@ def run_warm(name: str, pairs: int) -> dict[str, Any]:
 
 
 def run_equal(name: str) -> dict[str, float]:
-    """How far three steps with kernels are from three native ones, and native ones from each other."""
+    """How far three steps with kernels are from native ones, and those from each other."""
     import eagercache
     import torch
     from eagercache._load import core
