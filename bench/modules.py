@@ -2,7 +2,9 @@
 
     .venv/bin/python bench/modules.py [--device cpu] [--threads 2] [--pairs 40]
                                       [--models llama,mobilenetv3_small_100:4]
-                                      [--output bench/results/x.md]
+                                      [--bars] [--output bench/results/x.md]
+
+``--bars`` is for CPU: ten models, and it ends with 1 when one is below its bar (`BARS`).
 
 Each model is unmodified, with random weights, in a process of its own over one store that starts
 empty. On CPU it first runs until its kernels are decided (``on_miss="wait"``, so that nothing else
@@ -32,6 +34,19 @@ from typing import Any
 MODELS = {
     "cpu": "llama:1x1,llama:1x64,mobilenetv3_small_100:4,poolformer_s12:4,resnet18:4",
     "cuda": "llama:4x1,llama_cache:4x1,llama:1x2048",
+}
+# What ``--bars`` demands on CPU with two threads: the median ratio.
+BARS = {
+    "llama:1x1": 2.5,
+    "llama:1x64": 0.99,
+    "mobilenetv3_small_100:4": 1.6,
+    "poolformer_s12:4": 1.35,
+    "resnet18:4": 1.15,
+    "convnext_atto:4": 0.99,
+    "vit_tiny_patch16_224:4": 0.99,
+    "regnety_002:4": 0.99,
+    "mixer_s32_224:4": 0.99,
+    "ghostnet_100:4": 0.99,
 }
 # hidden, intermediate, layers, heads, vocabulary
 LLAMA = {"cpu": (256, 688, 4, 8, 1000), "cuda": (2048, 5632, 4, 16, 32000)}
@@ -285,13 +300,14 @@ def table(rows: list[Row], device: str, threads: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Reads the options, runs, prints."""
+def main() -> int:
+    """Reads the options, runs, prints; 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--models")
+    parser.add_argument("--bars", action="store_true")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--on-miss", default="wait", help=argparse.SUPPRESS)
@@ -303,10 +319,11 @@ def main() -> None:
         else:
             result = run_model(options.run, device, options.threads, options.pairs, options.on_miss)
         print(json.dumps(result))
-        return
+        return 0
+    models = options.models or (",".join(BARS) if options.bars else MODELS[device])
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as store:
-        for name in (options.models or MODELS[device]).split(","):
+        for name in models.split(","):
             first = in_process(name, options, "wait" if device == "cpu" else "background", store)
             print(f"{name}: x{first['ratio']:.2f}", *first["lines"][:16], sep="\n  ", flush=True)
             second = in_process(name, options, "native", store)
@@ -323,7 +340,11 @@ def main() -> None:
     print(text)
     if options.output:
         options.output.write_text(text)
+    missed = [name for name, first, _, _ in rows if first["ratio"] < BARS.get(name, 0.0)]
+    if options.bars:
+        print(f"below the bar: {', '.join(missed) or 'none'}")
+    return int(options.bars and bool(missed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

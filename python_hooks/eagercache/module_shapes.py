@@ -76,6 +76,7 @@ class _Kernel:
     kernel: Any
     sizes: list[list[int]]
     choice: list[tuple[int, bool]]
+    functions: list[list[str]]  # what the trace ran, for `changed_function`
 
 
 @dataclass
@@ -160,10 +161,12 @@ class SizeBook:
             size_class.asked = True
             return places
 
-    def asked_for(self, size_class: SizeClass) -> None:
-        """The worker has answered."""
+    def asked_for(self, size_class: SizeClass, *, again: bool = False) -> None:
+        """The worker has answered. ``again``: with nothing, so that it may be asked once more."""
         with self._lock:
             size_class.asked = False
+            if again and size_class.tried:
+                size_class.tried.pop()
 
     def may_compile(self, identity: str, form: SizedForm, digest: str) -> bool:
         """Whether one more kernel may be made for calls of this structure; if so, counts it."""
@@ -199,7 +202,8 @@ class SizeBook:
             if numerics == "bitwise" and facts.get("numerics") != "bitwise":
                 size_class.closed = "the kernel does not equal the forward bit for bit"
                 return
-            if changed_function(json.loads(facts["functions"]), module) is not None:
+            functions = json.loads(facts["functions"])
+            if changed_function(functions, module) is not None:
                 store.remove(digest)
                 return
             kernel = load(digest, facts)
@@ -207,7 +211,7 @@ class SizeBook:
             choice = [(int(count), bool(chosen)) for count, chosen in json.loads(facts["choice"])]
             with self._lock:
                 sizes = json.loads(facts["sizes"])
-                size_class.kernels.append(_Kernel(kernel, sizes, choice))
+                size_class.kernels.append(_Kernel(kernel, sizes, choice, functions))
                 size_class.tried.append(tuple(map(tuple, sizes)))
 
     def install(
@@ -219,9 +223,11 @@ class SizeBook:
         """
         assert core is not None
         for known in list(size_class.kernels):
-            core.module_install_class(
-                module, identity, key, known.sizes, known.kernel, known.choice
-            )
+            # Code may be replaced in a running process, too.
+            if changed_function(known.functions, module) is None:
+                core.module_install_class(
+                    module, identity, key, known.sizes, known.kernel, known.choice
+                )
         return core.module_class_answers(module, key)
 
 

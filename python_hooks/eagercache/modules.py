@@ -485,9 +485,10 @@ class ModuleManager:
     ) -> None:
         before = len(size_class.kernels)
         self._install_class(size_class, form)
-        if len(size_class.kernels) == before and not size_class.closed:
+        busy = response.get("verdict") == "busy"  # another process is at it
+        if len(size_class.kernels) == before and not size_class.closed and not busy:
             size_class.closed = str(response.get("reason", "")) or "no kernel came of it"
-        self._sizes.asked_for(size_class)
+        self._sizes.asked_for(size_class, again=busy)
         if size_class.closed:
             log.info("event=module_sizes decision=exact reason=%r", size_class.closed)
 

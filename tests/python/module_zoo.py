@@ -127,6 +127,11 @@ class Positions(nn.Module):
         return rows.sin() + rows.mean(1, keepdim=True)
 
 
+def waves(rows: torch.Tensor) -> torch.Tensor:
+    """A function that a forward calls."""
+    return rows.sin()
+
+
 class Branches(nn.Module):
     """Another function above a batch of 20."""
 
@@ -137,7 +142,7 @@ class Branches(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.size(0) > 20:
             return (x * self.weight).cos() - 1
-        return (x * self.weight).sin() + 1
+        return waves(x * self.weight) + 1
 
 
 class Unrolled(nn.Module):

@@ -162,6 +162,16 @@ def test_calls_that_are_not_of_the_class_are_the_forwards(branches: tuple[nn.Mod
     assert not _answered(model, x[:7, :8].double())
 
 
+def test_a_function_replaced_meanwhile_has_no_part_in_a_kernel(
+    branches: tuple[nn.Module, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(7, 8)
+    monkeypatch.setattr(module_zoo, "waves", torch.cos)
+    other = module_zoo.make("Branches")
+    for _ in range(3):
+        assert not _answered(other, x)
+
+
 def _key_of(model: nn.Module, x: torch.Tensor) -> bytes:
     assert core is not None
     keys: list[bytes] = []
