@@ -54,7 +54,8 @@ def pin() -> int:
     return core
 
 
-def _one_round(function: Callable[[], Any], calls: int) -> float:
+def one_round(function: Callable[[], Any], calls: int) -> float:
+    """Nanoseconds a call, the mean of ``calls``."""
     repeat = range(calls)
     begin = time.perf_counter_ns()
     for _ in repeat:
@@ -71,10 +72,10 @@ def compare(
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
-        _one_round(function, calls)
+        one_round(function, calls)
     for _ in range(rounds):
         for name, function in functions.items():
-            times[name].append(_one_round(function, calls))
+            times[name].append(one_round(function, calls))
     first = next(iter(functions))
     figures = []
     for name, values in times.items():

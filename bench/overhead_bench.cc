@@ -4,7 +4,9 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
+#include <sched.h>
 
+#include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "dispatcher/counters.h"
@@ -25,15 +28,19 @@
 #include "dispatcher/output_allocation.h"
 #include "dispatcher/runtime.h"
 
-// What a call of ATen's own operators costs from C++ in its three forms. An override cannot be
-// taken away, so a process measures one phase, EAGERCACHE_BENCH_PHASE, and run.py runs both by
-// turns:
+// What a call of ATen's own operators costs from C++ in its forms. An override cannot be taken
+// away, so a process measures one phase, EAGERCACHE_BENCH_PHASE, and run.py runs both by turns:
 //   stock   nothing is hooked
-//   hooked  the operators are hooked: "native" calls are decided for native, "hit" calls are
-//           answered by a kernel that allocates its outputs and computes nothing, "off" calls
-//           find the hooks disabled.
-// Matrix products are never hooked, so that none is here. Names are FORM/OPERATOR/ELEMENTS/TENSORS,
-// the last "inference" or "plain" (tensors that autograd looks at).
+//   hooked  the operators are hooked:
+//     off     the hooks are disabled
+//     native  the call is decided for native, and every call is looked at
+//     run     the same in a long run of an operator that has no kernel: few calls are looked at
+//     mixed   the same in a long run of an operator that has a kernel, for other calls
+//     hit     a kernel answers that allocates its outputs and computes nothing
+// Matrix products are never hooked, so that none is here. Names are FORM/OPERATOR/ELEMENTS/TENSORS:
+// 0 elements stand for one element without dimensions; tensors are "inference" or "plain" ones
+// (that autograd looks at), and "boxed" calls are those of inference tensors by callBoxed. The two
+// of "threads" are the wall time of a call where one or two threads make calls, each on a core.
 //
 // On a GPU (EAGERCACHE_BENCH_KERNELS, a folder of cuda_overhead.py's) hits are real kernels on 8
 // floats, and what is measured is the host's time: nothing waits for the device.
@@ -100,8 +107,9 @@ struct Case {
 };
 
 Case make_case(std::string_view name, std::int64_t n) {
-  const at::Tensor x = at::randn({n}, at::device(device_type()));
-  const at::Tensor y = at::randn({n}, at::device(device_type()));
+  const std::vector<std::int64_t> sizes(n == 0 ? 0 : 1, n);
+  const at::Tensor x = at::randn(sizes, at::device(device_type()));
+  const at::Tensor y = at::randn(sizes, at::device(device_type()));
   if (name == "abs") {
     return {"aten::abs", "", {x}, 1, false, [x] { benchmark::DoNotOptimize(at::abs(x)); }};
   }
@@ -113,7 +121,7 @@ Case make_case(std::string_view name, std::int64_t n) {
     return {"aten::add_", "Tensor", {x, y, 1}, 2, true, [x, y]() mutable { x.add_(y); }};
   }
   if (name == "add_out") {
-    at::Tensor out = at::empty({n});
+    at::Tensor out = at::empty(sizes);
     return {"aten::add", "out", {x, y, 1, out},
             3,           true,  [x, y, out]() mutable { at::add_out(out, x, y); }};
   }
@@ -209,19 +217,44 @@ void time_on_gpu(benchmark::State& state, const Case& example) {
   gpu.synchronizeDevice(0);
 }
 
+// Brings the hook into the state that `form` means, for `example`; `other` is another call.
+void prepare(const std::string& form, const std::string& op, const Case& example,
+             const Case& other) {
+  OperatorHook& hook = hook_of(example);
+  hook.table().clear();
+  hooks_answer.store(form != "off");
+  static std::uint32_t epochs = 0;
+  ++epochs;
+  native_run_epoch.store(form == "run" || form == "mixed" ? epochs : 0);
+  decide(example, op, form == "hit" ? "hit" : "native");
+  if (form == "mixed") {
+    decide(other, op, "hit");
+  }
+  for (std::uint32_t i = 0; cuda_kernels() == nullptr && i < 2 * kLongRun; ++i) {
+    example.call();
+  }
+}
+
+void call_boxed(benchmark::State& state, const Case& example) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(example.op, example.overload);
+  torch::jit::Stack stack;
+  for (auto _ : state) {
+    stack.assign(example.boxed.begin(), example.boxed.end());
+    op.callBoxed(&stack);
+  }
+}
+
 void run(benchmark::State& state, const std::string& form, const std::string& op, std::int64_t n,
-         bool inference) {
+         const std::string& tensors) {
   at::set_num_threads(1);
   std::optional<c10::InferenceMode> mode;
-  if (inference) {
+  if (tensors != "plain") {
     mode.emplace();
   }
   const at::NoGradGuard no_grad;
-  // Hits and decisions are of other sizes: a table holds both.
-  const Case example = make_case(op, form == "hit" ? n : n + 1);
+  const Case example = make_case(op, n);
   if (form != "stock") {
-    hooks_answer.store(form != "off");
-    decide(example, op, form == "hit" ? "hit" : "native");
+    prepare(form, op, example, make_case(op, n + 1));
   }
   if (cuda_kernels() != nullptr) {
     const std::uint64_t hits = num_hits();
@@ -229,6 +262,8 @@ void run(benchmark::State& state, const std::string& form, const std::string& op
     if ((form == "hit") != (num_hits() > hits)) {
       state.SkipWithError("not answered as its name says");
     }
+  } else if (tensors == "boxed") {
+    call_boxed(state, example);
   } else {
     for (auto _ : state) {
       example.call();
@@ -237,30 +272,95 @@ void run(benchmark::State& state, const std::string& form, const std::string& op
   hooks_answer.store(false);
 }
 
+// Threads that call for their tensors, each on a core of its own where there are so many.
+void run_threads(benchmark::State& state, const std::string& form, std::size_t count) {
+  constexpr int kCalls = 20'000;
+  const c10::InferenceMode mode;
+  at::set_num_threads(1);
+  if (form == "hit") {
+    prepare(form, "abs", make_case("abs", 8), make_case("abs", 9));
+  }
+  for (auto _ : state) {
+    std::barrier start(static_cast<std::ptrdiff_t>(count) + 1);
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < count; ++i) {
+      threads.emplace_back([&, i] {
+        cpu_set_t cores;
+        CPU_ZERO(&cores);
+        CPU_SET(i % std::thread::hardware_concurrency(), &cores);
+        sched_setaffinity(0, sizeof cores, &cores);
+        const c10::InferenceMode inference;
+        at::set_num_threads(1);
+        const Case example = make_case("abs", 8);
+        example.call();
+        start.arrive_and_wait();
+        for (int k = 0; k < kCalls; ++k) {
+          example.call();
+        }
+      });
+    }
+    start.arrive_and_wait();
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+    state.SetIterationTime(elapsed.count() / kCalls);
+  }
+  hooks_answer.store(false);
+}
+
+// Whether there is such a figure.
+bool exists(const std::string& form, std::string_view op, std::int64_t n,
+            std::string_view tensors) {
+  const bool needs_dimension = op == "cat" || op == "native_layer_norm";
+  const bool usual = n == 8 && tensors == "inference";
+  if (tensors == "boxed") {
+    return n == 8 && (form == "stock" || form == "native" || form == "mixed" || form == "hit");
+  }
+  if (form == "off" || form == "run") {
+    return usual && (form == "off" || cuda_kernels() == nullptr);
+  }
+  if (form == "mixed" && cuda_kernels() != nullptr) {
+    return false;
+  }
+  return n != 0 || (!needs_dimension && tensors == "inference");
+}
+
 void register_all(const std::vector<std::string>& forms) {
   std::vector<const char*> operators{"abs", "add", "add_"};
   std::vector<std::int64_t> sizes{8};
+  std::vector<std::string> kinds{"inference", "plain"};
   if (cuda_kernels() == nullptr) {
     for (const char* op : {"add_out", "clamp", "cat", "native_layer_norm", "_softmax", "var"}) {
       operators.push_back(op);
     }
-    sizes.push_back(4096);
+    sizes = {0, 8, 4096};
+    kinds.emplace_back("boxed");
   }
   for (const std::string& form : forms) {
     for (const char* op : operators) {
       for (const std::int64_t n : sizes) {
-        for (const bool inference : {true, false}) {
-          if (form == "off" && (n != 8 || !inference)) {
+        for (const std::string& tensors : kinds) {
+          if (!exists(form, op, n, tensors)) {
             continue;
           }
-          const std::string name =
-              form + "/" + op + "/" + std::to_string(n) + "/" + (inference ? "inference" : "plain");
+          const std::string name = form + "/" + op + "/" + std::to_string(n) + "/" + tensors;
           auto* const registered = benchmark::RegisterBenchmark(
-              name.c_str(), [=](benchmark::State& state) { run(state, form, op, n, inference); });
+              name.c_str(), [=](benchmark::State& state) { run(state, form, op, n, tensors); });
           if (cuda_kernels() != nullptr) {
             registered->UseManualTime()->Iterations(50);
           }
         }
+      }
+    }
+    for (const std::size_t count : {1, 2}) {
+      if (cuda_kernels() == nullptr && (form == "stock" || form == "hit")) {
+        const std::string name = form + "/abs/8/threads " + std::to_string(count);
+        benchmark::RegisterBenchmark(
+            name.c_str(), [=](benchmark::State& state) { run_threads(state, form, count); })
+            ->UseManualTime()
+            ->Iterations(1);
       }
     }
   }
@@ -277,7 +377,7 @@ int main(int argc, char** argv) {
   }
   const char* phase = std::getenv("EAGERCACHE_BENCH_PHASE");
   if (phase != nullptr && std::string_view(phase) == "hooked") {
-    eagercache::register_all({"off", "native", "hit"});
+    eagercache::register_all({"off", "native", "run", "mixed", "hit"});
   } else {
     eagercache::register_all({"stock"});
   }

@@ -63,9 +63,7 @@ def run_binary(program: Path) -> Iterator[dict[str, Any]]:
             if row["run_type"] == "iteration":
                 times.setdefault(row["run_name"], []).append(row["ns"])
     for name, values in times.items():
-        yield _figure(
-            re.sub(r"/(manual_time|iterations:\d+)", "", name.removeprefix("BM_")), values
-        )
+        yield _figure(_plain_name(name), values)
 
 
 def run_phases(program: Path) -> Iterator[dict[str, Any]]:
@@ -77,7 +75,7 @@ def run_phases(program: Path) -> Iterator[dict[str, Any]]:
             for row in _benchmarks(
                 program, core, "--benchmark_min_time=0.01", EAGERCACHE_BENCH_PHASE=phase
             ):
-                form, _, call = row["name"].partition("/")
+                form, _, call = _plain_name(row["name"]).partition("/")
                 times.setdefault(f"{call} {form}", []).append(row["ns"])
     for name in sorted(
         times, key=lambda name: (name.rpartition(" ")[0], not name.endswith(" stock"))
@@ -87,6 +85,24 @@ def run_phases(program: Path) -> Iterator[dict[str, Any]]:
         yield _figure(
             name, times[name], None if name.endswith(" stock") else frame.quartiles(ratios)[1]
         )
+    yield from _scaling(times)
+
+
+def _scaling(times: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
+    """What two threads' hits scale by, of what two threads of native scale by."""
+    one, two = "abs/8/threads 1", "abs/8/threads 2"
+    sides = [times.get(f"{threads} {form}") for form in ("hit", "stock") for threads in (one, two)]
+    if all(sides):
+        ratios = [
+            (hit / hits) / (stock / stocks)
+            for hit, hits, stock, stocks in zip(*(side or [] for side in sides), strict=True)
+        ]
+        name = "abs/8/threads 2 hit: scaling, of stock's"
+        yield _figure(name, times[f"{two} hit"], frame.quartiles(ratios)[1])
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"/(manual_time|iterations:\d+)", "", name.removeprefix("BM_"))
 
 
 def run_script(script: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@
 #include "dispatcher/probe.h"
 #include "dispatcher/recorder.h"
 #include "dispatcher/runtime.h"
+#include "dispatcher/sketched_runs.h"
 #include "dispatcher/thread_state.h"
 #include "dispatcher/verification.h"
 #include "dispatcher/version_counter.h"
@@ -165,6 +166,12 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     call_native(keys, stack);
     return;
   }
+  const std::span<const c10::IValue> own = arguments(*stack);
+  RunOfCall run(*this, own);
+  if (!recording_calls.load(std::memory_order_relaxed) && run.passes()) {
+    call_native(keys, stack);
+    return;
+  }
   CallView view;
   if (const AsideReason reason = read_call(*stack, view); reason != AsideReason::kNone) {
     count_aside(index_, reason);
@@ -180,6 +187,7 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     }
     if (answer_by_kernel(found.kernel, view, stack)) [[likely]] {
       count(view, hash, CallOutcome::kHit);
+      run.bar();
       return;
     }
   } else if (found.state != EntryState::kNative) {
@@ -198,7 +206,8 @@ void OperatorHook::count(const CallView& view, std::uint64_t hash, CallOutcome o
 
 void OperatorHook::answer_decided(const CallView& view, std::uint64_t hash,
                                   c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  count_native(index_, native_run_epoch.load(std::memory_order_relaxed));
+  const std::span<const c10::IValue> own = arguments(*stack);
+  RunOfCall(*this, own).count();
   if (!recording_calls.load(std::memory_order_relaxed)) [[likely]] {
     call_native(keys, stack);
     return;

@@ -10,6 +10,7 @@
 #include "dispatcher/probe.h"
 #include "dispatcher/recorder.h"
 #include "dispatcher/runtime.h"
+#include "dispatcher/sketched_runs.h"
 #include "dispatcher/unboxed_hooks.h"
 #include "dispatcher/verification.h"
 #include "dispatcher/version_counter.h"
@@ -48,6 +49,10 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
   if (passes_on()) {
     return Route::kNative;
   }
+  RunOfCall run(*this, arguments);
+  if (run.passes()) {
+    return Route::kNative;
+  }
   if (const AsideReason reason = thread_reason(); reason != AsideReason::kNone) [[unlikely]] {
     count_aside(index_, reason);
     return Route::kNative;
@@ -67,6 +72,7 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
     const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, view, outputs);
     if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
       count_call(index_, CallOutcome::kHit);
+      run.bar();
       return Route::kAnswered;
     }
     if (outcome == LoadedKernel::Outcome::kFailed) {
@@ -76,7 +82,7 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
     end_native_run(index_);  // or the boxed hook might pass the call on
     return Route::kBoxed;
   }
-  count_native(index_, native_run_epoch.load(std::memory_order_relaxed));
+  run.count();
   return Route::kNative;
 }
 

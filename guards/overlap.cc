@@ -17,6 +17,7 @@ struct Memory {
 };
 
 constexpr std::size_t kInlineTensors = 64;
+constexpr std::size_t kFewTensors = 6;  // comparing all pairs of them is less than sorting
 constexpr std::size_t kMaxDimensions = 16;
 
 Memory memory_of(const c10::TensorImpl& impl, bool written) noexcept {
@@ -61,7 +62,23 @@ bool overlaps_itself(const c10::TensorImpl& impl) noexcept {
   return false;
 }
 
+bool few_meet(std::span<const Memory> memories) noexcept {
+  for (std::size_t i = 1; i < memories.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const Memory& a = memories[i];
+      const Memory& b = memories[j];
+      if ((a.written || b.written) && a.begin < b.end && b.begin < a.end) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 bool any_meet(std::span<Memory> memories) noexcept {
+  if (memories.size() <= kFewTensors) {
+    return few_meet(memories);
+  }
   std::sort(memories.begin(), memories.end(),
             [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
   std::uintptr_t end = 0;          // of all so far

@@ -77,11 +77,44 @@ TEST_P(NativeRunTest, InALongRunANewKeyIsMetAFewCallsLater) {
   EXPECT_EQ(unseen_calls(kSeenShare), 0U);
 }
 
-TEST_P(NativeRunTest, WhereAKernelIsKnownEveryCallIsLookedAt) {
+TEST_P(NativeRunTest, WhereAKernelIsKnownItsCallsAreLookedAt) {
   decide();
   install(abs_, {other_}, filling_kernel(9));
   calls_of(known_, 2 * kLongRun);
   const CallCounts counts = calls_of(other_, 40);
+  EXPECT_EQ(count(counts, CallOutcome::kHit), 40U);
+}
+
+TEST_P(NativeRunTest, WhereAKernelIsKnownLongRunsOfOtherCallsAreNot) {
+  decide();
+  install(abs_, {other_}, filling_kernel(9));
+  const CallCounts counts = calls_of(known_, 3 * kLongRun + 1);
+  EXPECT_EQ(count(counts, CallOutcome::kNative), 3 * kLongRun + 1);
+  const Reading reading = read_aten("aten::abs", {known_});
+  abs_.table().erase(reading.words, hash_words(reading.words));  // met again once it is looked at
+  std::swap(known_, other_);
+  EXPECT_EQ(unseen_calls(kSeenShare + 1), kSeenShare - 1);
+}
+
+// Calls of one sketch and two keys, the second of which has a kernel.
+TEST_P(NativeRunTest, AKernelMissesFewCallsOfARunsSketchAndOnlyOnce) {
+  decide();
+  const at::Tensor unaligned = at::ones({3}).slice(0, 1);
+  install(abs_, {unaligned}, filling_kernel(9));
+  calls_of(known_, 2 * kLongRun);
+  EXPECT_GE(count(calls_of(unaligned, 40), CallOutcome::kHit), 40U - kSeenShare);
+  calls_of(known_, 2 * kLongRun);
+  EXPECT_EQ(count(calls_of(unaligned, 40), CallOutcome::kHit), 40U);
+}
+
+TEST_P(NativeRunTest, FrozenKernelsAnswerAllOfTheirCalls) {
+  decide();
+  const at::Tensor unaligned = at::ones({3}).slice(0, 1);
+  install(abs_, {unaligned}, filling_kernel(9));
+  calls_of(known_, 2 * kLongRun);
+  Runtime::instance().freeze();
+  const CallCounts counts = calls_of(unaligned, 40);
+  Runtime::instance().thaw();
   EXPECT_EQ(count(counts, CallOutcome::kHit), 40U);
 }
 

@@ -1,12 +1,14 @@
 // Calls from C++, which reach a hook of ATen's operators unboxed.
 
 #include <ATen/ATen.h>
+#include <unistd.h>
 
 #include "dispatcher/output_allocation.h"
 #include "dispatcher/unboxed_hooks.h"
 #include "dispatcher/verification.h"
 #include "tests/dispatcher/hook_fixture.h"
 #include "tests/support/counted_allocations.h"
+#include "tests/support/counted_locks.h"
 
 namespace eagercache {
 namespace {
@@ -163,25 +165,32 @@ TEST_F(UnboxedHookTest, AShareOfTheHitsIsCheckedAndDrawnOnce) {
   EXPECT_EQ(state(abs, {x}), EntryState::kNative);
 }
 
+// Makes its output as a bare kernel does.
+class Allocating final : public LoadedKernel {
+ public:
+  explicit Allocating(std::int64_t elements) : spec_(at::kFloat, {elements}, {1}) {}
+  Outcome run(std::span<const at::Tensor* const> /*inputs*/, std::span<at::Tensor> outputs,
+              c10::Device /*device*/) noexcept override {
+    outputs[0] = spec_.allocate();
+    return Outcome::kAnswered;
+  }
+  std::size_t num_inputs() const noexcept override { return 1; }
+  std::size_t num_outputs() const noexcept override { return 1; }
+  const OutputSpec& spec() const noexcept { return spec_; }
+
+ private:
+  const OutputSpec spec_;
+};
+
 // The tensor, its storage and version counter; bytes come from a block that the thread keeps.
 TEST_F(UnboxedHookTest, AHitAllocatesNothingButItsOutputs) {
   OperatorHook& abs = hook("aten::abs");
   const at::Tensor x = at::tensor({-1.0F, -2.0F, -3.0F, -4.0F, -5.0F, -6.0F, -7.0F});
-  static const OutputSpec kSpec(at::kFloat, {7}, {1});
-  class Allocating final : public LoadedKernel {
-   public:
-    Outcome run(std::span<const at::Tensor* const> /*inputs*/, std::span<at::Tensor> outputs,
-                c10::Device /*device*/) noexcept override {
-      outputs[0] = kSpec.allocate();
-      return Outcome::kAnswered;
-    }
-    std::size_t num_inputs() const noexcept override { return 1; }
-    std::size_t num_outputs() const noexcept override { return 1; }
-  };
-  install(abs, {x}, *new Allocating());
+  auto& kernel = *new Allocating(7);
+  install(abs, {x}, kernel);
   at::abs(x);
   std::size_t before = thread_allocations();
-  kSpec.allocate();
+  kernel.spec().allocate();
   const std::size_t own = thread_allocations() - before;
   EXPECT_EQ(own, 3U);
   before = thread_allocations();
@@ -189,6 +198,42 @@ TEST_F(UnboxedHookTest, AHitAllocatesNothingButItsOutputs) {
     at::abs(x);
   }
   EXPECT_EQ(thread_allocations() - before, 10 * own);
+}
+
+TEST_F(UnboxedHookTest, AHitTakesNoLock) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::ones({8});
+  install(abs, {x}, *new Allocating(8));
+  at::abs(x);
+  const std::size_t before = thread_locks();
+  const CallCounts counts = counted(abs, [&] {
+    for (int i = 0; i < 100; ++i) {
+      at::abs(x);
+    }
+  });
+  // What reads the counters takes some of its own, as many for no call.
+  const std::size_t taken = thread_locks() - before;
+  const std::size_t again = thread_locks();
+  counted(abs, [] {});
+  EXPECT_EQ(taken, thread_locks() - again);
+  EXPECT_EQ(count(counts, CallOutcome::kHit), 100U);
+  EXPECT_GT(taken, 0U) << "locks are not counted";
+}
+
+TEST_F(UnboxedHookTest, AHitMakesNoSystemCall) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::ones({9});
+  install(abs, {x}, *new Allocating(9));
+  const CallCounts counts = counted(abs, [&] {
+    EXPECT_TRUE(makes_no_system_call([&] { at::abs(x); },
+                                     [&] {
+                                       for (int i = 0; i < 100; ++i) {
+                                         at::abs(x);
+                                       }
+                                     }));
+  });
+  EXPECT_EQ(count(counts, CallOutcome::kHit), 101U);
+  EXPECT_FALSE(makes_no_system_call([] {}, [] { getppid(); }));
 }
 
 TEST_F(UnboxedHookTest, NativeErrorsAreNatives) {

@@ -1,0 +1,85 @@
+"""Processes that take turns on one core, for sides that one process cannot have both of.
+
+An override of an operator cannot be taken away, and what was never hooked is the only honest
+native. So each side is a process of its own, which stays, and times a block of calls whenever it is
+asked to; only one of them runs at a time, and a disturbance of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import frame
+
+READY = "READY "
+
+
+class Side:
+    """A process that times what `serve` was given there. Stands on the caller's own core."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        line = ""
+        assert self._process.stdout is not None
+        while not line.startswith(READY):
+            line = self._process.stdout.readline()
+            if not line:
+                raise SystemExit(f"{' '.join(command)}: exit {self._process.wait()}")
+        # What the process says of itself.
+        self.facts: dict[str, Any] = json.loads(line.removeprefix(READY))
+
+    def ns(self, name: str, calls: int) -> float:
+        """Nanoseconds a call of the function ``name``, the mean of ``calls``."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([name, calls]), file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+    def end(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(functions: Mapping[str, Callable[[], Any]], facts: Mapping[str, Any]) -> None:
+    """The other end of a `Side`; ends the process when nobody asks any more."""
+    print(READY + json.dumps(facts), flush=True)
+    for line in sys.stdin:
+        name, calls = json.loads(line)
+        print(frame.one_round(functions[name], calls), flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # what is measured has no state to bring home
+
+
+def compare(
+    sides: Mapping[str, Side], name: str, *, rounds: int, calls: int
+) -> dict[str, frame.Figure]:
+    """Times the function ``name`` of every side that has it; the first is what others relate to."""
+    for side in sides.values():
+        side.ns(name, calls)
+    times = {who: [] for who in sides}
+    for index in range(rounds):
+        order = list(sides) if index % 2 == 0 else list(reversed(sides))
+        for who in order:
+            times[who].append(sides[who].ns(name, calls))
+    first = next(iter(sides))
+    figures = {}
+    for who, values in times.items():
+        low, median, high = frame.quartiles(values)
+        ratios = [mine / base for mine, base in zip(values, times[first], strict=True)]
+        ratio = None if who == first else statistics.median(ratios)
+        figures[who] = frame.Figure(f"{name} {who}", median, low, high, ratio, rounds, calls)
+    return figures

@@ -1,0 +1,82 @@
+#include "dispatcher/sketched_runs.h"
+
+#include <array>
+
+#include "dispatcher/thread_blocks.h"
+
+namespace eagercache {
+namespace {
+
+struct Run {
+  std::uint64_t of = 0;  // hook and sketch; another one takes its place
+  std::uint32_t epoch = 0;
+  std::uint32_t length = 0;
+};
+constexpr std::uint32_t kBarred = UINT32_MAX & ~(kSeenShare - 1);  // always looked at
+constexpr std::size_t kRuns = 256;
+
+// One thread's, which alone reads and writes them.
+struct ThreadRuns {
+  std::array<Run, kRuns> runs{};
+  std::array<std::uint32_t, kMaxHooks> epochs{};  // of the last count, by hook
+};
+
+// A plain pointer at a fixed offset from the thread pointer: a hit may read it.
+[[gnu::tls_model("initial-exec")]] thread_local ThreadRuns* thread_runs = nullptr;
+
+constexpr std::uint64_t name_of(std::size_t hook, std::uint64_t sketch) {
+  return sketch ^ (hook * 0x9e3779b97f4a7c15);
+}
+
+Run& run_of(ThreadRuns& all, std::uint64_t name) { return all.runs[(name >> 32) % kRuns]; }
+
+}  // namespace
+
+bool has_sketched_runs(std::size_t hook, std::uint32_t epoch) noexcept {
+  return thread_runs != nullptr && thread_runs->epochs[hook] == epoch;
+}
+
+void count_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept {
+  count_call(hook, CallOutcome::kNative);
+  if (thread_runs == nullptr) [[unlikely]] {
+    thread_runs = &ThreadBlocks<ThreadRuns>::own();
+  }
+  thread_runs->epochs[hook] = epoch;
+  const std::uint64_t name = name_of(hook, sketch);
+  Run& run = run_of(*thread_runs, name);
+  if (run.of != name || run.epoch != epoch) {
+    run = {name, epoch, 1};
+  } else if (run.length < kLongRun + kSeenShare) {
+    ++run.length;
+  } else if (run.length != kBarred) {
+    run.length = kLongRun + 1;  // as far from the next look as after the first one
+  }
+}
+
+bool passes_unseen_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept {
+  if (thread_runs == nullptr) {
+    return false;
+  }
+  const std::uint64_t name = name_of(hook, sketch);
+  Run& run = run_of(*thread_runs, name);
+  if (run.of != name || run.epoch != epoch || run.length < kLongRun ||
+      run.length % kSeenShare == 0) {
+    return false;
+  }
+  ++run.length;
+  count_call(hook, CallOutcome::kNative);
+  return true;
+}
+
+void bar_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept {
+  if (thread_runs == nullptr) {
+    return;
+  }
+  const std::uint64_t name = name_of(hook, sketch);
+  Run& run = run_of(*thread_runs, name);
+  if (run.of == name && run.epoch == epoch) {
+    run.length = kBarred;
+  }
+}
+
+}  // namespace eagercache

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dispatcher/counters.h"
+#include "dispatcher/operator_hook.h"
+#include "dispatcher/runtime.h"
+#include "guards/call_sketch.h"
+
+// Long runs of calls that are decided for native (counters.h), where the operator has kernels for
+// other calls: there is a run for each sketch.
+namespace eagercache {
+
+// All below: any thread, each with runs of its own; lock-free but for a thread's first count.
+
+// Whether a call was counted by count_of_sketch: only then need a sketch be made.
+bool has_sketched_runs(std::size_t hook, std::uint32_t epoch) noexcept;
+// Counts a call that was looked at as kNative, one more of its sketch's run.
+void count_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept;
+// True when the call need not be looked at; it is counted as kNative then.
+bool passes_unseen_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept;
+// A kernel answered a call of the sketch, which tells too little then: no run of it is ever long.
+void bar_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept;
+
+// The run that one call of a hook belongs to. `Arguments` are what sketch_call takes.
+template <typename Arguments>
+class RunOfCall {
+ public:
+  RunOfCall(OperatorHook& hook, const Arguments& arguments) noexcept
+      : hook_(hook),
+        arguments_(arguments),
+        epoch_(native_run_epoch.load(std::memory_order_relaxed)),
+        sketched_(epoch_ != 0 && (hook.table().has_kernels() || hook.classes().has_kernels())) {}
+
+  // Whether native answers without a look at the call, which is counted then. Not while kernels are
+  // frozen: those that answer do so every time.
+  bool passes() noexcept {
+    if (!sketched_ || !has_sketched_runs(hook_.index(), epoch_)) [[likely]] {
+      return false;
+    }
+    if (Runtime::instance().frozen()) {
+      return false;
+    }
+    sketch_ = sketch_call(arguments_, hook_.device_type());
+    return sketch_ != 0 && passes_unseen_of_sketch(hook_.index(), epoch_, sketch_);
+  }
+
+  // Native answers after a look at the call: counts it.
+  void count() noexcept {
+    if (sketched_ && sketch_ == 0) {
+      sketch_ = sketch_call(arguments_, hook_.device_type());
+    }
+    if (sketch_ != 0) {
+      count_of_sketch(hook_.index(), epoch_, sketch_);
+    } else {
+      count_native(hook_.index(), epoch_);
+    }
+  }
+
+  // A kernel answered it.
+  void bar() noexcept {
+    if (sketch_ != 0) [[unlikely]] {
+      bar_sketch(hook_.index(), epoch_, sketch_);
+    }
+  }
+
+ private:
+  OperatorHook& hook_;
+  const Arguments& arguments_;
+  const std::uint32_t epoch_;
+  const bool sketched_;
+  std::uint64_t sketch_ = 0;
+};
+
+}  // namespace eagercache
