@@ -181,7 +181,7 @@ def child(name: str, side: str, fill: bool) -> None:
         # Not os._exit: what this process learned is noted at its end.
         print(turns.READY + json.dumps(facts), flush=True)
         return
-    turns.serve({name: step}, facts)
+    turns.serve({name: lambda calls: frame.one_round(step, calls)}, facts)
 
 
 def measure(options: argparse.Namespace) -> list[frame.Figure]:

@@ -1,102 +1,233 @@
-"""What a call on 8 floats costs from Python: PyTorch's own, through the hook, and a hit.
+"""What a call costs from Python: PyTorch's own, through a hook, and answered by a kernel.
 
-For each operator three figures: `stock` (PyTorch, nothing hooked), `native` (hooked, and the
-verdict is native) and `hit` (hooked, and a kernel answers). The last two are measured by turns. An
-override cannot be taken away, so stock comes first; how much an operator that is never hooked
-changed in the meantime is the figure `drift`, and the ratios are corrected by it. The kernels are
-compiled when the cache does not have them.
+    make bench BENCH_ARGS='--only overhead'
+    .venv/bin/python bench/overhead.py [--sizes 0,8,4096] [--no-upstream] [--rounds 20] [--json]
+
+Each side is a process of its own, and they take turns:
+
+stock      nothing is hooked
+native     hooked and decided for native; every call is looked at
+hit        a compiled kernel answers, a bare one
+container  a compiled kernel answers, in AOTInductor's container (never made of what writes)
+upstream   PyTorch's own ``Library._impl_with_aoti_compile``, in a process that finds its cache warm
+
+"0" elements stand for one element without dimensions. Tensors are "inference" ones, or "plain" ones
+that autograd looks at.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import itertools
+import json
+import os
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import eagercache
 import frame
-import torch
+import turns
 
-TITLE = "Overhead from Python, 8 floats, one thread"
-OPERATORS = {"abs": "abs", "add": "add.Tensor", "cat": "cat"}
-CONTROL = "never hooked (neg)"
+TITLE = "Overhead from Python, one thread"
+# Call and the operator that it is.
+OPERATORS = {
+    "abs": "abs",
+    "add": "add.Tensor",
+    "add_": "add_.Tensor",
+    "add.out": "add.out",
+    "clamp": "clamp",
+    "cat of 4": "cat",
+    "_softmax": "_softmax",
+    "native_layer_norm": "native_layer_norm",
+    "var": "var.correction",
+}
+WRITING = ("add_", "add.out")
+NEED_DIMENSION = ("cat of 4", "native_layer_norm")
+KINDS = ("inference", "plain")
+# A compile of upstream's takes seconds, and one in a process without a warm Inductor half a minute.
+UPSTREAM = ("abs", "add")
+UPSTREAM_SIZE = 8
+# What makes a worker's kernels containers, when it is found as sitecustomize.
+_CONTAINERS = """
+import eagercache.compile as _compile
+_init = _compile._TextTaker.__init__
+def _containers_only(self, call, allow_bare, *rest):
+    _init(self, call, False, *rest)
+_compile._TextTaker.__init__ = _containers_only
+"""
 
 
-def calls() -> dict[str, Callable[[], Any]]:
+def calls(elements: int) -> dict[str, Callable[[], Any]]:
     """The calls to time, by name."""
-    x, y = torch.randn(8), torch.randn(8)
-    pair = [x, y]
-    return {
+    import torch
+
+    sizes = (elements,) if elements else ()
+    x, y, out = torch.randn(sizes), torch.randn(sizes), torch.empty(sizes)
+    four = [x, y, x, y]
+    made: dict[str, Callable[[], Any]] = {
         "abs": lambda: torch.abs(x),
         "add": lambda: torch.add(x, y),
-        "cat": lambda: torch.cat(pair),
+        "add_": lambda: x.add_(y),
+        "add.out": lambda: torch.add(x, y, out=out),
+        "clamp": lambda: torch.clamp(x, -1.0, 1.0),
+        "cat of 4": lambda: torch.cat(four),
+        "_softmax": lambda: torch._softmax(x, 0, False),
+        "native_layer_norm": lambda: torch.native_layer_norm(x, sizes, y, y, 1e-5),
+        "var": lambda: torch.var(x, correction=0),
     }
+    return {name: call for name, call in made.items() if elements or name not in NEED_DIMENSION}
 
 
-def control() -> Callable[[], Any]:
-    """A call that eagercache never sees."""
-    z = torch.randn(8)
-    return lambda: torch.neg(z)
+def all_calls(sizes: list[int]) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """Every call by its full name, with the short one."""
+    import torch
+
+    made: dict[str, tuple[str, Callable[[], Any]]] = {}
+    for elements, kind in itertools.product(sizes, KINDS):
+        with torch.inference_mode(kind == "inference"):
+            for name, call in calls(elements).items():
+                made[f"{name}, {elements}, {kind}"] = (name, call)
+    return made
+
+
+def has(side: str, name: str, elements: int) -> bool:
+    """Whether a side has that call."""
+    if side == "container":
+        return name not in WRITING
+    return side != "upstream" or (name in UPSTREAM and elements == UPSTREAM_SIZE)
+
+
+def child(side: str, sizes: list[int], only: str, fill: bool) -> None:
+    """One side: fills its cache, or takes its turns."""
+    import torch
+
+    if not fill:
+        frame.pin()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    every = all_calls(sizes)
+    mine = {
+        name: call for name, (short, call) in every.items()
+        if only in short and has(side, short, int(name.split(", ")[1]))
+    }  # fmt: skip
+    if side in ("hit", "container", "native"):
+        import eagercache
+
+        on_miss = "wait" if fill else "native"
+        eagercache.enable(list(OPERATORS.values()), on_miss=on_miss, choose="always")
+    elif side == "upstream":
+        library = torch.library.Library("aten", "IMPL")
+        for name in UPSTREAM:
+            if only not in name:
+                continue
+            library._impl_with_aoti_compile(OPERATORS[name], "CPU")
+    answered = {name: is_answered(side, name, call, fill) for name, call in mine.items()}
+    if fill:
+        print(turns.READY + json.dumps({}), flush=True)
+        os._exit(0)
+    functions = {name: block_of(name, mine[name]) for name in mine if answered[name]}
+    turns.serve(functions, {"calls": list(functions)})
+
+
+def block_of(name: str, call: Callable[[], Any]) -> Callable[[int], float]:
+    """What `turns.serve` times a block of ``call`` with, under the mode of its tensors."""
+    import torch
+
+    def block(count: int) -> float:
+        with torch.inference_mode(name.endswith("inference")):
+            return frame.one_round(call, count)
+
+    return block
+
+
+def is_answered(side: str, name: str, call: Callable[[], Any], fill: bool) -> bool:
+    """Makes the call a few times; whether it is answered as the side says."""
+    import torch
+
+    with torch.inference_mode(name.endswith("inference")):
+        for _ in range(1 if side == "upstream" else 3):
+            call()
+        if fill or side in ("stock", "upstream"):
+            return True
+        import eagercache
+
+        before = eagercache.stats()
+        call()
+        after = eagercache.stats()
+    if side == "native":
+        return after.native - before.native == 1
+    return after.hits - before.hits == 1
 
 
 def measure(options: argparse.Namespace) -> list[frame.Figure]:
-    """Stock, then native and hit by turns."""
-    repeat = {"rounds": options.rounds, "calls": options.calls}
-    functions = calls()
-    stock = frame.compare({CONTROL: control(), **functions}, **repeat)
-    hooked = functions_of_both_kinds()
-    later = frame.compare({CONTROL: control(), **hooked}, **repeat)
-    drift = later[0].ns / stock[0].ns
-    by_name = {figure.name: figure for figure in [*stock[1:], *later[1:]]}
-    figures = []
-    for name in OPERATORS:
-        base = by_name[name]
-        figures.append(dataclasses.replace(base, name=f"{name} stock", ratio=None))
-        for kind in ("native", "hit"):
-            figure = by_name[f"{name} {kind}"]
-            figures.append(dataclasses.replace(figure, ratio=figure.ns / base.ns / drift))
-    figures.append(dataclasses.replace(later[0], name=f"drift: {CONTROL}", ratio=drift))
+    """All sides by turns."""
+    figures: list[frame.Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        sides = start(options, Path(folder))
+        for name in sides["stock"].facts["calls"]:
+            those = {who: side for who, side in sides.items() if name in side.facts["calls"]}
+            made = turns.compare(those, name, rounds=options.rounds, calls=options.calls)
+            figures.extend(made.values())
+        for side in sides.values():
+            side.end()
     return figures
 
 
-def functions_of_both_kinds() -> dict[str, Callable[[], Any]]:
-    """Each operator decided for native, and each answered by a kernel."""
-    # One shape for each decision: a table holds both.
-    eagercache.enable(list(OPERATORS.values()), on_miss="wait", choose="always")
-    hits = calls()
-    for function in hits.values():
-        function()
-    eagercache.enable(list(OPERATORS.values()), on_miss="native", choose="always")
-    x, y = torch.randn(7), torch.randn(7)
-    pair = [x, y]
-    natives: dict[str, Callable[[], Any]] = {
-        "abs": lambda: torch.abs(x),
-        "add": lambda: torch.add(x, y),
-        "cat": lambda: torch.cat(pair),
-    }
-    for _ in range(3):
-        for function in (*hits.values(), *natives.values()):
-            function()
-    check(hits, natives)
-    both = {}
-    for name in OPERATORS:
-        both[f"{name} native"] = natives[name]
-        both[f"{name} hit"] = hits[name]
-    return both
+def start(options: argparse.Namespace, folder: Path) -> dict[str, turns.Side]:
+    """The processes that take turns, their caches filled."""
+    command = [
+        sys.executable,
+        __file__,
+        "--sizes",
+        options.sizes,
+        "--only",
+        options.only,
+        "--child",
+    ]
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(_CONTAINERS, encoding="utf-8")
+    sides = {}
+    for side in ("stock", "native", "hit", "container", "upstream"):
+        if side == "upstream" and not options.upstream:
+            continue
+        store = folder / side
+        store.mkdir(mode=0o700)
+        environment = {"EAGERCACHE_DIR": str(store), "TORCHINDUCTOR_CACHE_DIR": str(store)}
+        if side in ("hit", "container", "upstream"):
+            extra = {}
+            if side == "container":
+                path = os.environ.get("PYTHONPATH", "")
+                extra["PYTHONPATH"] = os.pathsep.join([str(folder / "site"), path])
+            turns.Side([*command, side, "--fill"], {**environment, **extra}).end()
+        sides[side] = turns.Side([*command, side], environment)
+        print(f"  {side}: {len(sides[side].facts['calls'])} calls", file=sys.stderr, flush=True)
+    return sides
 
 
-def check(hits: dict[str, Callable[[], Any]], natives: dict[str, Callable[[], Any]]) -> None:
-    """Raises unless each call is answered as its figure says."""
-    for name, operator in OPERATORS.items():
-        before = eagercache.stats().operators[f"aten::{operator}"]
-        hits[name]()
-        natives[name]()
-        after = eagercache.stats().operators[f"aten::{operator}"]
-        if (after.hits - before.hits, after.native - before.native) != (1, 1):
-            reasons = [k.reason for k in eagercache.kernels() if k.op == f"aten::{name}"]
-            raise SystemExit(f"{name}: there is no kernel to measure; {reasons}")
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=TITLE)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of blocks by turns")
+    parser.add_argument("--calls", type=int, default=1000, help="calls a block")
+    parser.add_argument("--sizes", default="0,8,4096", help="elements")
+    parser.add_argument("--only", default="", help="calls whose name contains this")
+    parser.add_argument("--no-upstream", dest="upstream", action="store_false")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--fill", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        sizes = [int(size) for size in options.sizes.split(",")]
+        child(options.child, sizes, options.only, options.fill)
+        return
+    result = frame.as_json(TITLE, measure(options))
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        frame.print_tables([result])
 
 
 if __name__ == "__main__":
-    frame.main(TITLE, measure)
+    main()
