@@ -178,7 +178,8 @@ constexpr auto kDefaultOperators = std::to_array<std::string_view>({
     "aten::logical_or",
     "aten::bitwise_and.Tensor",
     "aten::bitwise_or.Tensor",
-    // The same, in place: an optimizer that goes from one small parameter to the next spends most of
+    // The same, in place: an optimizer that goes from one small parameter to the next spends most
+    // of
     // its time in calling these.
     "aten::add_.Tensor",
     "aten::add_.Scalar",
