@@ -11,10 +11,10 @@
 #include <algorithm>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "dispatcher/autograd_node.h"
 #include "dispatcher/runtime.h"
 #include "dispatcher/thread_state.h"
 #include "guards/torch_compat.h"
@@ -168,21 +168,6 @@ class FunctionNode final : public torch::autograd::Node {
   std::vector<torch::autograd::SavedVariable> saved_;  // guarded by saved_mutex_
   bool released_ = false;                              // guarded by saved_mutex_
 };
-
-namespace {
-
-// Torch counts references to nodes by shared_ptr, from 2.12 or so on intrusively.
-template <typename Node, typename... Arguments>
-auto make_node(Arguments&&... arguments) {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
-    return c10::make_intrusive<Node>(std::forward<Arguments>(arguments)...);
-  } else {
-    return std::shared_ptr<Node>(new Node(std::forward<Arguments>(arguments)...),
-                                 [](Node* node) { deleteNode(node); });
-  }
-}
-
-}  // namespace
 
 FunctionAutograd::FunctionAutograd(OperatorHook& hook, c10::DispatchKey key, OperatorHook* backward)
     : hook_(hook),

@@ -216,8 +216,9 @@ std::vector<TensorPlace> tensor_places(std::span<const Word> words) {
 
 const char* module_aside_name(ModuleAside reason) noexcept {
   constexpr const char* kNames[] = {
-      "none",      "dispatch_state", "global_state", "hooks",          "changed",
-      "gradients", "argument",       "tensor_kind",  "too_many_forms", "index_range"};
+      "none",           "dispatch_state", "global_state",       "hooks",
+      "changed",        "gradients",      "argument",           "tensor_kind",
+      "too_many_forms", "index_range",    "saved_tensors_hooks"};
   static_assert(std::size(kNames) == kModuleAsideCount);
   return kNames[static_cast<std::size_t>(reason)];
 }

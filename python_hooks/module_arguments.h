@@ -21,13 +21,14 @@ enum class ModuleAside : std::uint8_t {
   kGlobalState,    // attention back ends switched off, or another GPU is the current one
   kHooks,          // forward or backward hooks on the module, below it, or on all modules
   kChanged,        // an attribute, submodule or parameter changed; being looked at again
-  kGradients,      // the call needs gradients
+  kGradients,      // the call needs gradients, and has no kernel with them
   kArgument,       // an argument that is no tensor, number, string, None or container of them
   kTensorKind,     // a tensor subclass, sparse, empty, on another device ...
   kTooManyForms,   // more different calls than are remembered
   kIndexRange,     // an index out of the range that the kernel may read
+  kSavedHooks,     // the call needs gradients, and hooks look at what is saved for them
 };
-inline constexpr std::size_t kModuleAsideCount = 10;
+inline constexpr std::size_t kModuleAsideCount = 11;
 const char* module_aside_name(ModuleAside reason) noexcept;
 
 // The metadata of one tensor that a module's kernel depends on.

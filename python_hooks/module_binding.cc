@@ -19,6 +19,7 @@
 #include "kernel_cache/shared_library.h"
 #include "python_hooks/module_call.h"
 #include "python_hooks/module_shape_binding.h"
+#include "python_hooks/module_training.h"
 #include "python_hooks/without_gil.h"
 
 namespace eagercache {
@@ -101,7 +102,7 @@ void require(const Status& status) {
 // The container of an entry. Should it kill the process, while it is loaded or first run, later
 // processes know (DiskStore::check_attempts).
 ModelContainer* open_entry(const std::shared_ptr<DiskStore>& store, const std::string& digest,
-                           c10::Device device) {
+                           c10::Device device, std::size_t object = 0) {
   const std::optional<Digest> key = Digest::from_hex(digest);
   if (!key) {
     throw std::invalid_argument("'" + digest + "' is not 64 hexadecimal digits");
@@ -109,7 +110,8 @@ ModelContainer* open_entry(const std::shared_ptr<DiskStore>& store, const std::s
   const Result<Manifest> manifest = store->find(*key);
   require(manifest.status());
   require(store->check_attempts(*key));
-  const Result<std::filesystem::path> path = store->verified_shared_object(manifest.value(), 0);
+  const Result<std::filesystem::path> path =
+      store->verified_shared_object(manifest.value(), object);
   require(path.status());
   store->note_attempt(*key, true);
   bool made = false;
@@ -131,9 +133,12 @@ ModelContainer* open_entry(const std::shared_ptr<DiskStore>& store, const std::s
 ModuleKernel* make_kernel(ModelContainer* model, const std::string& device, const Inputs& inputs,
                           const Ranges& ranges,
                           const std::vector<std::vector<std::int64_t>>& output_strides,
-                          const py::object& unflatten) {
-  if (inputs.size() != model->num_inputs() || output_strides.size() != model->num_outputs() ||
-      (unflatten.is_none() && model->num_outputs() != 1)) {
+                          const py::object& unflatten, bool training = false) {
+  // A forward with gradients has more outputs, which its plan explains.
+  const bool fits = training ? output_strides.size() <= model->num_outputs()
+                             : output_strides.size() == model->num_outputs();
+  if (inputs.size() != model->num_inputs() || !fits ||
+      (unflatten.is_none() && output_strides.size() != 1)) {
     throw std::runtime_error("the kernel takes or returns another number of tensors");
   }
   auto kernel = std::make_unique<ModuleKernel>();
@@ -155,6 +160,21 @@ ModuleKernel* make_kernel(ModelContainer* model, const std::string& device, cons
   return kernel.release();
 }
 
+ModuleKernel* make_training_kernel(ModelContainer* forward, ModelContainer* backward,
+                                   const std::string& device, const Inputs& inputs,
+                                   const Ranges& ranges,
+                                   const std::vector<std::vector<std::int64_t>>& output_strides,
+                                   const py::object& unflatten, const py::dict& plan) {
+  auto training = read_training_plan(plan, forward->num_inputs(), forward->num_outputs(), backward);
+  if (training->num_answers != output_strides.size()) {
+    throw std::runtime_error("the training plan is for another number of outputs");
+  }
+  ModuleKernel* kernel =
+      make_kernel(forward, device, inputs, ranges, output_strides, unflatten, /*training=*/true);
+  kernel->training = training.release();
+  return kernel;
+}
+
 py::list module_stats() {
   py::list rows;
   for (const auto& record : ModuleRegistry::instance().records()) {
@@ -166,10 +186,10 @@ py::list module_stats() {
     }
     py::dict row;
     row["module"] = py::reinterpret_borrow<py::object>(record->module);
-    row["state"] = record->state == ModuleRecord::State::kRefused ? "refused"
-                   : record->valid                                ? "watched"
-                                                                  : "new";
+    const bool refused = record->state == ModuleRecord::State::kRefused || record->left[0];
+    row["state"] = refused ? "refused" : record->valid ? "watched" : "new";
     row["hits"] = record->hits;
+    row["training_hits"] = record->training_hits;
     row["native"] = record->native;
     row["pending"] = record->pending;
     row["aside_reasons"] = aside;
@@ -252,11 +272,64 @@ void bind_cuda(py::module_& module) {
       .def("__exit__", [](RelaxedBlock& block, const py::args&) { block.relaxed.reset(); });
 }
 
+void bind_training(py::module_& module) {
+  module.def("set_modules_training",
+             [](bool training) { ModuleRegistry::instance().set_training(training); });
+  module.def("modules_step_aside", &modules_step_aside, py::arg("begins"));
+  module.def("set_eager_gradients", &set_eager_gradients, py::arg("handler"));
+  module.def(
+      "module_leave",
+      [](py::handle object, bool gradients) {
+        require_record(object)->left[gradients ? 1 : 0] = true;
+      },
+      py::arg("module"), py::arg("gradients"));
+  module.def(
+      "load_module_training",
+      [](const std::shared_ptr<DiskStore>& store, const std::string& digest,
+         const std::string& device, const Inputs& inputs, const Ranges& ranges,
+         const std::vector<std::vector<std::int64_t>>& output_strides, const py::object& unflatten,
+         const py::dict& plan) {
+        ModelContainer* forward = nullptr;
+        ModelContainer* backward = nullptr;
+        {
+          const WithoutGil no_gil;
+          forward = open_entry(store, digest, c10::Device(device), 0);
+          backward = open_entry(store, digest, c10::Device(device), 1);
+        }
+        return make_training_kernel(forward, backward, device, inputs, ranges, output_strides,
+                                    unflatten, plan);
+      },
+      py::arg("store"), py::arg("digest"), py::arg("device"), py::arg("inputs"), py::arg("ranges"),
+      py::arg("output_strides"), py::arg("unflatten"), py::arg("plan"),
+      py::return_value_policy::reference);
+  module.def(
+      "load_module_training_files",
+      [](const std::string& forward_path, const std::string& backward_path,
+         const std::string& device, const Inputs& inputs, const Ranges& ranges,
+         const std::vector<std::vector<std::int64_t>>& output_strides, const py::object& unflatten,
+         const py::dict& plan) {
+        ModelContainer* forward = nullptr;
+        ModelContainer* backward = nullptr;
+        {
+          const WithoutGil no_gil;
+          bool made = false;
+          forward = open_container(forward_path, c10::Device(device), &made);
+          backward = open_container(backward_path, c10::Device(device), &made);
+        }
+        return make_training_kernel(forward, backward, device, inputs, ranges, output_strides,
+                                    unflatten, plan);
+      },
+      py::arg("forward"), py::arg("backward"), py::arg("device"), py::arg("inputs"),
+      py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"), py::arg("plan"),
+      py::return_value_policy::reference);
+}
+
 }  // namespace
 
 void bind_modules(py::module_& module) {
   bind_module_shapes(module);
   bind_calls(module);
+  bind_training(module);
   bind_cuda(module);
   bind_records(module);
   py::class_<ModuleKernel, std::unique_ptr<ModuleKernel, py::nodelete>>(module, "ModuleKernel");

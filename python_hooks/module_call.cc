@@ -20,6 +20,7 @@
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/thread_state.h"
 #include "guards/key_builder.h"
+#include "python_hooks/module_training.h"
 
 namespace eagercache {
 namespace {
@@ -32,6 +33,9 @@ constexpr c10::DispatchKeySet kForeignToModules =
 
 // Watched modules whose own forward runs on this thread right now.
 thread_local int watched_depth = 0;
+
+// Blocks on this thread in which forwards answer; see modules_step_aside.
+thread_local int aside_depth = 0;
 
 class WatchedScope {
  public:
@@ -222,6 +226,27 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
                                                      : nullptr;
 }
 
+// The same for a call that needs gradients.
+PyObject* run_training_kernel(const ModuleKernel& kernel, const ModuleGuard& guard,
+                              const ModuleCallForm& form, const Call& call, bool* failed) {
+  std::vector<at::Tensor> inputs;
+  inputs.reserve(kernel.inputs.size());
+  for (const ModuleKernel::Input& input : kernel.inputs) {
+    inputs.push_back(input_of(input, guard, form));
+  }
+  if (!may_be_recorded(kernel, inputs)) {
+    return nullptr;
+  }
+  py::tuple whole = py::make_tuple(py::handle(call.args[0]), call.positional(), call.keywords());
+  c10::SmallVector<at::Tensor, 4> answers;
+  const LoadedKernel::Outcome outcome =
+      answer_with_gradients(kernel, std::move(inputs), std::move(whole), answers);
+  *failed = outcome == LoadedKernel::Outcome::kFailed;
+  return outcome == LoadedKernel::Outcome::kAnswered
+             ? wrap_outputs(kernel, kernel.output_strides, answers)
+             : nullptr;
+}
+
 PyObject* aside(ModuleRecord& record, ModuleAside reason, const Call& call) {
   ++record.aside[static_cast<std::size_t>(reason)];
   return call.forward_watched();
@@ -260,7 +285,7 @@ void note_pending(ModuleRegistry& registry, ModuleRecord& record, const Call& ca
   if (variant->state == ModuleVariant::State::kPending && std::has_single_bit(calls)) {
     const py::bytes key(reinterpret_cast<const char*>(words.data()), words.size_bytes());
     call_handler(registry.handlers().missed, py::handle(call.args[0]), call.positional(),
-                 call.keywords(), key, py::int_(calls));
+                 call.keywords(), key, py::int_(calls), py::bool_(form.requires_grad));
   }
 }
 
@@ -288,9 +313,12 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
     }
   }
   bool failed = false;
-  PyObject* result = run_kernel(kernel, strides, *record.guard, form, &failed);
+  const bool training = kernel.training != nullptr;
+  PyObject* result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
+                              : run_kernel(kernel, strides, *record.guard, form, &failed);
   if (result != nullptr) [[likely]] {
     ++record.hits;
+    record.training_hits += training ? 1 : 0;
     return result;
   }
   if (PyErr_Occurred() != nullptr) {
@@ -336,8 +364,13 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   if (verdict == ModuleGuard::Verdict::kChanged) {
     return aside(record, ModuleAside::kChanged, call);
   }
-  if (verdict == ModuleGuard::Verdict::kHooked || global_hooks_are_set()) {
+  if (global_hooks_are_set()) {
     return aside(record, ModuleAside::kHooks, call);
+  }
+  if (verdict == ModuleGuard::Verdict::kHooked) {
+    // The modules below that have none of them are tried, as a wrapper's inner ones.
+    ++record.aside[static_cast<std::size_t>(ModuleAside::kHooks)];
+    return call.forward();
   }
   ModuleCallForm form;
   c10::Device device(c10::DeviceType::CPU);
@@ -352,10 +385,21 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   if (reason != ModuleAside::kNone) {
     return aside(record, reason, call);
   }
-  put_state(form, device);
-  if ((requires_grad || form.requires_grad) && at::GradMode::is_enabled()) {
-    return aside(record, ModuleAside::kGradients, call);
+  form.requires_grad = (requires_grad || form.requires_grad) && at::GradMode::is_enabled();
+  if (form.requires_grad) {
+    if (!registry.training()) {
+      return aside(record, ModuleAside::kGradients, call);
+    }
+    if (!record.left[1] && saved_tensors_are_watched()) {
+      return aside(record, ModuleAside::kSavedHooks, call);
+    }
+    put_gradients(*record.guard, form);
   }
+  if (record.left[form.requires_grad ? 1 : 0]) {
+    ++record.native;
+    return call.forward();
+  }
+  put_state(form, device);
   ModuleVariant* variant = record.find({form.words.data(), form.words.size()});
   if (variant != nullptr && variant->state == ModuleVariant::State::kKernel) [[likely]] {
     return answer_by_kernel(record, *variant->kernel, variant->kernel->output_strides, call, form);
@@ -377,6 +421,11 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
     return call.forward_watched();
   }
   return answer_pending(registry, record, call, form);
+}
+
+// Whether every call that this thread may make now is its forward's; the guard tells of some.
+bool is_left(const ModuleRegistry& registry, const ModuleRecord& record) noexcept {
+  return record.left[0] && (record.left[1] || !registry.training() || !at::GradMode::is_enabled());
 }
 
 // A module without a record: nullptr when its own forward answers and nothing is remembered.
@@ -404,7 +453,8 @@ PyObject* call_module(PyObject* original, PyObject* const* args, std::size_t nar
                       PyObject* names) {
   const Call call{original, args, nargsf, names};
   ModuleRegistry& registry = ModuleRegistry::instance();
-  if (!registry.active() || !hooks_answer.load(std::memory_order_relaxed) || call.count() == 0) {
+  if (!registry.active() || !hooks_answer.load(std::memory_order_relaxed) || call.count() == 0 ||
+      aside_depth != 0) {
     return call.forward();
   }
   try {
@@ -413,7 +463,8 @@ PyObject* call_module(PyObject* original, PyObject* const* args, std::size_t nar
     if (record == nullptr) {
       record = meet(registry, args[0]);
     }
-    if (record == nullptr || record->state == ModuleRecord::State::kRefused) {
+    if (record == nullptr || record->state == ModuleRecord::State::kRefused ||
+        is_left(registry, *record)) {
       return call.forward();
     }
     return answer(registry, *record, call);
@@ -453,6 +504,8 @@ PyTypeObject* wrapper_type() {
 }
 
 }  // namespace
+
+void modules_step_aside(bool begins) noexcept { aside_depth += begins ? 1 : -1; }
 
 ModuleRegistry& ModuleRegistry::instance() {
   static auto* registry = new ModuleRegistry();

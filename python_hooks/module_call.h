@@ -21,8 +21,8 @@ struct ModuleHandlers {
   pybind11::object select;
   // (module): it is to be looked at, for the first time or because something changed.
   pybind11::object look;
-  // (module, args, kwargs, words, calls): a form of call without a verdict was answered by the
-  // module's own forward, for the calls-th time (1, 2, 4, 8 ...).
+  // (module, args, kwargs, words, calls, gradients): a form of call without a verdict was answered
+  // by the module's own forward, for the calls-th time (1, 2, 4, 8 ...); with gradients or without.
   pybind11::object missed;
   // (module): it keeps being called with an argument that no kernel can take, and has no kernel.
   pybind11::object unfit;
@@ -36,6 +36,9 @@ class ModuleRegistry {
   // Calls are answered, and unknown modules asked about, only while this is set.
   void set_active(bool active) noexcept { active_ = active; }
   bool active() const noexcept { return active_; }
+  // Whether calls that need gradients are answered too.
+  void set_training(bool training) noexcept { training_ = training; }
+  bool training() const noexcept { return training_; }
   void set_handlers(ModuleHandlers handlers) { handlers_ = std::move(handlers); }
   const ModuleHandlers& handlers() const noexcept { return handlers_; }
 
@@ -60,12 +63,16 @@ class ModuleRegistry {
   void unwatch(const ModuleRecord& record);
 
   bool active_ = false;
+  bool training_ = false;
   ModuleHandlers handlers_;
   std::unordered_map<PyObject*, std::shared_ptr<ModuleRecord>> records_;
   std::unordered_map<PyObject*, PyObject*> weak_references_;  // by module; owned
   // Which records a module belongs to.
   std::unordered_multimap<PyObject*, ModuleRecord*> watchers_;
 };
+
+// Begins or ends a block in which this thread's calls are answered by forwards alone.
+void modules_step_aside(bool begins) noexcept;
 
 // A callable that answers calls of modules, and lets `original`, which is torch.nn.Module.__call__,
 // answer the others: called with the module as its first argument. A new reference.

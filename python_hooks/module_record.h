@@ -22,6 +22,8 @@ namespace eagercache {
 // strides of all outputs, one after the other. Has no state and does not throw.
 using ModuleShapeFunction = std::int32_t (*)(const std::int64_t* sizes, std::int64_t* strides);
 
+struct ModuleTraining;  // python_hooks/module_training.h
+
 // A whole module compiled into one container, and how a call's tensors reach it. Shared by all
 // modules with the same key; never destroyed.
 struct ModuleKernel {
@@ -46,6 +48,8 @@ struct ModuleKernel {
   ModuleShapeFunction shape = nullptr;  // of a kernel with symbolic sizes
   // Called with the list of output tensors; none: there is one output, which is the answer.
   pybind11::object unflatten;
+  // For calls that need gradients; null for others. Never destroyed.
+  const ModuleTraining* training = nullptr;
 };
 
 // One form of call (argument metadata and values) of one module.
@@ -97,11 +101,15 @@ class ModuleRecord {
 
   PyObject* const module;  // borrowed; the record goes when it dies
   State state = State::kNew;
-  bool valid = false;         // the guard says what the module is
+  bool valid = false;  // the guard says what the module is
+  // Which calls its own forward answers, with those of the modules below it answered by themselves:
+  // without gradients, with gradients.
+  std::array<bool, 2> left{};
   bool asked = false;         // the Python side is looking, or has been asked to
   std::uint64_t version = 0;  // of changes noticed
   std::unique_ptr<ModuleGuard> guard;
   std::uint64_t hits = 0;
+  std::uint64_t training_hits = 0;  // of those, with gradients
   std::uint64_t native = 0;
   std::uint64_t pending = 0;
   std::array<std::uint64_t, kModuleAsideCount> aside{};

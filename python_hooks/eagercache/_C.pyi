@@ -142,7 +142,7 @@ def set_global_hooks(dictionaries: Sequence[Any]) -> None: ...
 def set_module_handlers(
     select: Callable[[Any, bool], str] | None,
     look: Callable[[Any], None] | None,
-    missed: Callable[[Any, tuple[Any, ...], dict[str, Any], bytes, int], None] | None,
+    missed: Callable[..., None] | None,
     unfit: Callable[[Any], None] | None,
 ) -> None: ...
 def set_modules_active(active: bool) -> None: ...
@@ -157,6 +157,30 @@ def module_set_guard(
     identity: str,
     version: int,
 ) -> bool: ...
+def module_leave(module: object, gradients: bool) -> None: ...
+def modules_step_aside(begins: bool) -> None: ...
+def set_modules_training(training: bool) -> None: ...
+def set_eager_gradients(handler: Callable[..., list[Any]]) -> None: ...
+def load_module_training(
+    store: Store,
+    digest: str,
+    device: str,
+    inputs: Sequence[tuple[bool, int]],
+    ranges: Sequence[tuple[int, int, int]],
+    output_strides: Sequence[Sequence[int]],
+    unflatten: Callable[[list[Any]], Any] | None,
+    plan: dict[str, Any],
+) -> ModuleKernel: ...
+def load_module_training_files(
+    forward: str,
+    backward: str,
+    device: str,
+    inputs: Sequence[tuple[bool, int]],
+    ranges: Sequence[tuple[int, int, int]],
+    output_strides: Sequence[Sequence[int]],
+    unflatten: Callable[[list[Any]], Any] | None,
+    plan: dict[str, Any],
+) -> ModuleKernel: ...
 def module_install(
     module: object, identity: str, key: bytes, kernel: ModuleKernel | None
 ) -> None: ...

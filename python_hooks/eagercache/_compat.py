@@ -9,7 +9,7 @@ import functools
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import torch
@@ -161,6 +161,42 @@ def aot_compile(
     if not isinstance(result, str):
         raise TypeError(f"AOTInductor returned {type(result).__name__}, not a path")
     return result
+
+
+def joint_graph(
+    function: Callable[..., Sequence[torch.Tensor]], inputs: tuple[torch.Tensor, ...]
+) -> torch.fx.GraphModule:
+    """The graph of ``function`` and of its gradients, without anything that writes.
+
+    Its inputs are those of ``function`` ("primals") and the gradients of the outputs that need one
+    ("tangents"); its outputs those of ``function``, then a gradient or None for each input. Inputs
+    may not be written or handed back. The operators are those that Inductor decomposes into.
+    """
+    import torch
+    from torch._functorch import config
+    from torch._functorch.aot_autograd import aot_export_joint_simple
+    from torch._inductor.decomposition import select_decomp_table
+
+    # A program leaves the block of autocast before it calls backward.
+    with torch.enable_grad(), config.patch(backward_pass_autocast="off"):
+        made: Any = aot_export_joint_simple(
+            function, inputs, trace_joint=True, decompositions=select_decomp_table()
+        )
+    return cast("torch.fx.GraphModule", made)
+
+
+def split_joint_graph(
+    joint: torch.fx.GraphModule, outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """(forward, backward) of a `joint_graph` whose function has that many outputs.
+
+    The forward returns more at its end: what the backward takes before the tangents. What is cheap
+    is computed again instead.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    forward, backward = min_cut_rematerialization_partition(joint, (), num_fwd_outputs=outputs)
+    return forward, backward
 
 
 def symbolic_tensors(

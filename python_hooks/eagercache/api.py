@@ -301,9 +301,9 @@ def enable(
 
 
 def _check_modules(selection: Any) -> None:
-    from eagercache import modules
+    from eagercache import module_selection
 
-    modules.check_selection(selection)
+    module_selection.check_selection(selection)
 
 
 def _select_modules(selection: Any) -> None:

@@ -193,6 +193,13 @@ VARIABLES: tuple[Variable, ...] = (
         "half the cores, or EAGERCACHE_WORKERS where that is more.",
     ),
     Variable(
+        "EAGERCACHE_MODULE_TRAINING",
+        "module_training",
+        _flag,
+        False,
+        "1: kernels of whole modules answer calls that need gradients too, with their backward.",
+    ),
+    Variable(
         "EAGERCACHE_VERIFY",
         "verify",
         _share,
@@ -220,6 +227,7 @@ class Settings:
     cxx: str | None
     workers: int
     slots: int
+    module_training: bool
     verify: float
 
 

@@ -342,7 +342,8 @@ class Job:
             if outcome.kernel is not None:
                 sources.extend(outcome.kernel.objects)
             elif outcome.module is not None:
-                sources.extend(_library(outcome.module.path))
+                for path in (outcome.module.path, *outcome.module.more):
+                    sources.extend(_library(path))
             if any(kind == "so" for kind, _ in sources):
                 manifest["cpu_features"] = list(pick_isa(self._core.host_cpu_features()).features)
         elif outcome.verdict == "failed":

@@ -55,6 +55,7 @@ class ModuleResult:
     timing: timing.Timing
     seconds: dict[str, float] = field(default_factory=dict)
     chosen: list[tuple[int, bool]] | None = None
+    more: tuple[Path, ...] = ()  # other containers, in the order in which they are loaded
 
 
 def compile_module(
@@ -235,7 +236,7 @@ class Answers:
         module = self._rebuilt.module
         keys: list[bytes] = []
         self._core.set_module_handlers(
-            None, None, lambda _module, _args, _kwargs, key, _calls: keys.append(key), None
+            None, None, lambda _module, _args, _kwargs, key, *_: keys.append(key), None
         )
         module_calls.install_hooks(self._core)
         self._core.set_answering(True)

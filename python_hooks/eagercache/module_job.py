@@ -11,6 +11,7 @@ from .cuda_timing import CudaTiming, decide_cuda
 from .job import Job, Outcome
 from .module_compile import compile_module
 from .module_sizes import JudgeSizes
+from .module_training import compile_training
 
 
 class ModuleJob(Job):
@@ -22,10 +23,12 @@ class ModuleJob(Job):
             return
         assert self._directory is not None
         with self.clock.step("module"):
-            judge = JudgeSizes(self.request) if self.description.get("open") else None
-            result = compile_module(
-                self.description, self._directory, find_tools(store), self._core, judge
-            )
+            tools = find_tools(store)
+            if self.description.get("gradients"):
+                result = compile_training(self.description, self._directory, tools, self._core)
+            else:
+                judge = JudgeSizes(self.request) if self.description.get("open") else None
+                result = compile_module(self.description, self._directory, tools, self._core, judge)
         self.clock.add({f"module.{step}": value for step, value in result.seconds.items()})
         margin = float(self.request["margin"])
         if isinstance(result.timing, CudaTiming):

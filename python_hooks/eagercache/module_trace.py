@@ -133,25 +133,25 @@ def trace_module(
         with torch.no_grad():
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
     except Exception as error:
-        raise CompileRefused(f"it cannot be traced: {_first_line(error)}") from error
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     _refuse_effects(program)
     graph_module = program.graph_module
     graph = graph_module.graph
     inputs: list[tuple[bool, int]] = []
     examples: list[torch.Tensor] = []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    leaves = iter(_user_leaves(program, args, kwargs))
+    leaves = iter(user_leaves(program, args, kwargs))
     constant_bytes = 0
     fakes: dict[int, torch.Tensor] = {}
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         kind = spec.kind.name
-        value = next(leaves) if kind == "USER_INPUT" else _state_value(program, spec.target)
+        value = next(leaves) if kind == "USER_INPUT" else state_value(program, spec.target)
         if not isinstance(value, torch.Tensor):
             if node.users:
                 raise CompileRefused("an argument that is no tensor is an input of the graph")
             graph.erase_node(node)
             continue
-        source = _source(value, kind, identity, arguments)
+        source = source_of(value, kind, identity, arguments)
         if source is None:
             constant_bytes += value.numel() * value.element_size()
             _make_constant(graph_module, node, value)
@@ -163,7 +163,7 @@ def trace_module(
     if constant_bytes > MAX_CONSTANT_BYTES:
         raise CompileRefused("the forward holds large constants")
     symbolic = symbolic_sizes(fakes, open_sizes) if open_sizes else None
-    ranges = _index_ranges(graph)
+    ranges = index_ranges(graph)
     outputs = _flatten_outputs(graph, program)
     graph.lint()
     graph_module.recompile()
@@ -173,7 +173,8 @@ def trace_module(
     return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:240] if lines else 'no message'}"
 
@@ -184,7 +185,12 @@ def _refuse_effects(program: torch.export.ExportedProgram) -> None:
         if kind != "USER_OUTPUT":
             target = f" {spec.target}" if spec.target else ""
             raise CompileRefused(f"the forward writes to its state or arguments{target}")
-    for node in program.graph.nodes:
+    refuse_operators(program.graph)
+
+
+def refuse_operators(graph: torch.fx.Graph) -> None:
+    """Raises CompileRefused for a graph that does more than compute."""
+    for node in graph.nodes:
         if node.op != "call_function":
             continue
         target = node.target
@@ -226,7 +232,7 @@ def _drops_nothing(node: torch.fx.Node) -> bool:
     return False
 
 
-def _user_leaves(
+def user_leaves(
     program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
     """Leaves of the call in the order of the program's user inputs."""
@@ -240,12 +246,13 @@ def _user_leaves(
     return pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
 
 
-def _state_value(program: torch.export.ExportedProgram, target: str) -> Any:
+def state_value(program: torch.export.ExportedProgram, target: str) -> Any:
+    """The parameter, buffer or constant of that name."""
     state = program.state_dict
     return state[target] if target in state else program.constants[target]
 
 
-def _source(
+def source_of(
     value: torch.Tensor, kind: str, identity: Identity, arguments: Sequence[torch.Tensor]
 ) -> tuple[bool, int] | None:
     """Where a call finds the tensor; None for a constant of the code."""
@@ -281,7 +288,7 @@ def operator_name(node: Any) -> str:
     return str(schema.name) if schema is not None else ""
 
 
-def _index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
+def index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
     """Bounds of the inputs that are used as indices. Raises CompileRefused for other checks."""
     positions = {
         node: index
@@ -378,7 +385,7 @@ def _flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgra
         text = pytree.treespec_dumps(spec)
     except Exception as error:
         raise CompileRefused(
-            f"what the forward returns cannot be stored: {_first_line(error)}"
+            f"what the forward returns cannot be stored: {first_line(error)}"
         ) from error
     return json.dumps({"spec": text, "leaves": leaves})
 

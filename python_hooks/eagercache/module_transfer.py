@@ -166,6 +166,12 @@ class Transferred:
                     generators[where] = torch.Generator(where).manual_seed(seed)
                 tensor.copy_(_values(standin, generators[where], spread))
 
+    def require_gradients(self) -> None:
+        """Lets the tensors that needed gradients need them, the call's arguments too."""
+        for tensor, standin in zip(self._tensors, self._standins, strict=True):
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.requires_grad_(standin.requires_grad)
+
     def resized(self, sizes: Mapping[int, Sequence[int]]) -> Transferred:
         """The same module, called with arguments of other sizes, by argument tensor.
 

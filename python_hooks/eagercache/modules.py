@@ -16,7 +16,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,11 @@ import torch
 from . import cuda_gate
 from ._load import core
 from .calls import GlobalState
+from .config import read_settings
 from .module_calls import install_hooks
+from .module_gradient import eager_gradients
 from .module_identity import Unfit, changed_function, identify
+from .module_selection import Selection, check_selection, class_name, is_library_leaf, is_selected
 from .module_shapes import EXACT_AT, ON_CUDA, Places, SizeBook, SizeClass, SizedForm, sized_form
 from .module_trace import argument_tensors, build_unflatten
 from .module_transfer import NotTransferable, pack
@@ -46,8 +49,6 @@ _WORD_BYTES = 8
 # What the queue is told of a module's time: more than of an operator's.
 MODULE_NS = 1e7
 
-Selection = Any  # "auto", a class, a class name, a predicate, or several of the first three
-
 
 @dataclass(frozen=True)
 class ModuleStats:
@@ -61,6 +62,8 @@ class ModuleStats:
         aside_reasons: calls that its forward answered for another reason, by reason.
         state: "watched", "new" (not looked at yet) or "refused".
         reason: why there is no kernel; empty when there is one or it is not decided.
+        training_hits: those of ``hits`` that need gradients, whose backward is a kernel too.
+        training_reason: ``reason`` for calls that need gradients.
     """
 
     name: str
@@ -70,6 +73,8 @@ class ModuleStats:
     aside_reasons: dict[str, int]
     state: str
     reason: str
+    training_hits: int = 0
+    training_reason: str = ""
 
 
 @dataclass
@@ -78,9 +83,10 @@ class _Info:
 
     name: str
     identity: str = ""
-    looks: int = 0
-    kernels: int = 0
-    reason: str = ""
+    looks: int = 0  # at what had not been seen before
+    seen: set[str] = field(default_factory=set)  # identities
+    kernels: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    reasons: dict[bool, str] = field(default_factory=lambda: {False: "", True: ""})
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class _Form:
     identity: str
     key: bytes
     calls: int = 0
+    gradients: bool = False
 
     @property
     def gpu(self) -> int | None:
@@ -119,16 +126,6 @@ class _Missed:
     size_class: SizeClass | None = None
     written: torch.cuda.Event | None = None  # behind what wrote the call's tensors
     done: threading.Event = field(default_factory=threading.Event)
-
-
-def _class_name(module: torch.nn.Module) -> str:
-    kind = type(module)
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _is_library_leaf(module: torch.nn.Module) -> bool:
-    """A module of torch's without parts is one operator: those have kernels of their own."""
-    return type(module).__module__.startswith("torch.") and not module._modules
 
 
 class ModuleManager:
@@ -167,8 +164,7 @@ class ModuleManager:
             self._sizes.clear()
             active = selection is not None or len(self._accelerated) > 0
             if active:
-                install_hooks(core)
-                core.set_module_handlers(self._select, self._look, self._missed, self._unfit)
+                self._install_handlers()
             core.modules_forget_all()
             core.set_modules_active(active)
 
@@ -177,16 +173,22 @@ class ModuleManager:
         assert core is not None
         with self._lock:
             self._accelerated.update(model.modules())
-            install_hooks(core)
-            core.set_module_handlers(self._select, self._look, self._missed, self._unfit)
+            self._install_handlers()
             for part in model.modules():
                 core.module_forget(part)
             core.set_modules_active(True)
 
+    def _install_handlers(self) -> None:
+        assert core is not None
+        install_hooks(core)
+        core.set_module_handlers(self._select, self._look, self._missed, self._unfit)
+        core.set_eager_gradients(eager_gradients)
+        core.set_modules_training(read_settings().module_training)
+
     def _select(self, module: torch.nn.Module, nested: bool) -> str:
         if nested:
             return "later"
-        if isinstance(module, torch.jit.ScriptModule) or _is_library_leaf(module):
+        if isinstance(module, torch.jit.ScriptModule) or is_library_leaf(module):
             return "refuse"
         if type(module).__name__ == "OptimizedModule":
             # torch.compile's own: what is below it is compiled already.
@@ -196,9 +198,9 @@ class ModuleManager:
                     core.module_adopt(part)
                     core.module_refuse(part)
             return "refuse"
-        chosen = module in self._accelerated or _is_selected(self._selection, module)
+        chosen = module in self._accelerated or is_selected(self._selection, module)
         if chosen:
-            self._infos[module] = _Info(_class_name(module))
+            self._infos[module] = _Info(class_name(module))
         return "watch" if chosen else "refuse"
 
     # ---- the core's questions --------------------------------------------------------------------
@@ -218,13 +220,14 @@ class ModuleManager:
         kwargs: dict[str, Any],
         key: bytes,
         calls: int,
+        gradients: bool,
     ) -> None:
         info = self._infos.get(module)
         configuration = session.configuration
         if info is None or configuration is None:
             return
         waits = configuration.on_miss == "wait"
-        missed = _Missed(_Form(weakref.ref(module), info.identity, key, calls))
+        missed = _Missed(_Form(weakref.ref(module), info.identity, key, calls, gradients))
         if configuration.on_miss != "native":
             missed.compile = waits or calls >= COMPILE_AT
             missed.args, missed.kwargs = args, kwargs
@@ -287,16 +290,18 @@ class ModuleManager:
         info = self._infos.get(module) if module is not None else None
         if module is None or info is None:
             return
-        info.looks += 1
-        if info.looks > MAX_LOOKS * (1 + info.kernels):
-            self._refuse(module, info, "its attributes change from call to call")
-            return
         version = core.module_version(module)
         if version is None:
             return
         try:
             identity = identify(module)
             info.identity = identity.digest
+            # One that was seen before, as of a mode that is switched on and off, finds its kernels.
+            info.looks += identity.digest not in info.seen
+            info.seen.add(identity.digest)
+            if info.looks > MAX_LOOKS * (1 + sum(info.kernels.values())):
+                self._refuse(module, info, "its attributes change from call to call")
+                return
             same = core.module_set_guard(module, identity.guard_entries(), identity.digest, version)
         except (Unfit, ValueError) as error:
             self._refuse(module, info, str(error))
@@ -310,7 +315,7 @@ class ModuleManager:
 
     def _refuse(self, module: torch.nn.Module, info: _Info, reason: str) -> None:
         assert core is not None
-        info.reason = reason
+        info.reasons = dict.fromkeys(info.reasons, reason)
         core.module_refuse(module)
         log.info("event=module name=%s decision=refused reason=%r", info.name, reason)
 
@@ -350,11 +355,11 @@ class ModuleManager:
 
     def _has_kernel(self, module: torch.nn.Module) -> bool:
         info = self._infos.get(module)
-        return info is not None and info.kernels > 0
+        return info is not None and info.kernels[False] > 0
 
     def _size_class(self, form: SizedForm, missed: _Missed) -> SizeClass | None:
         configuration = session.configuration
-        if form.pattern is None or configuration is None:
+        if form.pattern is None or configuration is None or missed.form.gradients:
             return None
         if missed.form.gpu is not None and not ON_CUDA:
             return None
@@ -377,12 +382,12 @@ class ModuleManager:
             )
             said = self._sizes.install(size_class, module, form.identity, form.key)
         except Exception as error:
-            log.warning("a stored kernel of %s cannot be used: %s", _class_name(module), error)
+            log.warning("a stored kernel of %s cannot be used: %s", class_name(module), error)
             size_class.closed = f"a stored kernel cannot be used: {error}"
             return ""
         info = self._infos.get(module)
         if info is not None and said:
-            info.kernels += 1
+            info.kernels[False] += 1
         return said
 
     def _submit_class(
@@ -445,7 +450,7 @@ class ModuleManager:
         return {
             "kind": "module",
             "digest": digest,
-            "op": _class_name(module),
+            "op": class_name(module),
             "overload": "",
             "dispatch_key": "CPU" if gpu is None else "CUDA",
             "native_ns": MODULE_NS,
@@ -455,6 +460,7 @@ class ModuleManager:
             "met": missed.met,
             "python_path": [path for path in sys.path if path],
             "autocast": missed.autocast,
+            "gradients": missed.form.gradients,
             "state": {
                 "default_dtype": str(state.default_dtype).removeprefix("torch."),
                 "deterministic": state.deterministic,
@@ -527,7 +533,7 @@ class ModuleManager:
         try:
             self._install_kernel(digest, form, module, facts)
         except Exception as error:
-            log.warning("a stored kernel of %s cannot be used: %s", _class_name(module), error)
+            log.warning("a stored kernel of %s cannot be used: %s", class_name(module), error)
             self._install_native(form, f"the stored kernel cannot be used: {error}")
         return True
 
@@ -539,8 +545,13 @@ class ModuleManager:
         core.module_install(module, form.identity, form.key, kernel)
         info = self._infos.get(module)
         if info is not None:
-            info.kernels += 1
-        log.info("event=module name=%s decision=kernel digest=%s", _class_name(module), digest)
+            info.kernels[form.gradients] += 1
+        log.info(
+            "event=module name=%s decision=kernel gradients=%d digest=%s",
+            class_name(module),
+            form.gradients,
+            digest,
+        )
 
     def _install_native(self, form: _Form, reason: str) -> None:
         assert core is not None
@@ -549,10 +560,16 @@ class ModuleManager:
         if module is None or info is None:
             return
         core.module_install(module, form.identity, form.key, None)
-        info.reason = reason
-        if info.kernels == 0:
+        info.reasons[form.gradients] = reason
+        if info.kernels[form.gradients] == 0:
             # Its largest parts may do better.
-            self._refuse(module, info, reason)
+            core.module_leave(module, form.gradients)
+            log.info(
+                "event=module name=%s decision=refused gradients=%d reason=%r",
+                info.name,
+                form.gradients,
+                reason,
+            )
 
     # ---- for people ------------------------------------------------------------------------------
 
@@ -574,7 +591,9 @@ class ModuleManager:
                         native=row["native"],
                         aside_reasons=dict(row["aside_reasons"]),
                         state=row["state"],
-                        reason="" if info.kernels else info.reason,
+                        reason="" if info.kernels[False] else info.reasons[False],
+                        training_hits=row["training_hits"],
+                        training_reason="" if info.kernels[True] else info.reasons[True],
                     ),
                 )
             )
@@ -584,7 +603,7 @@ class ModuleManager:
 def _load_kernel(digest: str, form: _Form, facts: Mapping[str, str]) -> Any:
     assert core is not None
     strides = json.loads(facts["output_strides"])
-    return core.load_module_kernel(
+    common = (
         session.store,
         digest,
         "cpu" if form.gpu is None else f"cuda:{form.gpu}",
@@ -593,6 +612,9 @@ def _load_kernel(digest: str, form: _Form, facts: Mapping[str, str]) -> Any:
         strides,
         build_unflatten(facts["outputs"], len(strides)),
     )
+    if form.gradients:
+        return core.load_module_training(*common, json.loads(facts["training"]))
+    return core.load_module_kernel(*common)
 
 
 def entry_digest(identity: str, key: bytes, choose: str) -> str:
@@ -623,46 +645,11 @@ def _beside_the_call(missed: _Missed) -> Iterator[None]:
             yield
 
 
-def check_selection(selection: Selection) -> None:
-    """Raises ValueError for what `ModuleManager.select` does not take."""
-    parts = _parts(selection)
-    for part in parts:
-        if not isinstance(part, (str, type)) and not callable(part):
-            raise ValueError(  # noqa: TRY004 - a bad value among several kinds
-                f"modules={part!r} is not 'auto', a module class, the name of one, or a function "
-                "of a module"
-            )
-        if isinstance(part, type) and not issubclass(part, torch.nn.Module):
-            raise ValueError(  # noqa: TRY004 - a bad value among several kinds
-                f"modules={part!r} is no subclass of torch.nn.Module"
-            )
-
-
-def _parts(selection: Selection) -> Iterable[Any]:
-    if selection is None:
-        return ()
-    if isinstance(selection, (str, type)) or callable(selection):
-        return (selection,)
-    return tuple(selection)
-
-
-def _is_selected(selection: Selection, module: torch.nn.Module) -> bool:
-    for part in _parts(selection):
-        if part == "auto":
-            return True
-        if isinstance(part, str):
-            kind = type(module)
-            if part in (kind.__name__, kind.__qualname__, _class_name(module)):
-                return True
-        elif isinstance(part, type):
-            if isinstance(module, part):
-                return True
-        elif part(module):
-            return True
-    return False
-
-
 manager = ModuleManager()
+
+
+def _tells(row: ModuleStats) -> bool:
+    return bool(row.training_reason) and row.training_reason != row.reason
 
 
 def explain_module(module: torch.nn.Module) -> list[str]:
@@ -680,5 +667,7 @@ def explain_module(module: torch.nn.Module) -> list[str]:
             f"{path or '(root)'} ({row.name}): {calls}"
             + (f", aside: {asides}" if asides else "")
             + f"; {verdict}"
+            + (f"; {row.training_hits} with gradients" if row.training_hits else "")
+            + (f"; with gradients refused: {row.training_reason}" if _tells(row) else "")
         )
     return lines

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace eagercache {
+
+// A node of autograd's graph. Torch counts references to nodes by shared_ptr, from 2.12 or so on
+// intrusively.
+template <typename Node, typename... Arguments>
+auto make_node(Arguments&&... arguments) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
+    return c10::make_intrusive<Node>(std::forward<Arguments>(arguments)...);
+  } else {
+    return std::shared_ptr<Node>(new Node(std::forward<Arguments>(arguments)...),
+                                 [](Node* node) { torch::autograd::deleteNode(node); });
+  }
+}
+
+}  // namespace eagercache

@@ -1,0 +1,112 @@
+"""Gradients of a module's call by its own forward, run again, and autograd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ._load import core
+from .module_identity import identify
+
+
+def eager_gradients(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    identity: str,
+    autocast: Mapping[str, torch.dtype],
+    inputs: Sequence[torch.Tensor],
+    wanted: Sequence[bool],
+    grads: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """The gradients of ``inputs`` that are wanted, None for the others and where there is none.
+
+    ``grads`` are those of the answer's tensors that have one. They are recorded themselves where
+    autograd records: so gradients of gradients are those of the module's own forward. Called by
+    autograd, on its threads, with the state of grad mode that it asks for. Raises RuntimeError when
+    the module is another one than it was at the call.
+    """
+    records = torch.is_grad_enabled()
+    found = identify(module)
+    known = {id(slot.tensor) for slot in found.slots} | {
+        id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+    }
+    if found.digest != identity or any(id(tensor) not in known for tensor in inputs):
+        raise RuntimeError(
+            "eagercache: a module was changed between its call and a backward that has to run its "
+            "forward again"
+        )
+    with _state(autocast), _buffers_kept(module), _forward_of(module):
+        answer = module(*args, **kwargs)
+    pairs = [
+        (output, grad)
+        for output, grad in zip(_differentiable(answer), grads, strict=True)
+        if grad is not None
+    ]
+    chosen = [tensor for tensor, needed in zip(inputs, wanted, strict=True) if needed]
+    if not pairs:
+        return [None] * len(inputs)
+    with torch.set_grad_enabled(True):
+        computed = iter(
+            torch.autograd.grad(
+                [output for output, _ in pairs],
+                chosen,
+                [grad for _, grad in pairs],
+                create_graph=records,
+                allow_unused=True,
+            )
+        )
+    return [next(computed) if needed else None for needed in wanted]
+
+
+def _differentiable(answer: Any) -> list[torch.Tensor]:
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(answer)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+
+
+@contextlib.contextmanager
+def _state(autocast: Mapping[str, torch.dtype]) -> Iterator[None]:
+    """Grad mode on and autocast as it was at the call."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            stack.enter_context(
+                torch.autocast(
+                    device,
+                    autocast.get(device),
+                    enabled=device in autocast,
+                    cache_enabled=False,
+                )
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
+    """The buffers have their values again after the block: the call has written them already."""
+    buffers = list(module.buffers())
+    values = [buffer.detach().clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, values, strict=True):
+            if not torch.equal(buffer, value):
+                buffer.data.copy_(value)
+
+
+@contextlib.contextmanager
+def _forward_of(module: torch.nn.Module) -> Iterator[None]:
+    """Calls in the block are answered by forwards alone, on this thread."""
+    assert core is not None
+    core.modules_step_aside(True)
+    try:
+        yield
+    finally:
+        core.modules_step_aside(False)

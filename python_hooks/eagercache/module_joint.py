@@ -1,0 +1,530 @@
+"""A module's call that needs gradients turned into two graphs: its forward and its backward.
+
+Both are parts of one traced graph. The forward gives the call's answer, the new values of the
+buffers that it writes, and what the backward will read; the backward takes that and the gradients
+of the answer, and gives those of the parameters and arguments that need one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from . import _compat
+from .commands import CompileRefused
+from .module_identity import Identity
+from .module_trace import (
+    INDEXING,
+    MAX_CONSTANT_BYTES,
+    argument_tensors,
+    first_line,
+    index_ranges,
+    operator_name,
+    refuse_operators,
+    source_of,
+    state_value,
+    user_leaves,
+)
+
+_aten = torch.ops.aten
+
+# Operators that show all memory of their first argument in another form.
+_WHOLE_VIEWS = {
+    "aten::alias",
+    "aten::detach",
+    "aten::expand",
+    "aten::permute",
+    "aten::squeeze",
+    "aten::t",
+    "aten::transpose",
+    "aten::unsqueeze",
+    "aten::view",
+}
+_VIEWS = _WHOLE_VIEWS | {"aten::as_strided", "aten::select", "aten::slice"}
+
+# What a backward uses as indices.
+_INDEXING_BACKWARD = INDEXING | {
+    "aten::embedding",
+    "aten::embedding_dense_backward",
+    "aten::index",
+}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where one tensor comes from that the backward reads.
+
+    ``kind``: "input" or "output" of the forward (the answer's tensors), or "made" for it alone.
+    ``index`` counts within the kind.
+    """
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True)
+class TrainingGraphs:
+    """A traced call.
+
+    The forward's outputs are the tensors of the answer, the written buffers' new values and what is
+    made for the backward, in this order; the backward's inputs are ``saved`` and the gradients of
+    the outputs ``tangents``.
+
+    Attributes:
+        inputs: for each input of the forward (True, slot of the identity) or (False, argument).
+        ranges: (input, low, high): values outside of it must not reach the kernel.
+        outputs: what `build_unflatten` makes the answer of, as JSON.
+        differentiable: whether each tensor of the answer has a gradient.
+        buffers: the inputs that the forward writes, all of them buffers.
+        gradients: the input that each output of the backward is the gradient of.
+        reach: the positions in ``tangents`` on which each gradient depends.
+        made_bytes: memory of what is made for the backward alone.
+    """
+
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule
+    inputs: tuple[tuple[bool, int], ...]
+    examples: tuple[torch.Tensor, ...]
+    backward_examples: tuple[torch.Tensor, ...]
+    ranges: tuple[tuple[int, int, int], ...]
+    outputs: str
+    differentiable: tuple[bool, ...]
+    buffers: tuple[int, ...]
+    saved: tuple[Saved, ...]
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+    reach: tuple[tuple[int, ...], ...]
+    made_bytes: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return self.examples[0].device
+
+    def plan(self) -> dict[str, Any]:
+        """What the core is told beside the forward's inputs and outputs."""
+        made = self.backward_examples[: len(self.saved)]
+        return {
+            "buffers": list(self.buffers),
+            "differentiable": list(self.differentiable),
+            "saved": [
+                [saved.kind, saved.index, list(t.size()), list(t.stride())]
+                for saved, t in zip(self.saved, made, strict=True)
+            ],
+            "tangents": [
+                [output, list(t.size()), list(t.stride())]
+                for output, t in zip(
+                    self.tangents, self.backward_examples[len(self.saved) :], strict=True
+                )
+            ],
+            "gradients": list(self.gradients),
+            "reach": [list(row) for row in self.reach],
+        }
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The placeholders of an exported program that a call gives tensors to."""
+
+    sources: list[tuple[bool, int] | None]  # None: a constant of the code
+    values: list[torch.Tensor]
+    positions: list[int]  # among all placeholders
+    fixed: list[Any]  # a value for every placeholder
+
+
+def trace_training(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    identity: Identity,
+    eager_saves: Collection[int],
+    differentiable: Sequence[bool],
+    keeps_output: Sequence[bool],
+) -> TrainingGraphs:
+    """Traces one call with its gradients.
+
+    ``eager_saves`` holds the addresses of the tensors' memory that autograd keeps after the
+    module's own forward: only of those the backward reads the memory itself, so that writing to
+    another one in between is as harmless as it was. ``keeps_output`` says the same of the answer's
+    tensors, and ``differentiable`` which of them have gradients. Raises CompileRefused.
+    """
+    try:
+        with torch.enable_grad():
+            program = torch.export.export(module, args, kwargs, strict=True)
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    inputs = _read_inputs(program, args, kwargs, identity)
+    outputs, answers = _read_outputs(program)
+    if len(answers) != len(differentiable):
+        raise CompileRefused("the traced graph returns another number of tensors")
+    buffers = [
+        index
+        for index, source in enumerate(inputs.sources)
+        if source is not None and source[0] and identity.slots[source[1]].kind == "buffer"
+    ]
+    try:
+        joint = _trace_joint(program, inputs, answers, buffers)
+    except CompileRefused:
+        raise
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    written = _keep_written(joint, len(answers), buffers)
+    refuse_operators(joint.graph)
+    forward, backward = _compat.split_joint_graph(joint, len(answers) + len(written))
+    kept = {
+        index
+        for index, value in enumerate(inputs.values)
+        if value.untyped_storage().data_ptr() in eager_saves and index not in written
+    }
+    splitter = _Splitter(forward, backward, inputs)
+    return splitter.graphs(outputs, written, kept, differentiable, keeps_output)
+
+
+def _read_inputs(
+    program: torch.export.ExportedProgram,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    identity: Identity,
+) -> _Inputs:
+    found = _Inputs([], [], [], [])
+    leaves = iter(user_leaves(program, tuple(args), dict(kwargs)))
+    arguments = argument_tensors(args, kwargs)
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    constant_bytes = 0
+    for position, (node, spec) in enumerate(
+        zip(placeholders, program.graph_signature.input_specs, strict=True)
+    ):
+        kind = spec.kind.name
+        value = next(leaves) if kind == "USER_INPUT" else state_value(program, spec.target)
+        found.fixed.append(value)
+        if not isinstance(value, torch.Tensor):
+            if node.users:
+                raise CompileRefused("an argument that is no tensor is an input of the graph")
+            continue
+        source = source_of(value, kind, identity, arguments)
+        if source is None:
+            constant_bytes += value.numel() * value.element_size()
+        found.sources.append(source)
+        found.values.append(value)
+        found.positions.append(position)
+    if constant_bytes > MAX_CONSTANT_BYTES:
+        raise CompileRefused("the forward holds large constants")
+    return found
+
+
+def _read_outputs(program: torch.export.ExportedProgram) -> tuple[str, list[int]]:
+    """How the answer is built of its tensors, as JSON, and which outputs are tensors."""
+    (output,) = [node for node in program.graph.nodes if node.op == "output"]
+    leaves: list[Any] = []
+    tensors: list[int] = []
+    nodes: set[torch.fx.Node] = set()
+    for position, value in enumerate(output.args[0]):
+        if isinstance(value, torch.fx.Node):
+            if not isinstance(value.meta.get("val"), torch.Tensor):
+                raise CompileRefused("the forward returns a number that it computes")
+            if value.op != "call_function":
+                raise CompileRefused("the forward returns one of its inputs")
+            if value in nodes:
+                raise CompileRefused("the forward returns a tensor twice")
+            nodes.add(value)
+            leaves.append({"tensor": len(tensors)})
+            tensors.append(position)
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            leaves.append({"value": value})
+        else:
+            raise CompileRefused(f"the forward returns a {type(value).__name__}")
+    if not tensors:
+        raise CompileRefused("the forward returns no tensor")
+    try:
+        text = pytree.treespec_dumps(program.call_spec.out_spec)
+    except Exception as error:
+        raise CompileRefused(
+            f"what the forward returns cannot be stored: {first_line(error)}"
+        ) from error
+    return json.dumps({"spec": text, "leaves": leaves}), tensors
+
+
+def _trace_joint(
+    program: torch.export.ExportedProgram,
+    inputs: _Inputs,
+    answers: Sequence[int],
+    buffers: Sequence[int],
+) -> torch.fx.GraphModule:
+    """One graph: the answer's tensors, every buffer's value afterwards, and all gradients."""
+    called = program.graph_module
+
+    def forward(*values: torch.Tensor) -> list[torch.Tensor]:
+        own = list(values)
+        for index in buffers:
+            own[index] = own[index].clone()
+        everything = list(inputs.fixed)
+        for position, value in zip(inputs.positions, own, strict=True):
+            everything[position] = value
+        given = called(*everything)
+        return [*(given[i] for i in answers), *(own[i].detach() for i in buffers)]
+
+    return _compat.joint_graph(forward, tuple(inputs.values))
+
+
+def _keep_written(joint: torch.fx.GraphModule, answers: int, buffers: Sequence[int]) -> list[int]:
+    """Leaves only the written buffers among the outputs; which of the inputs they are."""
+    graph = joint.graph
+    (output,) = graph.find_nodes(op="output")
+    values = list(output.args[0])
+    placeholders = graph.find_nodes(op="placeholder")
+    written, kept = [], []
+    for index, value in zip(buffers, values[answers : answers + len(buffers)], strict=True):
+        node = value
+        while operator_name(node) in ("aten::alias", "aten::clone", "aten::detach"):
+            node = node.args[0]
+        if node is not placeholders[index]:
+            written.append(index)
+            kept.append(value)
+    output.args = ([*values[:answers], *kept, *values[answers + len(buffers) :]],)
+    graph.eliminate_dead_code()
+    joint.recompile()
+    return written
+
+
+_Env = dict[torch.fx.Node, torch.fx.Node]
+
+
+class _Splitter:
+    """Makes the two graphs anew of what the partitioner gave."""
+
+    def __init__(
+        self, forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, inputs: _Inputs
+    ) -> None:
+        self._forward, self._backward = forward, backward
+        self._inputs = inputs
+        self._arguments = list(forward.graph.find_nodes(op="placeholder"))
+        self._returned = list(_output(forward.graph).args[0])
+        if len(self._arguments) != len(inputs.values):
+            raise CompileRefused("the traced graph takes another number of tensors")
+        # The inputs that calls give, by their place in the graph as it was traced.
+        given = [index for index, source in enumerate(inputs.sources) if source is not None]
+        self._number = {self._arguments[index]: number for number, index in enumerate(given)}
+        self._given = given
+
+    def graphs(
+        self,
+        outputs: str,
+        written: Sequence[int],
+        kept: set[int],
+        differentiable: Sequence[bool],
+        keeps_output: Sequence[bool],
+    ) -> TrainingGraphs:
+        """The result. ``kept``: the inputs whose memory the backward may read."""
+        answers, passed = len(differentiable), self._returned[len(differentiable) + len(written) :]
+        tangents = [output for output, needed in enumerate(differentiable) if needed]
+        into = list(self._backward.graph.find_nodes(op="placeholder"))
+        if len(into) != len(passed) + len(tangents) or not all(
+            isinstance(node, torch.fx.Node) for node in passed
+        ):
+            raise CompileRefused("the backward takes another number of tensors")
+        # What the backward reads: inputs and nodes of the forward, each once.
+        chains = {node: _views_of(node) for node in passed}
+        roots = list(dict.fromkeys(_root(node, chains[node]) for node in passed))
+        roots = [node for node in roots if node.op != "placeholder" or node in self._number]
+        made: list[torch.fx.Node] = []
+        saved: list[Saved] = []
+        allowed = {self._arguments[index] for index in kept}
+        for node in roots:
+            if node in allowed:
+                saved.append(Saved("input", self._number[node]))
+            elif node in self._returned[:answers] and keeps_output[self._returned.index(node)]:
+                saved.append(Saved("output", self._returned.index(node)))
+            else:
+                saved.append(Saved("made", len(made)))
+                made.append(node)
+        forward, ranges = self._make_forward(answers + len(written), made)
+        backward, gradients, reach = self._make_backward(roots, passed, chains, len(tangents))
+        self._check_indices(backward, roots, ranges)
+        examples = tuple(self._inputs.values[index] for index in self._given)
+        return TrainingGraphs(
+            forward=forward,
+            backward=backward,
+            inputs=tuple(self._inputs.sources[index] for index in self._given),  # type: ignore[misc]
+            examples=examples,
+            backward_examples=tuple(
+                examples[source.index] if source.kind == "input" else _example(node)
+                for source, node in [
+                    *zip(saved, roots, strict=True),
+                    *((Saved("tangent", 0), node) for node in into[len(passed) :]),
+                ]
+            ),
+            ranges=ranges,
+            outputs=outputs,
+            differentiable=tuple(differentiable),
+            buffers=tuple(self._given.index(index) for index in written),
+            saved=tuple(saved),
+            tangents=tuple(tangents),
+            gradients=gradients,
+            reach=reach,
+            made_bytes=sum(_bytes(node) for node in made),
+        )
+
+    def _make_forward(
+        self, returns: int, made: Sequence[torch.fx.Node]
+    ) -> tuple[torch.fx.GraphModule, tuple[tuple[int, int, int], ...]]:
+        graph = torch.fx.Graph()
+        module = torch.nn.Module()
+        env: _Env = {}
+        for index, node in enumerate(self._arguments):
+            env[node] = self._argument(graph, module, node, index)
+        _copy_body(self._forward.graph, graph, env)
+        results = [env[node] for node in self._returned[:returns]]
+        # What the backward needs, and eager's would not have read: its value now.
+        for node in made:
+            shown = node.op == "placeholder" or node in self._returned[:returns]
+            results.append(_clone(graph, env[node]) if shown else env[node])
+        graph.output(tuple(results))
+        graph.eliminate_dead_code()
+        return torch.fx.GraphModule(module, graph), index_ranges(graph)
+
+    def _argument(
+        self, graph: torch.fx.Graph, module: torch.nn.Module, node: torch.fx.Node, index: int
+    ) -> torch.fx.Node:
+        """A placeholder, or the constant of the code that stands in its place."""
+        if self._inputs.sources[index] is not None:
+            made = graph.placeholder(node.name)
+        else:
+            name = f"_eagercache_constant_{index}"
+            module.register_buffer(name, self._inputs.values[index].detach().clone())
+            made = graph.get_attr(name)
+        made.meta.update(node.meta)
+        return made
+
+    def _make_backward(
+        self,
+        roots: Sequence[torch.fx.Node],
+        passed: Sequence[torch.fx.Node],
+        chains: Mapping[torch.fx.Node, list[torch.fx.Node]],
+        num_tangents: int,
+    ) -> tuple[torch.fx.GraphModule, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        graph = torch.fx.Graph()
+        module = torch.nn.Module()
+        into = list(self._backward.graph.find_nodes(op="placeholder"))
+        env: _Env = {}
+        here: _Env = {}  # of the forward's nodes
+        tangents = into[len(passed) :]
+        for node in [*roots, *tangents]:
+            placeholder = graph.placeholder(node.name)
+            placeholder.meta.update(node.meta)
+            (env if node in tangents else here)[node] = placeholder
+        for source, node in zip(passed, into[: len(passed)], strict=True):
+            root = _root(source, chains[source])
+            if root not in here:
+                here[root] = self._argument(graph, module, root, self._arguments.index(root))
+            env[node] = here[root]
+            for view in reversed(chains[source]):
+                env[node] = graph.node_copy(view, lambda _, shown=env[node]: shown)
+        _copy_body(self._backward.graph, graph, env)
+        wanted = list(_output(self._backward.graph).args[0])
+        results: list[torch.fx.Node] = []
+        numbers: list[int] = []
+        reach: list[tuple[int, ...]] = []
+        for index, value in enumerate(wanted):
+            if value is None:
+                continue
+            own = env[value]
+            behind = _ancestors(own)
+            reach.append(tuple(i for i, node in enumerate(tangents) if env[node] in behind))
+            if own in results or own.op != "call_function":
+                own = _clone(graph, own)
+            results.append(own)
+            numbers.append(self._number[self._arguments[index]])
+        graph.output(tuple(results))
+        graph.eliminate_dead_code()
+        return torch.fx.GraphModule(module, graph), tuple(numbers), tuple(reach)
+
+    def _check_indices(
+        self,
+        backward: torch.fx.GraphModule,
+        roots: Sequence[torch.fx.Node],
+        ranges: Sequence[tuple[int, int, int]],
+    ) -> None:
+        """Raises CompileRefused where the backward indexes with what was not checked before."""
+        checked = {position for position, _, _ in ranges}
+        unchecked = {
+            placeholder
+            for placeholder, root in zip(
+                backward.graph.find_nodes(op="placeholder"), roots, strict=False
+            )
+            if root in self._number
+            and self._number[root] not in checked
+            and not root.meta["val"].is_floating_point()
+        }
+        for node in backward.graph.nodes:
+            if operator_name(node) in _INDEXING_BACKWARD and _ancestors(node) & unchecked:
+                raise CompileRefused(f"the backward indexes with data ({node.target})")
+
+
+def _output(graph: torch.fx.Graph) -> torch.fx.Node:
+    (node,) = graph.find_nodes(op="output")
+    return node
+
+
+def _copy_body(source: torch.fx.Graph, target: torch.fx.Graph, env: _Env) -> None:
+    for node in source.nodes:
+        if node.op not in ("placeholder", "output"):
+            env[node] = target.node_copy(node, lambda before: env[before])
+
+
+def _clone(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    clone = graph.call_function(_aten.clone.default, (node,))
+    clone.meta["val"] = node.meta["val"]
+    return clone
+
+
+def _views_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The views, last one first, through which ``node`` shows what is to be saved.
+
+    That is an input, or a tensor that is shown whole: other views of it are saved at no cost.
+    """
+    for views in (_VIEWS, _WHOLE_VIEWS):
+        chain = []
+        root = node
+        while operator_name(root) in views and isinstance(root.args[0], torch.fx.Node):
+            chain.append(root)
+            root = root.args[0]
+        if root.op == "placeholder":
+            break
+    return chain
+
+
+def _root(node: torch.fx.Node, views: Sequence[torch.fx.Node]) -> torch.fx.Node:
+    root = views[-1].args[0] if views else node
+    assert isinstance(root, torch.fx.Node)
+    return root
+
+
+def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+    seen: set[torch.fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current not in seen:
+            seen.add(current)
+            waiting.extend(current.all_input_nodes)
+    return seen
+
+
+def _example(node: torch.fx.Node) -> torch.Tensor:
+    """A tensor of the node's metadata."""
+    value = node.meta["val"]
+    made = torch.empty_strided(
+        tuple(value.size()), tuple(value.stride()), dtype=value.dtype, device=value.device
+    )
+    return made.zero_()
+
+
+def _bytes(node: torch.fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel()) * int(value.element_size())

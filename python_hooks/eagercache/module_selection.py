@@ -1,0 +1,61 @@
+"""Which modules a program chooses for kernels of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+Selection = Any  # "auto", a class, a class name, a predicate, or several of the first three
+
+
+def class_name(module: torch.nn.Module) -> str:
+    """The full name of a module's class."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_library_leaf(module: torch.nn.Module) -> bool:
+    """A module of torch's without parts is one operator: those have kernels of their own."""
+    return type(module).__module__.startswith("torch.") and not module._modules
+
+
+def check_selection(selection: Selection) -> None:
+    """Raises ValueError for what `modules.ModuleManager.select` does not take."""
+    parts = _parts(selection)
+    for part in parts:
+        if not isinstance(part, (str, type)) and not callable(part):
+            raise ValueError(  # noqa: TRY004 - a bad value among several kinds
+                f"modules={part!r} is not 'auto', a module class, the name of one, or a function "
+                "of a module"
+            )
+        if isinstance(part, type) and not issubclass(part, torch.nn.Module):
+            raise ValueError(  # noqa: TRY004 - a bad value among several kinds
+                f"modules={part!r} is no subclass of torch.nn.Module"
+            )
+
+
+def _parts(selection: Selection) -> Iterable[Any]:
+    if selection is None:
+        return ()
+    if isinstance(selection, (str, type)) or callable(selection):
+        return (selection,)
+    return tuple(selection)
+
+
+def is_selected(selection: Selection, module: torch.nn.Module) -> bool:
+    """Whether ``selection`` takes ``module``."""
+    for part in _parts(selection):
+        if part == "auto":
+            return True
+        if isinstance(part, str):
+            kind = type(module)
+            if part in (kind.__name__, kind.__qualname__, class_name(module)):
+                return True
+        elif isinstance(part, type):
+            if isinstance(module, part):
+                return True
+        elif part(module):
+            return True
+    return False

@@ -1,0 +1,79 @@
+"""Modules that are trained, for the tests of kernels with gradients; imported by name."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class ConvNorm(nn.Module):
+    """Writes buffers: batch norm's statistics and counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """A transformer's block, one of whose parameters has no gradient in eager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.qkv = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.unflatten(-1, (2, 8)).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """Two answers with parameters of their own, in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(12, 32)
+        self.left = nn.Linear(32, 6)
+        self.right = nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = nn.functional.gelu(self.up(x)) * torch.sigmoid(self.up(x))
+        return {"left": torch.tanh(self.left(hidden)), "right": self.right(hidden)}
+
+
+class Dropped(nn.Module):
+    """Draws random numbers, around a part that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Mlp()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answers = self.inner(x)
+        return self.drop(answers["left"]).sum() + answers["right"].square().sum()
+
+
+def make(name: str) -> nn.Module:
+    """An instance with reproducible values, in training mode."""
+    torch.manual_seed(1)
+    kinds = {kind.__name__: kind for kind in (ConvNorm, Attention, Mlp, Dropped)}
+    return kinds[name]().train()
+
+
+def example(name: str) -> torch.Tensor:
+    """An argument for it, whose gradient is wanted too."""
+    sizes = {"ConvNorm": (2, 3, 10, 10), "Attention": (2, 6, 16)}
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(sizes.get(name, (4, 12)), generator=generator).requires_grad_()
