@@ -27,10 +27,18 @@ LoadedKernel::Outcome outcome_of(std::int32_t returned) noexcept {
   }
 }
 
+// In the place of the entry of a kernel that needs more than pointers.
+std::int32_t not_without_scalars(void* const* /*pointers*/) { return 2; }
+
 }  // namespace
 
-BareKernel::BareKernel(LaunchPlan plan, Entry entry)
-    : entry_(entry), num_inputs_(plan.num_inputs), writes_(std::move(plan.writes)) {
+BareKernel::BareKernel(LaunchPlan plan, Entry entry, ScalarEntry scalar_entry,
+                       std::size_t num_scalars)
+    : entry_(entry),
+      scalar_entry_(scalar_entry),
+      num_scalars_(num_scalars),
+      num_inputs_(plan.num_inputs),
+      writes_(std::move(plan.writes)) {
   for (LaunchPlan::Output& output : plan.outputs) {
     outputs_.emplace_back(output.dtype, std::move(output.sizes), std::move(output.strides));
   }
@@ -41,15 +49,19 @@ BareKernel::BareKernel(LaunchPlan plan, Entry entry)
 }
 
 Result<std::unique_ptr<BareKernel>> BareKernel::create(const SharedLibrary& library,
-                                                       c10::Device device, LaunchPlan plan) {
+                                                       c10::Device device, LaunchPlan plan,
+                                                       std::size_t num_scalars) {
   if (!device.is_cpu()) {
     return Status(StatusCode::kIncompatible, "bare kernels run on CPU only");
   }
-  const auto entry = reinterpret_cast<Entry>(library.symbol(plan.entry.c_str()));
-  if (entry == nullptr) {
+  void* const symbol = library.symbol(plan.entry.c_str());
+  if (symbol == nullptr) {
     return Status(StatusCode::kIncompatible, "the kernel's library has no " + plan.entry);
   }
-  return std::unique_ptr<BareKernel>(new BareKernel(std::move(plan), entry));
+  const bool plain = num_scalars == 0;
+  return std::unique_ptr<BareKernel>(
+      new BareKernel(std::move(plan), plain ? reinterpret_cast<Entry>(symbol) : not_without_scalars,
+                     plain ? nullptr : reinterpret_cast<ScalarEntry>(symbol), num_scalars));
 }
 
 void** BareKernel::prepare(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
@@ -71,6 +83,25 @@ void** BareKernel::prepare(std::span<const at::Tensor* const> inputs, std::span<
 LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
                                       std::span<at::Tensor> outputs,
                                       c10::Device /*device*/) noexcept {
+  return launch(inputs, outputs, entry_);
+}
+
+LoadedKernel::Outcome BareKernel::WithScalars::run(std::span<const at::Tensor* const> inputs,
+                                                   std::span<at::Tensor> outputs,
+                                                   c10::Device /*device*/) noexcept {
+  if (kernel_.scalar_entry_ == nullptr || scalars_.size() != kernel_.num_scalars_) {
+    return Outcome::kNotStarted;
+  }
+  return kernel_.watched([&] {
+    return kernel_.launch(inputs, outputs, [&](void* const* pointers) {
+      return kernel_.scalar_entry_(pointers, scalars_.data());
+    });
+  });
+}
+
+template <typename Call>
+LoadedKernel::Outcome BareKernel::launch(std::span<const at::Tensor* const> inputs,
+                                         std::span<at::Tensor> outputs, const Call& call) noexcept {
   if (inputs.size() != num_inputs_ || outputs.size() != outputs_.size()) {
     return Outcome::kNotStarted;
   }
@@ -85,7 +116,7 @@ LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
     }
     void** next = prepare(inputs, outputs, pointers);
     if (scratch_bytes_ == 0) [[likely]] {
-      return outcome_of(entry_(pointers));
+      return outcome_of(call(pointers));
     }
     alignas(kAlignment) std::array<std::byte, kStackScratch> local;
     c10::DataPtr allocated;
@@ -97,7 +128,7 @@ LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
     for (const std::size_t offset : scratch_offsets_) {
       *next++ = scratch + offset;
     }
-    return outcome_of(entry_(pointers));
+    return outcome_of(call(pointers));
   } catch (...) {
     return Outcome::kNotStarted;  // entries do not throw; an allocation failed
   }

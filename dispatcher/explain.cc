@@ -72,6 +72,12 @@ std::string missing_reason(EntryState state, const CallExplanation& explained) {
   return compiles ? "it was not met before" : "it was not met before, and nothing is compiled";
 }
 
+// What the call's scalar class says of it.
+EntryState state_of_class(OperatorHook& hook, std::span<const Word> words) {
+  ScalarClasses::Numbers numbers;
+  return hook.scalars().find(words, numbers).state;
+}
+
 void explain_key(OperatorHook& hook, const CallView& view, CallExplanation& explained) {
   const std::span<const Word> words = view.key.words();
   Runtime& runtime = Runtime::instance();
@@ -89,6 +95,12 @@ void explain_key(OperatorHook& hook, const CallView& view, CallExplanation& expl
     explained.reason = "a kernel answers";
   } else if (found.state == EntryState::kNative) {
     explained.outcome = "native";
+  } else if (const EntryState of_class = state_of_class(hook, words);
+             of_class != EntryState::kAbsent) {
+    const bool answers = of_class == EntryState::kKernel;
+    explained.outcome = answers ? "hit" : "native";
+    explained.reason = answers ? "a kernel that takes the call's numbers as arguments answers"
+                               : "a kernel that takes the call's numbers was not faster";
   } else {
     explained.outcome = "miss";
     explained.reason = missing_reason(found.state, explained);

@@ -35,6 +35,18 @@ Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, 
     }
     return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
   }
+  if (form.form == "scalars") {
+    Result<ScalarPlan> plan = parse_scalar_plan(form.launch_plan);
+    if (!plan) {
+      return plan.status();
+    }
+    Result<std::unique_ptr<BareKernel>> kernel =
+        BareKernel::create(library, device, std::move(plan.value().plan), plan.value().num_scalars);
+    if (!kernel) {
+      return kernel.status();
+    }
+    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  }
   if (form.form == "shapes") {
     Result<ShapePlan> plan = parse_shape_plan(form.launch_plan);
     if (!plan) {

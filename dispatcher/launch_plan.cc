@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "dispatcher/plan_fields.h"
+#include "guards/scalar_class.h"
 
 namespace eagercache {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kVersion = 2;
+constexpr std::int64_t kScalarVersion = 1;
 constexpr std::size_t kMaxEntryLength = 128;
 constexpr std::string_view kEntryPrefix = "eagercache_kernel_";
 
@@ -65,6 +67,23 @@ Result<LaunchPlan> parse_launch_plan(std::string_view text) {
   }
   plan.scratch.assign(scratch->begin(), scratch->end());
   return plan;
+}
+
+Result<ScalarPlan> parse_scalar_plan(std::string_view text) {
+  constexpr std::string_view kName = "scalar plan";
+  const Result<json> read = read_plan(text, kName, kScalarVersion, {"plan", "scalars", "version"});
+  if (!read) {
+    return read.status();
+  }
+  const auto scalars = read_number(read.value()["scalars"], kMaxScalars);
+  if (!scalars || *scalars == 0) {
+    return malformed_plan(kName, "scalars");
+  }
+  Result<LaunchPlan> plan = parse_launch_plan(read.value()["plan"].dump());
+  if (!plan) {
+    return plan.status();
+  }
+  return ScalarPlan{std::move(plan).value(), *scalars};
 }
 
 }  // namespace eagercache

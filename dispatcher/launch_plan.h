@@ -40,4 +40,14 @@ struct LaunchPlan {
 // another version.
 Result<LaunchPlan> parse_launch_plan(std::string_view text);
 
+// A launch plan whose function takes numbers of the call, too: std::int32_t(void* const*, const
+// double*). They are those that scalar_class() leaves out of the call's key, in its order.
+struct ScalarPlan {
+  LaunchPlan plan;
+  std::size_t num_scalars = 0;  // 1 to kMaxScalars
+};
+
+// As parse_launch_plan, of {"plan": <a launch plan>, "scalars": number, "version": 1}.
+Result<ScalarPlan> parse_scalar_plan(std::string_view text);
+
 }  // namespace eagercache

@@ -27,16 +27,7 @@ class LoadedKernel {
   // answers; it must not throw.
   Outcome answer(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
                  c10::Device device) noexcept {
-    if (!watched_.load(std::memory_order_relaxed)) [[likely]] {
-      return run(inputs, outputs, device);
-    }
-    watcher_(true);
-    const Outcome outcome = run(inputs, outputs, device);
-    watcher_(false);
-    if (outcome == Outcome::kAnswered) {
-      watched_.store(false, std::memory_order_relaxed);
-    }
-    return outcome;
+    return watched([&] { return run(inputs, outputs, device); });
   }
   // Before the kernel is given to other threads.
   void watch_first_run(std::function<void(bool begins)> watcher) {
@@ -55,6 +46,22 @@ class LoadedKernel {
   virtual std::size_t num_outputs() const noexcept = 0;
   // Whether it writes some of its inputs. After kFailed native must then not run for the same call.
   virtual bool writes_inputs() const noexcept { return false; }
+
+ protected:
+  // What `run` returns, after the watcher learnt of its beginning and end where there is one.
+  template <typename Run>
+  Outcome watched(const Run& run) noexcept {
+    if (!watched_.load(std::memory_order_relaxed)) [[likely]] {
+      return run();
+    }
+    watcher_(true);
+    const Outcome outcome = run();
+    watcher_(false);
+    if (outcome == Outcome::kAnswered) {
+      watched_.store(false, std::memory_order_relaxed);
+    }
+    return outcome;
+  }
 
  private:
   std::atomic<bool> watched_{false};

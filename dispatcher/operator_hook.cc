@@ -126,7 +126,7 @@ void OperatorHook::call_native(c10::DispatchKeySet keys, torch::jit::Stack* stac
 }
 
 bool OperatorHook::passes_on() const noexcept {
-  return !table_.has_kernels() && !classes_.has_kernels() &&
+  return !table_.has_kernels() && !classes_.has_kernels() && !scalars_.has_kernels() &&
          !recording_calls.load(std::memory_order_relaxed) &&
          passes_unseen(index_, native_run_epoch.load(std::memory_order_relaxed));
 }
@@ -233,6 +233,9 @@ std::uint64_t OperatorHook::recorded_time(std::uint64_t native_ns) const noexcep
 
 void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
+  if (!scalars_.empty() && answer_by_class(view, hash, keys, stack)) {
+    return;
+  }
   end_native_run(index_);
   Runtime& runtime = Runtime::instance();
   // Nothing is loaded or compiled on behalf of a call that a graph records.
@@ -285,6 +288,30 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
     return;
   }
   runtime.note_missed_call(*this, view.key.words(), hash, note, native_ns);
+}
+
+bool OperatorHook::answer_by_class(const CallView& view, std::uint64_t hash,
+                                   c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  ScalarClasses::Numbers numbers;
+  const Found found = scalars_.find(view.key.words(), numbers);
+  if (found.state == EntryState::kAbsent) {
+    return false;
+  }
+  if (found.state == EntryState::kKernel) {
+    BareKernel::WithScalars kernel(*static_cast<BareKernel*>(const_cast<void*>(found.kernel)),
+                                   numbers.values());
+    const void* const answers = static_cast<LoadedKernel*>(&kernel);
+    if (verification_chosen() && !kernel.writes_inputs()) [[unlikely]] {
+      answer_verified(answers, view, hash, keys, stack);
+      return true;
+    }
+    if (answer_by_kernel(answers, view, stack)) [[likely]] {
+      count(view, hash, CallOutcome::kHit);
+      return true;
+    }
+  }
+  answer_decided(view, hash, keys, stack);
+  return true;
 }
 
 void OperatorHook::note_compile_cost(double cpu_seconds) noexcept {

@@ -14,6 +14,7 @@
 #include "dispatcher/counters.h"
 #include "dispatcher/eligibility.h"
 #include "dispatcher/loaded_kernel.h"
+#include "dispatcher/scalar_classes.h"
 #include "dispatcher/shape_classes.h"
 #include "guards/guard_table.h"
 #include "guards/key_builder.h"
@@ -162,6 +163,7 @@ class OperatorHook {
   // What compiling one of this operator's keys took; 0 is no news.
   void note_compile_cost(double cpu_seconds) noexcept;
   ShapeClasses& classes() noexcept { return classes_; }
+  ScalarClasses& scalars() noexcept { return scalars_; }
   const OperatorEffects& effects() const noexcept { return eligibility_.effects; }
 
   // Whether this operator is among those asked for. Inactive hooks go straight to native,
@@ -200,6 +202,13 @@ class OperatorHook {
   void answer_verified(const void* kernel, const CallView& view, std::uint64_t hash,
                        c10::DispatchKeySet keys, torch::jit::Stack* stack);
   bool answer_by_kernel(const void* kernel, const CallView& view, torch::jit::Stack* stack);
+  // A call without an entry of its own, where its scalar class has a verdict; false where it has
+  // none.
+  bool answer_by_class(const CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
+                       torch::jit::Stack* stack);
+  // The same for an unboxed call. kBoxed where the boxed form is to look at it.
+  Route answer_by_class(const UnboxedArguments& arguments, const CallView& view,
+                        UnboxedOutputs outputs);
   // The results of a call out of what the kernel made and of what it was given.
   void put_results(std::span<at::Tensor> outputs, torch::jit::Stack* stack) const;
   std::span<const c10::IValue> arguments(const torch::jit::Stack& stack) const noexcept;
@@ -225,6 +234,7 @@ class OperatorHook {
   std::atomic<std::uint64_t> compile_cost_{1};
   GuardTable table_;
   ShapeClasses classes_;
+  ScalarClasses scalars_;
 };
 
 }  // namespace eagercache

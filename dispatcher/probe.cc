@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -88,8 +89,10 @@ Status Probe::load(const std::string& path, const std::string& launch_plan) {
                            hook_.device_type() == c10::DeviceType::CPU ? -1 : 0);
   // Only the plan of a kernel with symbolic sizes names a function of theirs.
   const bool has_shapes = launch_plan.find(R"("shape":)") != std::string::npos;
+  const bool has_scalars = launch_plan.find(R"("scalars":)") != std::string::npos;
   KernelForm form{launch_plan.empty() ? "container"
                   : has_shapes        ? "shapes"
+                  : has_scalars       ? "scalars"
                                       : "bare",
                   launch_plan,
                   {}};
@@ -121,6 +124,8 @@ void Probe::take_kernel(std::unique_ptr<LoadedKernel> kernel) {
   // Never destroyed, like every loaded kernel: OpenMP threads may still be inside its library.
   kernel_.release();  // NOLINT(bugprone-unused-return-value)
   kernel_ = std::move(kernel);
+  auto* const bare = dynamic_cast<BareKernel*>(kernel_.get());
+  scalar_kernel_ = bare != nullptr && bare->num_scalars() != 0 ? bare : nullptr;
 }
 
 void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -166,7 +171,7 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     hook_.call_native(keys, stack);
     return;
   }
-  const LoadedKernel::Outcome outcome = hook_.call_kernel(*kernel_, view, stack);
+  const LoadedKernel::Outcome outcome = run_kernel(view, stack);
   forced_ = outcome == LoadedKernel::Outcome::kAnswered;
   if (!forced_) {
     error_ = "the kernel reported an error";
@@ -176,10 +181,43 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   }
 }
 
+LoadedKernel::Outcome Probe::run_kernel(const CallView& view, torch::jit::Stack* stack) {
+  if (scalar_kernel_ == nullptr) {
+    return hook_.call_kernel(*kernel_, view, stack);
+  }
+  std::array<Word, KeyBuffer::kCapacity> words;
+  std::array<double, kMaxScalars> numbers;
+  const std::size_t count = scalar_class(view.key.words(), words, numbers);
+  BareKernel::WithScalars kernel(*scalar_kernel_, {numbers.data(), count});
+  return hook_.call_kernel(kernel, view, stack);
+}
+
+bool Probe::hit(const GuardTable& table, torch::jit::Stack* stack) {
+  CallView view;
+  if (hook_.read_call(*stack, view) != AsideReason::kNone) {
+    return false;
+  }
+  const std::span<const Word> words = view.key.words();
+  const bool found = table.find(words, hash_words(words)).state == EntryState::kKernel;
+  if (scalar_kernel_ == nullptr) {
+    return found && run_kernel(view, stack) == LoadedKernel::Outcome::kAnswered;
+  }
+  std::array<Word, KeyBuffer::kCapacity> own;
+  std::array<double, kMaxScalars> numbers;
+  const std::size_t count = scalar_class(words, own, numbers);
+  const std::span<const Word> key(own.data(), words.size());
+  if (count == 0 || table.find(key, hash_words(key)).state != EntryState::kKernel) {
+    return false;
+  }
+  BareKernel::WithScalars kernel(*scalar_kernel_, {numbers.data(), count});
+  return hook_.call_kernel(kernel, view, stack) == LoadedKernel::Outcome::kAnswered;
+}
+
 double Probe::mean_ns(std::size_t calls, bool hit) {
   const c10::DispatchKeySet keys(hook_.dispatch_key());
   GuardTable table(4);
-  table.set_kernel(words_, hash_words(words_), kernel_.get());
+  const std::vector<Word> key = scalar_kernel_ == nullptr ? words_ : scalar_class_of(words_);
+  table.set_kernel(key, hash_words(key), kernel_.get());
   torch::jit::Stack stack;
   std::chrono::duration<double, std::nano> elapsed{0};
   for (std::size_t done = 0; done < calls;) {
@@ -190,11 +228,7 @@ double Probe::mean_ns(std::size_t calls, bool hit) {
       const torch::jit::Stack& arguments = rehearsal_->arguments(done);
       stack.assign(arguments.begin(), arguments.end());
       if (hit) {
-        CallView view;
-        if (hook_.read_call(stack, view) != AsideReason::kNone ||
-            table.find(view.key.words(), hash_words(view.key.words())).state !=
-                EntryState::kKernel ||
-            hook_.call_kernel(*kernel_, view, &stack) != LoadedKernel::Outcome::kAnswered) {
+        if (!this->hit(table, &stack)) {
           throw std::runtime_error("the kernel did not answer while it was timed");
         }
       } else {

@@ -68,6 +68,11 @@ class Probe {
   enum class Mode : std::uint8_t { kIdle, kCapture, kForce };
 
   double mean_ns(std::size_t calls, bool hit);
+  // The kernel answers the call, with the call's own numbers where it takes some.
+  LoadedKernel::Outcome run_kernel(const CallView& view, torch::jit::Stack* stack);
+  // The same on the whole path of a hit, `table` in the place of the hook's; false where the kernel
+  // did not answer.
+  bool hit(const GuardTable& table, torch::jit::Stack* stack);
   void take_kernel(std::unique_ptr<LoadedKernel> kernel);
 
   OperatorHook& hook_;
@@ -82,6 +87,7 @@ class Probe {
   std::vector<std::size_t> undefined_;
   std::vector<std::vector<std::int64_t>> output_strides_;  // what native gave
   std::unique_ptr<LoadedKernel> kernel_;
+  BareKernel* scalar_kernel_ = nullptr;   // the same, where it takes numbers
   std::unique_ptr<Rehearsal> rehearsal_;  // of the captured call; made when it is first timed
 };
 

@@ -139,6 +139,8 @@ class Runtime {
     bool may_compile = false;
     // In flight for a kernel of the key's shape class, and for which of them.
     std::optional<std::size_t> class_number;
+    bool scalars = false;  // in flight for the kernel of the key's scalar class
+    int measured = 0;      // so often without a decision: to be measured again (runtime_again.cc)
     std::vector<std::shared_ptr<Ticket>> tickets;
   };
 
@@ -153,6 +155,8 @@ class Runtime {
                 const Manifest& manifest);
   bool put_kernel(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                   const void* kernel);
+  // `put`, which puts a kernel into a table, unless frozen; whether it did.
+  bool put_unless_frozen(const std::function<void()>& put);
   Result<LoadedKernel*> load_kernel(OperatorHook& hook, std::span<const Word> words,
                                     const Manifest& manifest);
   std::string rejected_by_policy(const OperatorHook& hook, std::span<const Word> words,
@@ -174,6 +178,22 @@ class Runtime {
   void answer_waiting_keys(OperatorHook& hook);
   void retire_class_kernel(OperatorHook& hook, std::span<const Word> words,
                            const std::string& reason);
+  void queue_alone(Pending& pending);
+  // Scalar classes; see runtime_scalars.cc.
+  bool has_scalar_classes(const OperatorHook& hook) const;
+  std::string scalar_digest(const OperatorHook& hook, std::span<const Word> words) const;
+  bool ask_for_scalars(OperatorHook& hook, std::span<const Word> words);
+  bool install_scalars(OperatorHook& hook, std::span<const Word> words, const Manifest& manifest,
+                       const std::string& digest);
+  bool hand_to_scalars(Pending& pending);
+  void complete_scalars(Pending& pending, const std::string& digest, const std::string& decision,
+                        const std::string& reason);
+  void retire_scalars(OperatorHook& hook, std::span<const Word> words, const std::string& reason);
+  // Verdicts that noise hid; see runtime_again.cc.
+  void measure_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                     const Manifest& manifest);
+  void submit_again(Pending pending);
+  void complete_again(const std::string& digest);
   void loader_loop();
   void process(Pending pending);
   void submit(Pending pending, const CompileRequest& request);
@@ -203,9 +223,12 @@ class Runtime {
   std::condition_variable queue_changed_;
   std::deque<Pending> queue_;                           // guarded by queue_mutex_
   std::unordered_map<std::string, Pending> in_flight_;  // by digest; guarded by queue_mutex_
-  std::size_t processing_ = 0;                          // guarded by queue_mutex_
-  bool stopping_ = false;                               // guarded by queue_mutex_
-  std::thread loader_;                                  // guarded by queue_mutex_
+  // Being measured again, when the machine is idle; nobody waits for them. By digest; guarded by
+  // queue_mutex_.
+  std::unordered_map<std::string, Pending> again_;
+  std::size_t processing_ = 0;  // guarded by queue_mutex_
+  bool stopping_ = false;       // guarded by queue_mutex_
+  std::thread loader_;          // guarded by queue_mutex_
 
   mutable std::mutex verdicts_mutex_;
   // By hook, then digest; guarded by verdicts_mutex_.

@@ -125,6 +125,9 @@ Found Runtime::load_now(OperatorHook& hook, std::span<const Word> words, std::ui
     if (install_from_store(hook, words, hash, digest, &found)) {
       return found;
     }
+    if (has_scalar_classes(hook) && ask_for_scalars(hook, words)) {
+      return found;  // from the next call on
+    }
     ask_for_class(hook, words);
     if (Found of_class = find_in_class(hook, words, hash); of_class.state == EntryState::kKernel) {
       return of_class;
@@ -194,6 +197,7 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
   if (manifest.kind != EntryKind::kKernel) {
     install_native(hook, words, hash, manifest.kind == EntryKind::kNative ? "native" : "failed",
                    fact(manifest, "reason"), manifest.facts);
+    measure_again(hook, words, hash, manifest);
     return {EntryState::kNative, nullptr};
   }
   if (std::string reason = rejected_by_policy(hook, words, manifest); !reason.empty()) {
@@ -228,6 +232,10 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
 
 bool Runtime::put_kernel(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                          const void* kernel) {
+  return put_unless_frozen([&] { hook.table().set_kernel(words, hash, kernel); });
+}
+
+bool Runtime::put_unless_frozen(const std::function<void()>& put) {
   struct Counted {
     explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
     ~Counted() { count_.fetch_sub(1); }
@@ -236,7 +244,7 @@ bool Runtime::put_kernel(OperatorHook& hook, std::span<const Word> words, std::u
   if (frozen()) {
     return false;
   }
-  hook.table().set_kernel(words, hash, kernel);
+  put();
   return true;
 }
 
@@ -314,6 +322,7 @@ void Runtime::record(OperatorHook& hook, std::span<const Word> words, VerdictRec
 void Runtime::note_kernel_failure(OperatorHook& hook, std::span<const Word> words) {
   try {
     install_native(hook, words, hash_words(words), "failed", "the kernel reported an error", {});
+    hook.scalars().retire(words);
     warn_once(
         "kernel:" + hook.full_name(),
         hook.full_name() + ": a kernel reported an error; native answers its calls from now on");
@@ -327,6 +336,7 @@ void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
   try {
     const std::string reason = "a kernel's answer differed from native's (" + difference + ")";
     retire_class_kernel(hook, words, reason);
+    retire_scalars(hook, words, reason);
     install_native(hook, words, hash_words(words), "failed", reason, {});
     if (const std::shared_ptr<DiskStore> files = store()) {
       if (Status status = files->quarantine(hook.entry_digest(words, policy_tag()), reason);
@@ -430,6 +440,10 @@ void Runtime::process(Pending pending) {
       finish(pending);
       return;
     }
+    if (pending.measured > 0) {
+      submit_again(std::move(pending));
+      return;
+    }
     const std::string digest = pending.hook->entry_digest(pending.words, policy_tag()).hex();
     {
       std::lock_guard lock(queue_mutex_);
@@ -454,7 +468,7 @@ void Runtime::process(Pending pending) {
     }
     if (decided ||  // by an answer that came while this call waited in the queue
         install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) ||
-        hand_to_class(pending) || !pending.may_compile) {
+        hand_to_scalars(pending) || hand_to_class(pending) || !pending.may_compile) {
       finish(pending);
       return;
     }
@@ -508,18 +522,22 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
   Pending pending;
   {
     std::lock_guard lock(queue_mutex_);
-    const auto found = in_flight_.find(digest);
-    if (found == in_flight_.end()) {
-      return;
+    if (const auto found = in_flight_.find(digest); found != in_flight_.end()) {
+      pending = std::move(found->second);
+      // Kept in flight, without its contents, until the verdict stands: waiters on idleness must
+      // find it installed.
     }
-    pending = std::move(found->second);
-    // Kept in flight, without its contents, until the verdict stands: waiters on idleness must
-    // find it installed.
+  }
+  if (pending.hook == nullptr) {
+    complete_again(digest);
+    return;
   }
   pending.hook->note_compile_cost(cpu_seconds);
   try {
     if (pending.class_number) {
       complete_class(pending, digest, decision, reason);
+    } else if (pending.scalars) {
+      complete_scalars(pending, digest, decision, reason);
     } else if (pending.generation == generation_.load(std::memory_order_relaxed) && !frozen()) {
       Found found;
       if (!install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) &&

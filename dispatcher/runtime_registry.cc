@@ -168,6 +168,7 @@ void Runtime::set_identity(OperatorHook& hook, const std::string& identity) {
     generation_.fetch_add(1, std::memory_order_acq_rel);
     hook.table().clear();
     hook.classes().clear();
+    hook.scalars().clear();
   }
 }
 
@@ -194,6 +195,7 @@ void Runtime::set_policy(const Policy& policy) {
   for (OperatorHook* hook : hooks()) {
     hook->table().clear();
     hook->classes().clear();
+    hook->scalars().clear();
   }
   // Who waits for the first kernel of a key, or wants no other answer, wants every call looked at.
   const bool runs = policy.on_miss == OnMiss::kBackground && policy.choose == Choose::kFaster;

@@ -180,10 +180,15 @@ void Runtime::complete_class(Pending& pending, const std::string& digest,
     answer_waiting_keys(hook);
     return;
   }
-  // No kernel for the class: the key is on its own.
+  queue_alone(pending);
+}
+
+// No kernel for its class: the key is on its own.
+void Runtime::queue_alone(Pending& pending) {
   Pending alone = std::move(pending);
   pending.tickets.clear();
   alone.class_number.reset();
+  alone.scalars = false;
   {
     std::lock_guard lock(queue_mutex_);
     if (!stopping_) {

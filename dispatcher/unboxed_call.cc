@@ -79,10 +79,39 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
       note_failure(kernel, view.key.words());
     }
   } else if (found.state != EntryState::kNative) {
-    end_native_run(index_);  // or the boxed hook might pass the call on
-    return Route::kBoxed;
+    const Route route =
+        scalars_.empty() ? Route::kBoxed : answer_by_class(arguments, view, outputs);
+    if (route == Route::kBoxed) {
+      end_native_run(index_);  // or the boxed hook might pass the call on
+    }
+    if (route != Route::kNative) {
+      return route;
+    }
   }
   run.count();
+  return Route::kNative;
+}
+
+Route OperatorHook::answer_by_class(const UnboxedArguments& arguments, const CallView& view,
+                                    UnboxedOutputs outputs) {
+  ScalarClasses::Numbers numbers;
+  const Found found = scalars_.find(view.key.words(), numbers);
+  if (found.state != EntryState::kKernel) {
+    return found.state == EntryState::kNative ? Route::kNative : Route::kBoxed;
+  }
+  BareKernel::WithScalars kernel(*static_cast<BareKernel*>(const_cast<void*>(found.kernel)),
+                                 numbers.values());
+  if (verification_is_on() && !kernel.writes_inputs()) [[unlikely]] {
+    return Route::kBoxed;
+  }
+  const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, view, outputs);
+  if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
+    count_call(index_, CallOutcome::kHit);
+    return Route::kAnswered;
+  }
+  if (outcome == LoadedKernel::Outcome::kFailed) {
+    note_failure(kernel, view.key.words());
+  }
   return Route::kNative;
 }
 

@@ -312,11 +312,16 @@ class _TextTaker:
                 ) from error
             self.why_container = str(error)
             return None
-        if bool(self.plan.writes) != bool(self._call.written):
-            raise CompileRefused("the generated code does not write what the operator writes")
-        if not self._call.written.issuperset(self.plan.writes):
-            raise CompileRefused("the generated code writes an argument that the operator reads")
+        refuse_other_writes(self.plan, self._call)
         return "bare"
+
+
+def refuse_other_writes(plan: LaunchPlan, call: Call) -> None:
+    """Raises CompileRefused unless the plan writes what the call's operator writes."""
+    if bool(plan.writes) != bool(call.written):
+        raise CompileRefused("the generated code does not write what the operator writes")
+    if not call.written.issuperset(plan.writes):
+        raise CompileRefused("the generated code writes an argument that the operator reads")
 
 
 def find_cause(error: BaseException) -> CompileRefused | CompileFailed | None:

@@ -18,8 +18,10 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 VERSION = 2
+SCALAR_VERSION = 1
 ENTRY_PREFIX = "eagercache_kernel_"
 _MAX_DIMENSIONS = 16
 
@@ -83,7 +85,8 @@ class LaunchPlan:
     """How to launch the kernels of one call, and their source.
 
     ``source`` holds their definitions in a namespace of its own and one C function, ``entry``,
-    that takes the plan's pointers and returns 0, or 1 when a kernel threw.
+    that takes the plan's pointers and returns 0, or 1 when a kernel threw. With ``scalars`` it
+    takes the address of so many numbers of the call, too.
     """
 
     entry: str
@@ -92,6 +95,7 @@ class LaunchPlan:
     outputs: tuple[Output, ...]
     scratch: tuple[int, ...]  # bytes of each buffer
     source: str = field(repr=False)
+    scalars: int = 0
 
     def with_strides(self, strides: Sequence[Sequence[int]]) -> LaunchPlan:
         """The plan with ``strides``, native's, where they differ in dimensions of size 1 only."""
@@ -110,21 +114,20 @@ class LaunchPlan:
 
     def to_json(self) -> str:
         """The canonical text that the manifest stores and the hook reads; without the source."""
-        return json.dumps(
-            {
-                "version": VERSION,
-                "entry": self.entry,
-                "inputs": self.num_inputs,
-                "outputs": [
-                    {"dtype": o.dtype, "sizes": list(o.sizes), "strides": list(o.strides)}
-                    for o in self.outputs
-                ],
-                "scratch": list(self.scratch),
-                "writes": list(self.writes),
-            },
-            sort_keys=True,
-            separators=(",", ":"),
-        )
+        plan: dict[str, Any] = {
+            "version": VERSION,
+            "entry": self.entry,
+            "inputs": self.num_inputs,
+            "outputs": [
+                {"dtype": o.dtype, "sizes": list(o.sizes), "strides": list(o.strides)}
+                for o in self.outputs
+            ],
+            "scratch": list(self.scratch),
+            "writes": list(self.writes),
+        }
+        if self.scalars:
+            plan = {"version": SCALAR_VERSION, "plan": plan, "scalars": self.scalars}
+        return json.dumps(plan, sort_keys=True, separators=(",", ":"))
 
 
 def adopt_strides(
@@ -154,12 +157,20 @@ def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
-def read_launch_plan(wrapper: str, kernel: str) -> LaunchPlan:
-    """The plan of two generated texts. Raises NotUnderstood."""
+def read_launch_plan(wrapper: str, kernel: str, scalars: int = 0) -> LaunchPlan:
+    """The plan of two generated texts. Raises NotUnderstood.
+
+    ``scalars``: so many numbers of the call are in the kernel's text as elements of an array.
+    """
     reader = _Reader(frozenset(kernel_names(kernel)))
     for statement in statements(wrapper):
         reader.read(statement)
-    return reader.plan(namespace_body(kernel))
+    definitions = namespace_body(kernel)
+    if scalars:
+        definitions = _STATIC.sub(
+            rf"static void \1(const double* const __restrict__ {SCALARS}, ", definitions
+        )
+    return reader.plan(definitions, scalars)
 
 
 def _body(wrapper: str) -> str:
@@ -192,6 +203,8 @@ def statements(wrapper: str) -> list[str]:
 
 
 _DEFINITION = re.compile(r'^extern "C"\s+void\s+(\w+)\(', re.MULTILINE)
+_STATIC = re.compile(r"^static void (\w+)\(", re.MULTILINE)
+SCALARS = "eagercache_scalars"  # the array of numbers in the text of kernels that take some
 _INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
 
@@ -366,7 +379,7 @@ class _Reader:
             return _Argument("", text)
         raise NotUnderstood(f"argument {text[:60]}")
 
-    def plan(self, definitions: str) -> LaunchPlan:
+    def plan(self, definitions: str, scalars: int) -> LaunchPlan:
         if not self._calls or self._num_inputs < 0:
             raise NotUnderstood("no call of a kernel")
         if sorted(self._outputs) != list(range(len(self._outputs))) or not (
@@ -384,8 +397,9 @@ class _Reader:
         scratch = [buffer for buffer in self._buffers if id(buffer) not in roots]
         order = roots + [id(buffer) for buffer in scratch]
         numbers = {root: self._num_inputs + index for index, root in enumerate(order)}
+        first = "s, " if scalars else ""
         calls = "".join(
-            f"    {name}({', '.join(_argument_text(a, numbers) for a in arguments)});\n"
+            f"    {name}({first}{', '.join(_argument_text(a, numbers) for a in arguments)});\n"
             for name, arguments in self._calls
         )
         digest = hashlib.sha256(f"{definitions}\n{calls}".encode()).hexdigest()[:32]
@@ -396,7 +410,14 @@ class _Reader:
             writes=tuple(sorted(self._written)),
             outputs=tuple(Output(v.buffer.dtype, v.sizes, v.strides) for v in returned),
             scratch=tuple(buffer.bytes for buffer in scratch),
-            source=_SOURCE.format(digest=digest, definitions=definitions, entry=entry, calls=calls),
+            source=_SOURCE.format(
+                digest=digest,
+                definitions=definitions,
+                entry=entry,
+                calls=calls,
+                scalars=", const double* s" if scalars else "",
+            ),
+            scalars=scalars,
         )
 
 
@@ -404,7 +425,8 @@ _SOURCE = """\
 namespace eagercache_{digest} {{
 {definitions}
 }}
-extern "C" __attribute__((visibility("default"))) std::int32_t {entry}(void* const* p) noexcept {{
+extern "C" __attribute__((visibility("default"))) std::int32_t {entry}(
+    void* const* p{scalars}) noexcept {{
   using namespace eagercache_{digest};
   try {{
 {calls}    return 0;

@@ -13,8 +13,9 @@ from typing import Any
 from . import _compat, prove, timing
 from .commands import CompileRefused
 from .compile import Lowered, Tools, build_graph, example_inputs
+from .family_job import FamilyJob
 from .generated_text import admit, read_generated_text
-from .job import Built, Job, Outcome
+from .job import Built, Outcome
 from .launch_plan import NotUnderstood
 from .shape_family import ShapeFamily, elements_of, proof_values, timing_values
 from .shape_plan import ShapePlan, Symbols, read_shape_plan
@@ -25,7 +26,7 @@ TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18)
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 
 
-class ShapeJob(Job):
+class ShapeJob(FamilyJob):
     """A job whose kernel answers a shape class."""
 
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
@@ -50,20 +51,6 @@ class ShapeJob(Job):
                     family, len(natives[0].outputs), find_tools(store)
                 )
         self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
-
-    def _register(self) -> None:
-        description = self.description
-        self._core.register(description["op"], description["overload"], description["dispatch_key"])
-
-    def _probe(self) -> Any:
-        description = self.description
-        probe = self._core.Probe(
-            description["op"], description["overload"], description["dispatch_key"]
-        )
-        probe.set_undefined(
-            [i for i, a in enumerate(description["args"]) if a["kind"] == "undefined_tensor"]
-        )
-        return probe
 
     def _lower_shapes(self, family: ShapeFamily, num_returns: int, tools: Tools) -> Lowered:
         """Inductor's text for symbolic sizes, as a plan. Raises CompileRefused."""
@@ -123,7 +110,9 @@ class ShapeJob(Job):
         with family.call.state.applied():
             proved = proof_values(family, plan.admits, self._vector_lengths(family))
             for values in proved:
-                self._prove_member(family, values, outcome)
+                where = f"sizes {_text(values)}"
+                member, plan_text = family.member(values), kernel.launch_plan
+                self._prove_member(member, self._library, plan_text, outcome, where)
             choice = self._choose(family, plan, outcome)
         outcome.kernel = Built(objects, self.lowered, "shapes", plan.to_json(choice))
         outcome.facts = {
@@ -132,23 +121,6 @@ class ShapeJob(Job):
             **outcome.facts,
         }
         self.outcome = outcome
-
-    def _prove_member(self, family: ShapeFamily, values: Sequence[int], outcome: Outcome) -> None:
-        assert outcome.kernel is not None
-        member = family.member(values)
-        with self.clock.step("prove"):
-            natives = prove.native_answers(member)
-            probe = self._probe()
-            prove.capture(member, probe, natives[0].sample.clone(), self.request["choose"])
-            probe.load(str(self._library), outcome.kernel.launch_plan)
-            reduces = outcome.kernel.lowered.text.reduces
-            try:
-                proof = prove.prove(member, probe, natives, reduces=reduces)
-            except prove.ProofFailed as error:
-                raise prove.ProofFailed(f"{error}, sizes {_text(values)}") from error
-        before = outcome.proof
-        if before is None or proof.numerics != "bitwise":
-            outcome.proof = proof
 
     def _choose(
         self, family: ShapeFamily, plan: ShapePlan, outcome: Outcome

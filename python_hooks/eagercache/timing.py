@@ -27,6 +27,7 @@ _MINIMUM_PAIRS = 9
 _MAXIMUM_PAIRS = 99
 _NS_PER_SAMPLE = 400_000.0  # of one side of one pair; far above the clock's resolution
 _MAXIMUM_CALLS = 2_000
+UNDECIDED = "undecided"  # the reason for native where noise hides which side is faster
 _CONFIDENCE_Z = 2.576  # 99 %, two-sided
 
 
@@ -181,4 +182,4 @@ def decide(timing: Timing, margin: float) -> tuple[bool, str]:
         return True, ""
     if timing.ratio_low > 1.0 - margin:
         return False, "slower"
-    return False, "undecided"
+    return False, UNDECIDED

@@ -33,13 +33,8 @@ from eagercache import (
     trace,
 )
 from eagercache._load import core
-from eagercache.service import (
-    CompileService,
-    ServiceSettings,
-    cpu_seconds,
-    expected_gain,
-    tensor_sizes,
-)
+from eagercache.service import CompileService, ServiceSettings, cpu_seconds
+from eagercache.service_request import expected_gain, tensor_sizes
 from eagercache.session import CUDA_WORKER_BYTES
 
 # CPU seconds of one bare kernel, proof and timing included, where the store has none to compare;

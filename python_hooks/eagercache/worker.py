@@ -223,6 +223,10 @@ def _make_job(request: Mapping[str, Any], core: Any) -> Job:
         from .shape_job import ShapeJob
 
         return ShapeJob(request, core)
+    if request["description"].get("kind") == "scalars":
+        from .scalar_job import ScalarJob
+
+        return ScalarJob(request, core)
     from .job import Job
 
     return Job(request, core)

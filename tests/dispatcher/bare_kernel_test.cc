@@ -21,12 +21,17 @@ constexpr const char* kTwicePlan =
     R"({"entry":"eagercache_kernel_2a","inputs":1,)"
     R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[20],"version":2,"writes":[]})";
 
-std::unique_ptr<LoadedKernel> load(const std::string& plan) {
+constexpr const char* kScalarPlan =
+    R"({"plan":{"entry":"eagercache_kernel_2e","inputs":1,)"
+    R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[],"version":2,"writes":[]},)"
+    R"("scalars":2,"version":1})";
+
+std::unique_ptr<LoadedKernel> load(const std::string& plan, const char* form = "bare") {
   Result<SharedLibrary> library = SharedLibrary::open(EAGERCACHE_TEST_BARE_OBJECT);
   if (!library) {
     throw std::runtime_error(library.status().to_string());
   }
-  auto kernel = make_kernel(library.value(), c10::Device("cpu"), {"bare", plan, {}});
+  auto kernel = make_kernel(library.value(), c10::Device("cpu"), {form, plan, {}});
   if (!kernel) {
     throw std::runtime_error(kernel.status().to_string());
   }
@@ -65,6 +70,54 @@ TEST(BareKernel, GetsScratchThatIsAlignedAndApart) {
   EXPECT_EQ(outputs[0].strides(), at::IntArrayRef({1, 3}));
   EXPECT_EQ(outputs[0].abs().max().item<std::int64_t>(), 0);
   EXPECT_GE(outputs[1].min().item<std::int64_t>(), 100'000);
+}
+
+TEST(BareKernel, TakesNumbersOfTheCall) {
+  const auto kernel = load(kScalarPlan, "scalars");
+  auto& bare = dynamic_cast<BareKernel&>(*kernel);
+  ASSERT_EQ(bare.num_scalars(), 2U);
+  const at::Tensor x = at::arange(5, at::kFloat);
+  const at::Tensor* const input = &x;
+  std::array<at::Tensor, 1> outputs;
+  for (const double factor : {0.25, -3.0}) {
+    const std::array<double, 2> numbers{factor, 7};
+    BareKernel::WithScalars with(bare, numbers);
+    ASSERT_EQ(with.answer({&input, 1}, outputs, x.device()), LoadedKernel::Outcome::kAnswered);
+    EXPECT_TRUE(at::equal(outputs[0], x * factor + 7));
+  }
+  EXPECT_EQ(kernel->run({&input, 1}, outputs, x.device()), LoadedKernel::Outcome::kNotStarted);
+  const std::array<double, 1> one{1.0};
+  BareKernel::WithScalars too_few(bare, one);
+  EXPECT_EQ(too_few.run({&input, 1}, outputs, x.device()), LoadedKernel::Outcome::kNotStarted);
+}
+
+TEST(BareKernel, FirstRunWithNumbersIsWatched) {
+  const auto kernel = load(kScalarPlan, "scalars");
+  std::vector<bool> seen;
+  kernel->watch_first_run([&](bool begins) { seen.push_back(begins); });
+  const at::Tensor x = at::ones({5});
+  const at::Tensor* const input = &x;
+  std::array<at::Tensor, 1> outputs;
+  const std::array<double, 2> numbers{1, 1};
+  for (int i = 0; i < 2; ++i) {
+    BareKernel::WithScalars with(dynamic_cast<BareKernel&>(*kernel), numbers);
+    with.answer({&input, 1}, outputs, x.device());
+  }
+  EXPECT_EQ(seen, (std::vector<bool>{true, false}));
+}
+
+TEST(ScalarPlan, AnythingButTheCanonicalTextIsRefused) {
+  const std::string plan = kScalarPlan;
+  EXPECT_TRUE(parse_scalar_plan(plan));
+  EXPECT_EQ(parse_scalar_plan(plan + " ").code(), StatusCode::kCorrupt);
+  const auto with = [&](const std::string& old, const std::string& by) {
+    std::string changed = plan;
+    return parse_scalar_plan(changed.replace(changed.rfind(old), old.size(), by)).code();
+  };
+  EXPECT_EQ(with("\"scalars\":2", "\"scalars\":0"), StatusCode::kCorrupt);
+  EXPECT_EQ(with("\"scalars\":2", "\"scalars\":513"), StatusCode::kCorrupt);
+  EXPECT_EQ(with("\"version\":1", "\"version\":2"), StatusCode::kIncompatible);
+  EXPECT_EQ(with("\"inputs\":1", "\"inputs\":-1"), StatusCode::kCorrupt);
 }
 
 TEST(BareKernel, WritesTheInputsThatItsPlanNames) {

@@ -82,6 +82,67 @@ TEST_F(RuntimeMissTest, ARequestDescribesTheCall) {
   EXPECT_TRUE(idle());
 }
 
+TEST_F(RuntimeMissTest, WhatNoiseHidIsAskedForAgainAndNobodyWaits) {
+  const auto store = use_store();
+  const auto handler = use_handler();
+  set_on_miss(OnMiss::kBackground, 1);
+  Manifest undecided = decision(EntryKind::kNative, "undecided");
+  const auto publish = [&](const char* measured) {
+    undecided.facts["measured"] = measured;
+    (void)store->remove(undecided.key);  // the first time there is none
+    EXPECT_TRUE(store->publish(undecided, {}));
+  };
+  publish("1");
+  call_twice();
+  const CompileRequest request = handler->request(0);
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(state_now(), EntryState::kNative);
+  EXPECT_EQ(request.digest, digest_now());
+  EXPECT_EQ(nlohmann::json::parse(request.call_json)["again"], 1);
+
+  publish("2");
+  runtime().complete(request.digest, "native", "undecided");
+  EXPECT_EQ(nlohmann::json::parse(handler->request(1).call_json)["again"], 2);
+
+  publish("3");
+  runtime().complete(request.digest, "native", "undecided");
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(verdict().facts["measured"], "3");
+  EXPECT_EQ(handler->requests().size(), 2U);
+}
+
+TEST_F(RuntimeMissTest, WhatCouldNotBeMeasuredAgainIsLeft) {
+  const auto store = use_store();
+  const auto handler = use_handler();
+  set_on_miss(OnMiss::kBackground, 1);
+  Manifest undecided = decision(EntryKind::kNative, "undecided");
+  undecided.facts["measured"] = "1";
+  ASSERT_TRUE(store->publish(undecided, {}));
+  call_twice();
+  const CompileRequest request = handler->request(0);
+  runtime().complete(request.digest, "failed", "no worker");
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(state_now(), EntryState::kNative);
+  EXPECT_EQ(handler->requests().size(), 1U);
+}
+
+TEST_F(RuntimeMissTest, AMeasurementThatDecidesIsInstalled) {
+  const auto store = use_store();
+  const auto handler = use_handler();
+  set_on_miss(OnMiss::kBackground, 1);
+  Manifest undecided = decision(EntryKind::kNative, "undecided");
+  undecided.facts["measured"] = "2";
+  ASSERT_TRUE(store->publish(undecided, {}));
+  call_twice();
+  const CompileRequest request = handler->request(0);
+  ASSERT_TRUE(store->remove(undecided.key));
+  ASSERT_TRUE(store->publish(decision(EntryKind::kNative, "slower"), {}));
+  runtime().complete(request.digest, "native", "slower");
+  EXPECT_EQ(verdict().reason, "slower");
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(handler->requests().size(), 1U);
+}
+
 TEST_F(RuntimeMissTest, EightThreadsThatMissOneKeySubmitItOnce) {
   use_store();
   const auto handler = use_handler();

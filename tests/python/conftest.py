@@ -37,6 +37,7 @@ COSTLY_FIXTURES = {
     "written_cache",
     "shape_cache",
     "size_cache",
+    "scalar_cache",
     "operator_cache",
     "fuzz_cache",
     "conformance_state",

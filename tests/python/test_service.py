@@ -22,7 +22,8 @@ import eagercache.worker
 import pytest
 from conftest import clean_environment
 from eagercache import cuda_gate
-from eagercache.service import CompileService, ServiceSettings, worker_environment
+from eagercache.service import CompileService, ServiceSettings
+from eagercache.worker_process import worker_environment
 
 pytestmark = pytest.mark.once
 
@@ -153,8 +154,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         service.close()
 
 
-def call(number: int, do: str = "answer") -> dict[str, Any]:
-    return {"id": number, "op": "aten::abs", "overload": "", "digest": f"{number:064x}", "do": do}
+def call(number: int, do: str = "answer", **more: Any) -> dict[str, Any]:
+    digest = f"{number:064x}"
+    return {"id": number, "op": "aten::abs", "overload": "", "digest": digest, "do": do, **more}
 
 
 def gone(pid: int) -> bool:
@@ -242,6 +244,54 @@ def test_what_saves_most_is_compiled_first(bench: Bench) -> None:
     service.submit({**call(4), "calls": 2, "native_ns": 1e9}, answers)
     assert service.wait(60)
     assert [answer["id"] for answer in answers.all] == [0, 4, 3, 2, 1]
+
+
+class Machine:
+    """Whether it is idle is for the test to say."""
+
+    def __init__(self) -> None:
+        self.idle = False
+        self.looks = 0
+
+    def __call__(self) -> bool:
+        self.looks += 1
+        return self.idle
+
+    def looked_at(self, times: int) -> None:
+        before = self.looks
+        assert wait_until(lambda: self.looks >= before + times)
+
+
+def test_what_is_measured_again_waits_for_an_idle_machine_and_nobody_for_it(bench: Bench) -> None:
+    machine, answers = Machine(), Answers()
+    service = bench.service(again_delay=0.0, idle_check=0.01, machine_is_idle=machine)
+    service.submit(call(1, "answer", again=1), answers)
+    assert service.wait(0) and service.unanswered() == []
+    machine.looked_at(3)
+    assert answers.all == []
+    machine.idle = True
+    assert wait_until(lambda: len(answers.all) == 1)
+    assert answers.by_id()[1]["verdict"] == "kernel"
+
+
+def test_what_is_measured_again_comes_after_everything_else(bench: Bench) -> None:
+    machine, answers = Machine(), Answers()
+    service = bench.service(again_delay=0.0, idle_check=0.01, machine_is_idle=machine)
+    service.submit(call(1, "answer", again=1), answers)
+    service.submit(call(2, "busy_twice"), answers)
+    machine.idle = True
+    service.submit(call(3, "slow"), answers)
+    assert wait_until(lambda: len(answers.all) == 3)
+    assert [answer["id"] for answer in answers.all][-1] == 1
+
+
+def test_what_waits_for_an_idle_machine_is_answered_at_the_end(bench: Bench) -> None:
+    answers = Answers()
+    service = bench.service(again_delay=600.0)
+    service.submit(call(1, "answer", again=1), answers)
+    service.close()
+    assert wait_until(lambda: len(answers.all) == 1)
+    assert answers.all[0]["verdict"] == "failed"
 
 
 def test_output_of_libraries_does_not_reach_the_protocol(bench: Bench) -> None:

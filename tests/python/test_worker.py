@@ -93,6 +93,9 @@ class Requests:
             "choose": "always",
             "workers": 1,
             "slots_folder": root.parent / "slots",
+            "again_delay": 0.0,
+            "idle_check": 0.05,
+            "machine_is_idle": lambda: True,
             **changes,
         }
         self.settings = ServiceSettings(**settings)
@@ -167,6 +170,22 @@ def test_a_published_entry_is_found_and_not_made_again(
     (again,) = requests.ask([{**VAR, "digest": compiled[0]["digest"]}])
     assert (again["verdict"], again["found"]) == ("kernel", True)
     assert requests.service.compiles == before
+
+
+@pytest.mark.parametrize(("stored", "asked", "verdict"), [(1, 1, "kernel"), (2, 1, "native")])
+def test_what_noise_hid_is_measured_again_where_nobody_has(
+    requests: Requests, stored: int, asked: int, verdict: str
+) -> None:
+    (description,) = with_digests([describe("abs", tensor((8 + stored,)))], "always")
+    facts = {"reason": "undecided", "measured": str(stored)}
+    store = requests.store()
+    store.publish({"key": description["digest"], "kind": "native", "facts": facts})
+    answers: list[dict[str, Any]] = []
+    requests.service.submit({**description, "again": asked}, answers.append)
+    assert requests.service.wait(1)
+    assert wait_until(lambda: bool(answers), 120)
+    assert (answers[0]["verdict"], answers[0]["found"]) == (verdict, verdict == "native")
+    assert store.find(description["digest"])["kind"] == verdict
 
 
 def test_a_locked_key_is_answered_by_whoever_holds_it(

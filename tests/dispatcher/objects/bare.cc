@@ -46,6 +46,15 @@ __attribute__((visibility("default"))) std::int32_t eagercache_kernel_2d(void* c
   return 0;
 }
 
+// out = in * the first number + the second, five floats.
+__attribute__((visibility("default"))) std::int32_t eagercache_kernel_2e(void* const* p,
+                                                                         const double* s) {
+  const auto* in = static_cast<const float*>(p[0]);
+  auto* out = static_cast<float*>(p[1]);
+  for (int i = 0; i < 5; ++i) out[i] = in[i] * static_cast<float>(s[0]) + static_cast<float>(s[1]);
+  return 0;
+}
+
 __attribute__((visibility("default"))) std::int32_t eagercache_kernel_fa(void* const*) { return 1; }
 
 __attribute__((visibility("default"))) std::int32_t eagercache_kernel_fb(void* const*) { return 2; }

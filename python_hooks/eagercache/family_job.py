@@ -1,0 +1,47 @@
+"""What jobs have in common whose kernel answers many calls: it is proved on several of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import prove
+from .calls import Call
+from .job import Job, Outcome
+
+
+class FamilyJob(Job):
+    """A job whose kernel answers a class of calls."""
+
+    def _register(self) -> None:
+        description = self.description
+        self._core.register(description["op"], description["overload"], description["dispatch_key"])
+
+    def _probe(self) -> Any:
+        description = self.description
+        probe = self._core.Probe(
+            description["op"], description["overload"], description["dispatch_key"]
+        )
+        probe.set_undefined(
+            [i for i, a in enumerate(description["args"]) if a["kind"] == "undefined_tensor"]
+        )
+        return probe
+
+    def _prove_member(
+        self, member: Call, library: Path, launch_plan: str, outcome: Outcome, where: str
+    ) -> None:
+        """Proves the kernel on one call; what is proved of all so far is in ``outcome``."""
+        assert outcome.kernel is not None
+        with self.clock.step("prove"):
+            natives = prove.native_answers(member)
+            probe = self._probe()
+            prove.capture(member, probe, natives[0].sample.clone(), self.request["choose"])
+            probe.load(str(library), launch_plan)
+            reduces = outcome.kernel.lowered.text.reduces
+            try:
+                proof = prove.prove(member, probe, natives, reduces=reduces)
+            except prove.ProofFailed as error:
+                raise type(error)(f"{error}, {where}") from error
+        before = outcome.proof
+        if before is None or proof.numerics != "bitwise":
+            outcome.proof = proof
