@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib.util
 import logging
 import os
 import select
@@ -13,6 +14,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from .choices import WORKER_VARIABLE
 from .log import event
@@ -66,12 +69,43 @@ def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) ->
     kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     kept[WORKER_VARIABLE] = "1"
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    bytecode = bytecode_folder(Path(settings.store_root), environ)
+    if bytecode is not None:
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)
+        kept["PYTHONPYCACHEPREFIX"] = str(bytecode)
     # CPU calls need no CUDA context.
     kept["CUDA_VISIBLE_DEVICES"] = (
         "" if settings.gpu is None else _gpu_name(settings.gpu, environ.get("CUDA_VISIBLE_DEVICES"))
     )
     kept.update(settings.extra_environment)
     return kept
+
+
+def bytecode_folder(store_root: Path, environ: Mapping[str, str]) -> Path | None:
+    """Where workers keep Inductor's compiled sources, which nobody else keeps; None where one does.
+
+    To compile them costs more than all else that a worker does before its first kernel, and in
+    images where packages have no bytecode, and may get none, every worker would do it anew.
+    """
+    if (
+        environ.get("PYTHONPYCACHEPREFIX")
+        or not store_root.is_absolute()
+        or not store_root.is_dir()
+    ):
+        return None
+    source = Path(torch.__file__).parent / "_inductor" / "lowering.py"
+    compiled = Path(importlib.util.cache_from_source(str(source)))
+    kept_by_python = not environ.get("PYTHONDONTWRITEBYTECODE") and os.access(
+        source.parent, os.W_OK
+    )
+    if compiled.exists() or kept_by_python or not _is_ours_alone(store_root):
+        return None
+    return store_root / "PYTHON"
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _gpu_name(index: int, visible: str | None) -> str:

@@ -544,6 +544,38 @@ def test_a_worker_ignores_the_terminals_interrupt(bench: Bench) -> None:
     assert answers.all[0]["verdict"] == "kernel" and len(bench.pids("start")) == 1
 
 
+@pytest.mark.parametrize(
+    ("variable", "mode", "kept"),
+    [
+        ("PYTHONDONTWRITEBYTECODE", 0o700, True),
+        ("PYTHONDONTWRITEBYTECODE", 0o777, False),
+        ("PYTHONPYCACHEPREFIX", 0o700, False),
+    ],
+)
+def test_workers_keep_bytecode_that_nobody_else_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, mode: int, kept: bool
+) -> None:
+    tmp_path.chmod(mode)
+    # As in an image whose packages have none.
+    monkeypatch.setattr("torch.__file__", str(tmp_path / "torch" / "__init__.py"))
+    settings = ServiceSettings(store_root=str(tmp_path), environment="")
+    environment = worker_environment(settings, {variable: "1"})
+    assert (environment.get("PYTHONPYCACHEPREFIX") == str(tmp_path / "PYTHON")) == kept
+    assert ("PYTHONDONTWRITEBYTECODE" in environment) == (variable in environment and not kept)
+
+
+def test_bytecode_that_is_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = (
+        tmp_path / "torch/_inductor/__pycache__" / f"lowering.{sys.implementation.cache_tag}.pyc"
+    )
+    compiled.parent.mkdir(parents=True)
+    compiled.touch()
+    monkeypatch.setattr("torch.__file__", str(tmp_path / "torch" / "__init__.py"))
+    settings = ServiceSettings(store_root=str(tmp_path), environment="")
+    environment = worker_environment(settings, {"PYTHONDONTWRITEBYTECODE": "1"})
+    assert "PYTHONPYCACHEPREFIX" not in environment
+
+
 def test_the_workers_environment_is_neutral() -> None:
     settings = ServiceSettings(store_root="", environment="")
     environ = {
