@@ -48,9 +48,16 @@ bool is_small(Word word) noexcept {
   return value >= -kSmallInteger && value <= kSmallInteger;
 }
 
-// The class words of one item, header included. Sets `varies` when a size may vary.
-bool write_item(const Item& item, std::span<const Word> words, std::span<Word> out,
-                bool* varies) noexcept {
+// Whether a list of integers is the last sizes of a tensor, as a normalized shape is: then they
+// vary with it, however small they are.
+bool ends(std::span<const Word> sizes, std::span<const Word> list) noexcept {
+  return list.size() <= sizes.size() && std::ranges::equal(list, sizes.last(list.size()));
+}
+
+// The class words of one item, header included. Sets `varies` when a size may vary. `first` are the
+// sizes of the call's first tensor.
+bool write_item(const Item& item, std::span<const Word> words, std::span<const Word> first,
+                std::span<Word> out, bool* varies) noexcept {
   const std::span<const Word> payload = words.subspan(item.at + 1, item.payload);
   const std::span<Word> target = out.subspan(item.at + 1, item.payload);
   out[item.at] = words[item.at];
@@ -64,10 +71,13 @@ bool write_item(const Item& item, std::span<const Word> words, std::span<Word> o
       return stride_order(payload.first(rank), payload.last(rank), target.last(rank));
     }
     case ArgumentKind::kInt:
-    case ArgumentKind::kIntList:
-      std::transform(payload.begin(), payload.end(), target.begin(),
-                     [](Word word) { return is_small(word) ? word : kAnyInteger; });
+    case ArgumentKind::kIntList: {
+      const bool follow = item.kind == ArgumentKind::kIntList && ends(first, payload);
+      std::transform(payload.begin(), payload.end(), target.begin(), [follow](Word word) {
+        return is_small(word) && (!follow || word == 1) ? word : kAnyInteger;
+      });
       return true;
+    }
     case ArgumentKind::kFloat:
     case ArgumentKind::kFloatList:
     case ArgumentKind::kComplex:
@@ -153,10 +163,14 @@ bool class_words(std::span<const Word> words, std::span<Word> out) noexcept {
   if (words.empty() || out.size() < words.size()) return false;
   out[0] = words[0];
   bool varies = false;
+  std::span<const Word> first;
   Items items(words);
   Item item;
   while (items.next(&item)) {
-    if (!write_item(item, words, out, &varies)) return false;
+    if (item.kind == ArgumentKind::kTensor && first.empty()) {
+      first = words.subspan(item.at + 1, item.payload / 2);
+    }
+    if (!write_item(item, words, first, out, &varies)) return false;
   }
   return items.sound() && varies;
 }

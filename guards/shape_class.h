@@ -13,7 +13,8 @@
 //
 // Two calls are of one class when their class words are equal: the key's words with every size but
 // 1 replaced, every stride replaced by its place in the order of the strides, and numbers that are
-// no flags (integers beyond kSmallInteger, floating-point ones) replaced. A size of 1 broadcasts
+// no flags (integers beyond kSmallInteger, lists of the last sizes of the first tensor,
+// floating-point ones) replaced. A size of 1 broadcasts
 // and is a class of its own. Tensors whose strides are not those of a dense tensor with permuted
 // dimensions (0 for repeated ones) have no class.
 //

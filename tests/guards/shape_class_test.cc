@@ -56,6 +56,19 @@ bool same_class(const std::vector<Word>& a, const std::vector<Word>& b) {
   return class_of(a) == class_of(b);
 }
 
+TEST(ShapeClass, AListOfTheLastSizesVariesWithThemHoweverSmall) {
+  const auto normalized = [](std::int64_t rows, std::int64_t columns) {
+    return key({dense({rows, columns}), integers({columns})});
+  };
+  EXPECT_TRUE(same_class(normalized(3, 5), normalized(7, 300)));
+  EXPECT_FALSE(same_class(normalized(3, 5), key({dense({3, 5}), integers({0})})));
+  EXPECT_FALSE(same_class(normalized(3, 5), normalized(3, 1)));
+  const auto pattern = generalize(normalized(3, 5), normalized(7, 300));
+  ASSERT_TRUE(pattern);
+  EXPECT_EQ(pattern->ties.size(), 1U);
+  EXPECT_TRUE(pattern->is_sound());
+}
+
 using Values = std::array<std::int64_t, ShapePattern::kMaxSymbols>;
 
 bool covers(const ShapePattern& pattern, const std::vector<Word>& words) {

@@ -1,0 +1,83 @@
+"""How much slower a program's own work is while its kernels are compiled.
+
+    .venv/bin/python bench/slow_down.py [--windows 10] [--threads 1]
+
+The program multiplies matrices, which eagercache leaves alone. In every second window a few new
+calls are made before it, whose kernels are compiled in the background meanwhile; in the others
+nothing is. Printed are the medians of a step in both and the ratio of neighbouring windows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+import eagercache
+import frame
+import torch
+
+SECONDS = 3.0
+NEW_CALLS = 12
+
+
+def steps(seconds: float, a: torch.Tensor, b: torch.Tensor) -> float:
+    """The median step of a window, in microseconds."""
+    times = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        begin = time.perf_counter_ns()
+        torch.mm(a, b)
+        times.append(time.perf_counter_ns() - begin)
+    return statistics.median(times) / 1000
+
+
+def ask_for_kernels(window: int) -> None:
+    """New calls, twice each: their kernels are asked for."""
+    for number in range(NEW_CALLS):
+        x = torch.randn(3 + number, 5 + window)
+        for _ in range(2):
+            torch.sigmoid(x)
+            torch.softmax(x, -1)
+
+
+def main() -> int:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--windows", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    a, b = torch.randn(256, 256), torch.randn(256, 256)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["EAGERCACHE_DIR"] = folder
+        eagercache.enable(["sigmoid", "_softmax"])
+        ask_for_kernels(0)
+        eagercache.wait(300)  # the worker has started
+        idle, busy, compiled = [], [], 0
+        for window in range(1, arguments.windows + 1):
+            idle.append(steps(SECONDS, a, b))
+            before = eagercache.stats().compiles
+            ask_for_kernels(window)
+            busy.append(steps(SECONDS, a, b))
+            eagercache.wait(300)
+            compiled += eagercache.stats().compiles - before
+        eagercache.disable()
+    ratios = [mine / base for mine, base in zip(busy, idle, strict=True)]
+    low, middle, high = frame.quartiles(ratios)
+    where = frame.machine()
+    print(
+        f"{where['processor']}, {where['cores']} cores, {arguments.threads} threads, load "
+        f"{where['load']}; torch {where['torch']}; commit {where['commit']}, {where['date']}\n\n"
+        f"- step alone {statistics.median(idle):.0f} us, while kernels compile "
+        f"{statistics.median(busy):.0f} us; {compiled} compiled in {len(busy)} windows of "
+        f"{SECONDS:.0f} s\n- ratio {middle:.3f}, quartiles {low:.3f} to {high:.3f}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
