@@ -31,7 +31,8 @@ class RunOfCall {
       : hook_(hook),
         arguments_(arguments),
         epoch_(native_run_epoch.load(std::memory_order_relaxed)),
-        sketched_(epoch_ != 0 && (hook.table().has_kernels() || hook.classes().has_kernels())) {}
+        sketched_(epoch_ != 0 && (hook.table().has_kernels() || hook.classes().has_kernels() ||
+                                  hook.scalars().has_kernels())) {}
 
   // Whether native answers without a look at the call, which is counted then. Not while kernels are
   // frozen: those that answer do so every time.

@@ -84,6 +84,9 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
     if (route == Route::kBoxed) {
       end_native_run(index_);  // or the boxed hook might pass the call on
     }
+    if (route == Route::kAnswered) {
+      run.bar();
+    }
     if (route != Route::kNative) {
       return route;
     }
