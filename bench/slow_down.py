@@ -1,6 +1,6 @@
 """How much slower a program's own work is while its kernels are compiled.
 
-    .venv/bin/python bench/slow_down.py [--windows 10] [--threads 1]
+    .venv/bin/python bench/slow_down.py [--windows 9] [--threads 1]
 
 The program multiplies matrices, which eagercache leaves alone. In every second window a few new
 calls are made before it, whose kernels are compiled in the background meanwhile; in the others
@@ -19,9 +19,10 @@ import time
 import eagercache
 import frame
 import torch
+from compile import UNARY
 
 SECONDS = 3.0
-NEW_CALLS = 12
+NEW_CALLS = 4
 
 
 def steps(seconds: float, a: torch.Tensor, b: torch.Tensor) -> float:
@@ -36,25 +37,24 @@ def steps(seconds: float, a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def ask_for_kernels(window: int) -> None:
-    """New calls, twice each: their kernels are asked for."""
-    for number in range(NEW_CALLS):
-        x = torch.randn(3 + number, 5 + window)
+    """Calls of operators that were not called before, twice each: their kernels are asked for."""
+    x = torch.rand(16, 24) + 0.5
+    for name in UNARY[window * NEW_CALLS : (window + 1) * NEW_CALLS]:
         for _ in range(2):
-            torch.sigmoid(x)
-            torch.softmax(x, -1)
+            getattr(torch.ops.aten, name)(x)
 
 
 def main() -> int:
     """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--windows", type=int, default=10)
+    parser.add_argument("--windows", type=int, default=len(UNARY) // NEW_CALLS - 1)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     a, b = torch.randn(256, 256), torch.randn(256, 256)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EAGERCACHE_DIR"] = folder
-        eagercache.enable(["sigmoid", "_softmax"])
+        eagercache.enable([f"aten::{name}" for name in UNARY])
         ask_for_kernels(0)
         eagercache.wait(300)  # the worker has started
         idle, busy, compiled = [], [], 0
