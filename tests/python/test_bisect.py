@@ -84,6 +84,7 @@ def test_a_store_without_kernels_is_said() -> None:
         bisect([entry("d", "aten::op1", "native")], lambda without: True)
 
 
+@pytest.mark.long
 def test_the_command_finds_the_kernel_that_a_program_fails_with(
     warm_cache: Path, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from conftest import PACKAGE_ROOT, clean_environment, run_program, run_python
 
 FUZZ = str(Path(__file__).resolve().parent.parent)
-KEYS = 24
+KEYS = 32
 CALLS = 1000
 
 # The calls of the planted faults, by twos: the kernel of the second is put under the first's key.
@@ -193,12 +193,14 @@ report(answers=answers, decisions=decisions)
 
 
 @pytest.mark.once
+@pytest.mark.long
 def test_without_a_fault_the_planted_calls_agree(planted: dict[str, Any]) -> None:
     found, calls = planted["no fault"]
     assert found == "[]" and calls > 1000
 
 
 @pytest.mark.once
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
@@ -218,11 +220,13 @@ def test_a_planted_fault_is_found_and_shrunk_to_one_call(
 
 
 @pytest.mark.once
+@pytest.mark.long
 def test_an_answer_in_the_memory_of_an_argument_is_found(planted: dict[str, Any]) -> None:
     assert planted["an answer in the argument's memory"] == "alias"
 
 
 @pytest.mark.once
+@pytest.mark.long
 def test_the_script_of_a_disagreement_shows_it_by_itself(planted: dict[str, Any]) -> None:
     found = planted["a number that is not in the key"]
     script = Path(found["script"]).read_text()

@@ -13,6 +13,7 @@ TESTS = str(Path(__file__).resolve().parent.parent)
 pytest.importorskip("torchvision")  # as timm and transformers: not with every torch
 
 
+@pytest.mark.long
 def test_a_model_answered_by_kernels_of_its_modules_gives_what_it_gives(cache: Path) -> None:
     result: dict[str, Any] = run_program(
         f"""

@@ -178,7 +178,7 @@ def _key_of(model: nn.Module, x: torch.Tensor) -> bytes:
     core.set_module_handlers(
         lambda _module, _nested: "refuse",
         lambda _module: None,
-        lambda _module, _args, _kwargs, key, _calls: keys.append(key),
+        lambda _module, _args, _kwargs, key, *_: keys.append(key),
         lambda _module: None,
     )
     for _ in range(2):

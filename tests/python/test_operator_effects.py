@@ -74,6 +74,9 @@ def _extra_calls() -> Iterator[Callable[[], Any]]:
     yield lambda: aten.lerp.Tensor(x, x, x)
     yield lambda: aten.clamp.default(x, -0.5, 0.5)
     yield lambda: aten.count_nonzero.dim_IntList(x, [1])
+    yield lambda: aten.relu_(x.clone())
+    yield lambda: aten.hardtanh_(x.clone(), -0.5, 0.5)
+    yield lambda: aten.hardswish_(x.clone())
     yield lambda: aten.upsample_nearest2d(x, [10, 10])
     yield lambda: aten.upsample_nearest2d_backward(x, [5, 5], [4, 6, 3, 3])
 

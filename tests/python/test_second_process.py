@@ -143,6 +143,7 @@ def test_a_directory_that_others_may_write_is_refused_or_admitted_and_said(
 
 
 # One thread: PyTorch's own kernels hang in a child once OpenMP's threads have run in the parent.
+@pytest.mark.long
 def test_forks_of_a_process_that_runs_kernels_and_holds_a_compile_end(
     cache: Path,
 ) -> None:

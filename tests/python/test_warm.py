@@ -331,6 +331,7 @@ def _manifests(cache: Path) -> dict[str, tuple[int, int]]:
     return {p.name: (p.stat().st_ino, p.stat().st_ctime_ns) for p in files}
 
 
+@pytest.mark.long
 def test_record_warm_killed_warm_and_run_compile_every_key_once(
     cache: Path, tmp_path: Path
 ) -> None:

@@ -276,6 +276,9 @@ BROKEN_COMPILERS = {
 }
 
 
+LONG = (pytest.mark.long,)
+
+
 def write_compiler(path: Path, command: str) -> None:
     """A compiler that says who it is and does ``command`` with everything else."""
     about = """\
@@ -292,7 +295,13 @@ fi
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("how", BROKEN_COMPILERS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=() if how in ("fails", "makes a kernel that is wrong") else LONG)
+        for how in BROKEN_COMPILERS
+    ],
+)
 def test_a_broken_compiler_is_a_stored_failure(tmp_path: Path, how: str) -> None:
     command, reason, failure = BROKEN_COMPILERS[how]
     root = tmp_path / "store"
