@@ -16,8 +16,9 @@ auto make_node(Arguments&&... arguments) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
     return c10::make_intrusive<Node>(std::forward<Arguments>(arguments)...);
   } else {
+    // Found by its argument, since later versions declare no such function.
     return std::shared_ptr<Node>(new Node(std::forward<Arguments>(arguments)...),
-                                 [](Node* node) { torch::autograd::deleteNode(node); });
+                                 [](Node* node) { deleteNode(node); });
   }
 }
 
