@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _compat, prove, timing
+from .calls import Call
 from .commands import CompileRefused
 from .compile import Lowered, Tools, build_graph, example_inputs
 from .family_job import FamilyJob
@@ -132,14 +133,7 @@ class ShapeJob(FamilyJob):
         lines = []
         timed = timing_values(family, plan.admits, () if always else TIMED_ELEMENTS)
         for values in timed:
-            member = family.member(values)
-            sample = member.sample("unit", prove.SEED)
-            probe = self._probe()
-            prove.capture(member, probe, sample, self.request["choose"])
-            probe.load(str(self._library), outcome.kernel.launch_plan)
-            elements = elements_of(member, member.invoke(sample.clone().values))
-            with timing.machine_to_itself(), self.clock.step("time"):
-                measured = timing.time_call(probe)
+            elements, measured = self._time_member(family.member(values), outcome.kernel)
             faster, reason = timing.decide(measured, margin)
             if outcome.timing is None:
                 outcome.timing = measured
@@ -153,6 +147,16 @@ class ShapeJob(FamilyJob):
             outcome.verdict = "native"
             outcome.reason = "slower"
         return sorted(choice.items())
+
+    def _time_member(self, member: Call, kernel: Built) -> tuple[int, timing.Timing]:
+        """(elements of the call, its timing). The probe, of which a thread has one, ends here."""
+        sample = member.sample("unit", prove.SEED)
+        probe = self._probe()
+        prove.capture(member, probe, sample, self.request["choose"])
+        probe.load(str(self._library), kernel.launch_plan)
+        elements = elements_of(member, member.invoke(sample.clone().values))
+        with timing.machine_to_itself(), self.clock.step("time"):
+            return elements, timing.time_call(probe)
 
 
 def _text(values: Sequence[int]) -> str:

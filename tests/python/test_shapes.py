@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import clean_environment, run_program
+from conftest import Program, clean_environment, run_program
 from packaging.version import Version
 from test_calls import boolean, describe, integer, integers, tensor
 
@@ -229,3 +229,19 @@ def test_each_kind_of_guard_is_what_keeps_something_away(
     ]
     kinds = {"equal sizes": "==", "an upper end": "<= 4096L", "a divisor": "% 2L"}
     assert any(kinds[name] in guard for guard in let_in), guards[name]
+
+
+def test_a_kernel_that_is_to_be_faster_is_timed_at_several_sizes(program: Program) -> None:
+    result = program(
+        """
+import torch, eagercache
+eagercache.enable(["sum.dim_IntList"], on_miss="wait")
+for rows in (40, 50, 60, 70, 80):
+    for _ in range(3):
+        torch.sum(torch.randn(rows, 48), 1)
+report(kernels=[[k.decision, k.reason, k.facts.get("timings", "")] for k in eagercache.kernels()])
+"""
+    )
+    timings = [timings for _, _, timings in result["kernels"] if timings]
+    assert timings and all(text.count(";") >= 2 for text in timings), result["kernels"]
+    assert all(decision != "failed" for decision, _, _ in result["kernels"]), result["kernels"]
