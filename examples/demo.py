@@ -69,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=float, default=450.0, help="seconds to wait for kernels, at most"
     )
-    parser.add_argument("--second-process", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -217,43 +217,21 @@ def second_process(options: argparse.Namespace) -> None:
         failures=stats.failures,
         rows=report.rows_of(eagercache.kernels(), calls),
     )
-    options.second_process.write_text(json.dumps(asdict(result)))
+    options.answer.write_text(json.dumps(asdict(result)))
 
 
-def run_second_process(options: argparse.Namespace) -> report.SecondProcess:
-    """Start this program again on the same cache and return what it measured."""
+def run_apart(script: str, *options: str) -> Any:
+    """Run a script in a process of its own; return what it writes, as JSON, where --answer says."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "result.json"
-        command = [
-            sys.executable,
-            str(Path(__file__).resolve()),
-            f"--model={options.model}",
-            f"--batch={options.batch}",
-            f"--cache={options.cache}",
-            f"--second-process={answer}",
-        ]
-        subprocess.run(command, check=True)
-        return report.SecondProcess.of(json.loads(answer.read_text()))
-
-
-def run_whole_model(options: argparse.Namespace) -> demo_module.WholeModel:
-    """Run the part about whole models in a process of its own and return what it measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "result.json"
-        command = [
-            sys.executable,
-            str(Path(demo_module.__file__).resolve()),
-            str(answer),
-            f"--cache={options.cache}",
-        ]
-        subprocess.run(command, check=True)
-        return demo_module.WholeModel.of(json.loads(answer.read_text()))
+        subprocess.run([sys.executable, script, *options, f"--answer={answer}"], check=True)
+        return json.loads(answer.read_text())
 
 
 def main() -> int:
     """Run the demo; 0 when everything was answered within its bound and nothing compiled twice."""
     options = parse_arguments()
-    if options.second_process is not None:
+    if options.answer is not None:
         second_process(options)
         return 0
 
@@ -294,7 +272,8 @@ def main() -> int:
     )
 
     console.print("\n[bold]3. A second process, on the cache that the first one left[/]")
-    second = run_second_process(options)
+    same = (f"--model={options.model}", f"--batch={options.batch}", f"--cache={options.cache}")
+    second = report.SecondProcess.of(run_apart(__file__, *same))
     options.output.mkdir(parents=True, exist_ok=True)
     picture = options.output / f"{options.model}.png"
     outcome = report.Outcome(
@@ -308,7 +287,7 @@ def main() -> int:
     console.print(f"\nThe table as a picture: {picture}")
 
     console.print("\n[bold]4. A whole model as one kernel[/]")
-    whole = run_whole_model(options)
+    whole = demo_module.WholeModel.of(run_apart(demo_module.__file__, f"--cache={options.cache}"))
     console.print(f"  {whole.name}")
     for line in whole.lines():
         console.print(f"  {line}", soft_wrap=True)

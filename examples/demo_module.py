@@ -135,14 +135,14 @@ def measure(name: str, batch: int, cache: Path, limit: float) -> WholeModel:
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("output", type=Path)
+    parser.add_argument("--answer", type=Path, required=True)
     parser.add_argument("--model", default="mobilenetv3_small_100")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait, at most")
     options = parser.parse_args()
     result = measure(options.model, options.batch, options.cache, options.limit)
-    options.output.write_text(json.dumps(asdict(result)))
+    options.answer.write_text(json.dumps(asdict(result)))
 
 
 if __name__ == "__main__":
