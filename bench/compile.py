@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import datetime
 import os
 import platform
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import eagercache
+import frame
 import torch
 
 aten = torch.ops.aten
@@ -148,9 +148,7 @@ def main() -> int:
             kernels = [k for k in eagercache.kernels() if k.facts]
         total = time.monotonic() - begin
     text = report(kernels, first, second, rest, total)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text)
+    frame.write(text, arguments.output)
     return 0
 
 
@@ -160,7 +158,7 @@ def report(kernels: list[Any], first: float, second: float, rest: float, total: 
     bare = [k for k in made if k.facts["form"] == "bare"]
     steps = [*STEPS, *CONTAINER_STEPS, *PROOF_STEPS]
     lines = [
-        f"# Compile cost, CPU, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        f"# Compile cost, CPU, {time.strftime('%Y-%m-%d')}",
         "",
         f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, "
         f"{torch.get_num_threads()} threads a call. CPU seconds are the workers' own.",

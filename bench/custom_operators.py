@@ -11,7 +11,6 @@ start and thrown away.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -155,10 +154,7 @@ def main() -> None:
         eagercache.enable((), on_miss="wait", choose="always", cache_dir=store)
         result = frame.as_json("functions as operators", measure(options))
         eagercache.disable()
-    if options.json:
-        print(json.dumps(result, indent=2))
-    else:
-        frame.print_tables([result])
+    frame.show(result, options.json)
 
 
 if __name__ == "__main__":

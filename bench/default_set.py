@@ -147,9 +147,7 @@ def main() -> int:
     compile_bench.wait_for(chosen)
     rows = run(chosen, arguments.cache / "rows.json", arguments.pairs)
     text = report(rows)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text)
+    frame.write(text, arguments.output)
     return 1 if any(map(is_slower, rows)) else 0
 
 

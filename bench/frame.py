@@ -13,6 +13,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -113,14 +114,41 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The checked out commit, with a plus sign when files differ from it."""
+    """The checked out commit, with a plus sign when files differ from it.
+
+    Where there is no git, EAGERCACHE_COMMIT says it.
+    """
     done = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip() or os.environ.get("EAGERCACHE_COMMIT", "unknown")
+
+
+def in_process(script: str, *options: str, **settings: str) -> Any:
+    """What ``script`` prints as its last line, in JSON, when it is run in a fresh process.
+
+    ``settings`` join its environment. This program ends where that one fails.
+    """
+    done = subprocess.run(
+        [sys.executable, script, *options],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        command = " ".join([Path(script).name, *options])
+        raise SystemExit(f"{command}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
 def as_json(title: str, figures: Iterable[Figure]) -> dict[str, Any]:
@@ -157,6 +185,21 @@ def _short(ns: float) -> str:
     return f"{ns:,.0f}" if ns >= 100 else f"{ns:.1f}"
 
 
+def write(text: str, output: Path | None) -> None:
+    """Prints a text, and writes it to the file that --output named."""
+    print(text)
+    if output:
+        output.write_text(text, encoding="utf-8")
+
+
+def show(result: Mapping[str, Any], as_json: bool) -> None:
+    """Prints a result, as --json wants it or as a table."""
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_tables([result])
+
+
 def main(title: str, measure: Callable[[argparse.Namespace], list[Figure]]) -> None:
     """The command line of a benchmark: --json, --rounds, --calls."""
     parser = argparse.ArgumentParser(description=title)
@@ -165,8 +208,4 @@ def main(title: str, measure: Callable[[argparse.Namespace], list[Figure]]) -> N
     parser.add_argument("--calls", type=int, default=2000, help="calls a round")
     options = parser.parse_args()
     pin()
-    result = as_json(title, measure(options))
-    if options.json:
-        print(json.dumps(result, indent=2))
-    else:
-        print_tables([result])
+    show(as_json(title, measure(options)), options.json)

@@ -240,12 +240,7 @@ def main() -> None:
     if options.child:
         child(options.child, options.side, options.fill)
         return
-    title = "Host-bound programs, one core"
-    result = frame.as_json(title, measure(options))
-    if options.json:
-        print(json.dumps(result, indent=2))
-    else:
-        frame.print_tables([result])
+    frame.show(frame.as_json("Host-bound programs, one core", measure(options)), options.json)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import frame
 
 EAGER_RUNS = 5
 HALF_UNIT = 2.0**-9
@@ -112,19 +111,9 @@ def train(name: str, steps: int, enabled: bool, rounding: int) -> dict[str, Any]
 
 def child(name: str, steps: int, enabled: bool, store: Path, rounding: int = 0) -> dict[str, Any]:
     """`train` in a fresh process."""
-    command = [sys.executable, __file__, "--child", name, "--steps", str(steps)]
-    command += ["--rounding", str(rounding)]
-    command += ["--enabled"] * enabled
-    done = subprocess.run(
-        command,
-        env={**os.environ, "EAGERCACHE_DIR": str(store)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{name}: exit {done.returncode}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    options = ["--child", name, "--steps", str(steps), "--rounding", str(rounding)]
+    options += ["--enabled"] * enabled
+    result: dict[str, Any] = frame.in_process(__file__, *options, EAGERCACHE_DIR=str(store))
     return result
 
 

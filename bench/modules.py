@@ -18,18 +18,18 @@ On a GPU a figure is the wall time of a block of calls, its end waited for, by t
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import frame
 
 MODELS = {
     "cpu": "llama:1x1,llama:1x64,mobilenetv3_small_100:4,poolformer_s12:4,resnet18:4",
@@ -55,6 +55,22 @@ BLOCK_SECONDS = 0.02
 LONGEST_WAIT = 240.0  # for the background to decide
 
 
+def make_llama(device: str) -> Any:
+    """A Llama of transformers of the size for ``device``, for inference, where tensors are made."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, intermediate, layers, heads, vocabulary = LLAMA[device]
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        vocab_size=vocabulary,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
 def make_model(name: str, device: str) -> tuple[Any, Callable[[Any], Any]]:
     """(model, a call of it or of its compiled form).
 
@@ -71,20 +87,12 @@ def make_model(name: str, device: str) -> tuple[Any, Callable[[Any], Any]]:
 
         images = torch.randn(int(size or 1), 3, 224, 224, device=device, dtype=dtype)
         return timm.create_model(kind).eval().to(device, dtype), lambda model: model(images)
-    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+    from transformers import DynamicCache
 
-    hidden, intermediate, layers, heads, vocabulary = LLAMA[device]
-    config = LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        vocab_size=vocabulary,
-    )
     batch, length = (int(part) for part in (size or "1x1").split("x"))
     with torch.device(device):
-        model = LlamaForCausalLM(config).eval().to(device, dtype)
+        model = make_llama(device).to(device, dtype)
+    vocabulary = LLAMA[device][-1]
     tokens = torch.randint(0, vocabulary, (batch, length), device=device)
     if kind == "llama":
         return model, lambda called: called(tokens, use_cache=False)
@@ -149,10 +157,56 @@ def run_until_decided(call: Callable[[], Any], device: str) -> tuple[float, floa
     return decided, slowest
 
 
-def run_compiled(name: str, device: str, pairs: int) -> dict[str, Any]:
+def two_sides(call: Callable[[], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """``call`` without and with kernels of whole modules."""
+    from eagercache._load import core
+
+    def side(active: bool) -> Callable[[], Any]:
+        def run() -> Any:
+            assert core is not None
+            core.set_modules_active(active)
+            return call()
+
+        return run
+
+    return side(False), side(True)
+
+
+def measure(
+    call: Callable[[], Any], options: argparse.Namespace, first_calls: int
+) -> dict[str, Any]:
+    """Enables, calls until nothing is left to compile, then measures both sides by turns.
+
+    With ``on_miss="wait"`` each of the ``first_calls`` waits for the kernels that it asks for.
+    """
+    import eagercache
+
+    device, begin = options.device, time.perf_counter()
+    eagercache.enable(ops=(), modules="auto", on_miss=options.on_miss)
+    if options.on_miss == "background":
+        seconds, slowest = run_until_decided(call, device)
+    else:
+        slowest = max(block_ms(call, 1, device) for _ in range(first_calls))
+        seconds = time.perf_counter() - begin
+    eager_ms, accelerated_ms = by_turns([*two_sides(call)], options.pairs, device)
+    ratios = sorted(e / a for e, a in zip(eager_ms, accelerated_ms, strict=True))
+    return {
+        "eager_ms": statistics.median(eager_ms),
+        "accelerated_ms": statistics.median(accelerated_ms),
+        "ratio": statistics.median(ratios),
+        "low": ratios[len(ratios) // 10],
+        "high": ratios[-1 - len(ratios) // 10],
+        "seconds": seconds,
+        "slowest": slowest,
+        "compiles": eagercache.stats().compiles,
+    }
+
+
+def run_compiled(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """torch.compile beside eager, in a process of its own."""
     import torch
 
+    device, pairs = options.device, options.pairs
     model, call = make_model(name, device)
     with torch.inference_mode():
         block_ms(lambda: call(model), warm_calls(name), device)
@@ -170,120 +224,91 @@ def run_compiled(name: str, device: str, pairs: int) -> dict[str, Any]:
     }
 
 
-def run_model(name: str, device: str, threads: int, pairs: int, on_miss: str) -> dict[str, Any]:
+def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Runs in a process of its own; what it measured."""
-    import eagercache
     import torch
-    from eagercache._load import core
     from eagercache.modules import explain_module, manager
 
-    assert core is not None
-    if device == "cpu":
-        torch.set_num_threads(threads)
-    model, call_of = make_model(name, device)
+    if options.device == "cpu":
+        torch.set_num_threads(options.threads)
+    model, call_of = make_model(name, options.device)
 
     def call() -> Any:
         return call_of(model)
 
-    def side(active: bool) -> Callable[[], Any]:
-        def run() -> Any:
-            core.set_modules_active(active)
-            return call()
-
-        return run
-
     with torch.inference_mode():
-        block_ms(call, warm_calls(name), device)
-        eagercache.enable(ops=(), modules="auto", on_miss=on_miss)
-        if on_miss == "background":
-            seconds, slowest = run_until_decided(call, device)
-        else:
-            begin = time.perf_counter()
-            # Enough for every level of the model to have been asked.
-            slowest = max(block_ms(call, 1, device) for _ in range(30))
-            seconds = time.perf_counter() - begin
-        eager_ms, accelerated_ms = by_turns([side(False), side(True)], pairs, device)
-        accelerated, eager = side(True)(), side(False)()
+        block_ms(call, warm_calls(name), options.device)
+        measured = measure(call, options, 30)  # every level of the model has been asked by then
+        eager, accelerated = (side() for side in two_sides(call))
     leaves = torch.utils._pytree.tree_leaves
     difference = max(
         float((a - b).abs().max()) for a, b in zip(leaves(eager), leaves(accelerated), strict=True)
     )
     if name.startswith("llama_cache"):
         difference = float("nan")  # each call answers for another position
-    ratios = sorted(e / a for e, a in zip(eager_ms, accelerated_ms, strict=True))
     return {
-        "eager_ms": statistics.median(eager_ms),
-        "accelerated_ms": statistics.median(accelerated_ms),
-        "ratio": statistics.median(ratios),
-        "low": ratios[len(ratios) // 10],
-        "high": ratios[-1 - len(ratios) // 10],
+        **measured,
         "difference": difference,
-        "seconds": seconds,
-        "slowest": slowest,
-        "compiles": eagercache.stats().compiles,
         "kernels": sum(row.hits > 0 for _, row in manager.stats()),
         "lines": explain_module(model),
     }
 
 
-def in_process(name: str, options: argparse.Namespace, on_miss: str, store: str) -> dict[str, Any]:
-    """`run_model` (or `run_compiled`, for "compile") in a fresh process over ``store``."""
-    command = [sys.executable, __file__, "--run", name, "--on-miss", on_miss]
-    command += ["--threads", str(options.threads), "--pairs", str(options.pairs)]
-    done = subprocess.run(
-        [*command, "--device", options.device],
-        env={**os.environ, "EAGERCACHE_DIR": store},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{name}: exit {done.returncode}\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def heading(device: str, threads: int) -> list[str]:
-    """What was measured, when, where."""
+def where(device: str, threads: int) -> str:
+    """When and where this was measured, for the head of a table."""
     import torch
 
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip() or os.environ.get("EAGERCACHE_COMMIT", "unknown")
-    where = (
+    machine = (
         f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
         if device == "cuda"
         else f"{threads} threads"
     )
-    return [
-        f"# Whole models as kernels, {device.upper()}",
+    return (
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}, commit {frame.commit()}, "
+        f"torch {torch.__version__}, Python {platform.python_version()}, {machine}, "
+        f"{os.cpu_count()} cores, {os.getloadavg()[0]:.1f} load"
+    )
+
+
+def document(
+    title: str, columns: list[str], rows: list[list[str]], options: argparse.Namespace
+) -> str:
+    """The table with its head."""
+    lines = [
+        f"# {title}, {options.device.upper()}",
         "",
-        f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, commit {revision}, "
-        f"torch {torch.__version__}, Python {platform.python_version()}, {where}, "
-        f"{os.cpu_count()} cores, {os.getloadavg()[0]:.1f} load.",
+        f"{where(options.device, options.threads)}.",
         "Medians of alternating calls in one process; the ratio with its 10th and 90th percentile.",
         "",
+        *frame.markdown(columns, rows),
     ]
+    return "\n".join(lines) + "\n"
 
 
 Row = tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
-def table(rows: list[Row], device: str, threads: int) -> str:
+def cells_of(name: str, measured: dict[str, Any]) -> list[str]:
+    """The first columns of a row: name, eager ms, accelerated ms, ratio."""
+    return [
+        name,
+        f"{measured['eager_ms']:.3g}",
+        f"{measured['accelerated_ms']:.3g}",
+        f"**x{measured['ratio']:.2f}** ({measured['low']:.2f}..{measured['high']:.2f})",
+    ]
+
+
+def table(rows: list[Row], options: argparse.Namespace) -> str:
     """The results as Markdown."""
-    beside = device == "cuda"
+    beside = options.device == "cuda"
     columns = ["model", "eager ms", "accelerated ms", "ratio", "largest difference", "kernels"]
     columns += ["compiles (seconds until decided)", "second process: compiles, ratio"]
     if beside:
         columns += ["slowest call meanwhile ms", "torch.compile ms", "ratio", "seconds waited"]
-    lines = [*heading(device, threads), "| " + " | ".join(columns) + " |"]
-    lines.append("| --- " * len(columns) + "|")
+    lines = []
     for name, first, second, compiled in rows:
         cells = [
-            name,
-            f"{first['eager_ms']:.3g}",
-            f"{first['accelerated_ms']:.3g}",
-            f"**x{first['ratio']:.2f}** ({first['low']:.2f}..{first['high']:.2f})",
+            *cells_of(name, first),
             f"{first['difference']:.1e}".replace("nan", "-"),
             str(first["kernels"]),
             f"{first['compiles']} ({first['seconds']:.0f})",
@@ -296,37 +321,48 @@ def table(rows: list[Row], device: str, threads: int) -> str:
                 f"x{compiled['ratio']:.2f}",
                 f"{compiled['seconds']:.0f}",
             ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return document("Whole models as kernels", columns, lines, options)
 
 
-def main() -> int:
-    """Reads the options, runs, prints; 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    """The options of a benchmark that measures each model in processes of its own."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--models")
-    parser.add_argument("--bars", action="store_true")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--models", help="names, with commas between them")
+    parser.add_argument("--output", type=Path, help="where the Markdown goes")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--on-miss", default="wait", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    device = options.device
-    if options.run:
-        if options.on_miss == "compile":
-            result = run_compiled(options.run, device, options.pairs)
-        else:
-            result = run_model(options.run, device, options.threads, options.pairs, options.on_miss)
-        print(json.dumps(result))
-        return 0
-    models = options.models or (",".join(BARS) if options.bars else MODELS[device])
+    return parser
+
+
+Run = Callable[[str, argparse.Namespace], dict[str, Any]]
+
+
+def run_child(options: argparse.Namespace, run_model: Run, run_compiled: Run) -> None:
+    """The child's end of `measure_models`."""
+    run = run_compiled if options.on_miss == "compile" else run_model
+    print(json.dumps(run(options.run, options)))
+
+
+def measure_models(
+    script: str, models: str, options: argparse.Namespace, **settings: str
+) -> list[Row]:
+    """Each model in fresh processes of ``script`` over one store; prints what they say."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as store:
+        settings["EAGERCACHE_DIR"] = store
+
+        def in_process(name: str, on_miss: str) -> dict[str, Any]:
+            wanted = ["--run", name, "--on-miss", on_miss, "--device", options.device]
+            wanted += ["--threads", str(options.threads), "--pairs", str(options.pairs)]
+            result: dict[str, Any] = frame.in_process(script, *wanted, **settings)
+            return result
+
         for name in models.split(","):
-            first = in_process(name, options, "wait" if device == "cpu" else "background", store)
+            first = in_process(name, "wait" if options.device == "cpu" else "background")
             print(f"{name}: x{first['ratio']:.2f}", *first["lines"][:16], sep="\n  ", flush=True)
-            second = in_process(name, options, "native", store)
+            second = in_process(name, "native")
             print(
                 f"second process: x{second['ratio']:.2f} "
                 f"({second['eager_ms']:.3g} -> {second['accelerated_ms']:.3g} ms)",
@@ -334,12 +370,24 @@ def main() -> int:
                 sep="\n  ",
                 flush=True,
             )
-            compiled = in_process(name, options, "compile", store) if device == "cuda" else {}
+            compiled = in_process(name, "compile") if options.device == "cuda" else {}
             rows.append((name, first, second, compiled))
-    text = table(rows, device, options.threads)
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    return rows
+
+
+def main() -> int:
+    """Reads the options, runs, prints; 1 when a bar is missed."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--bars", action="store_true")
+    options = parser.parse_args()
+    if options.run:
+        run_child(options, run_model, run_compiled)
+        return 0
+    models = options.models or (",".join(BARS) if options.bars else MODELS[options.device])
+    rows = measure_models(__file__, models, options)
+    frame.write(table(rows, options), options.output)
     missed = [name for name, first, _, _ in rows if first["ratio"] < BARS.get(name, 0.0)]
     if options.bars:
         print(f"below the bar: {', '.join(missed) or 'none'}")

@@ -16,19 +16,16 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import os
-import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import frame
+import modules
 
 MODELS = ("llama", "convolutions", "mlp")
 SIZES = {"llama": 512, "convolutions": 64, "mlp": 64}
@@ -49,20 +46,10 @@ def make_model(name: str) -> tuple[Any, Callable[[int], Callable[[], Any]]]:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     if name == "llama":
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        config = LlamaConfig(
-            hidden_size=256,
-            intermediate_size=688,
-            num_hidden_layers=4,
-            num_attention_heads=8,
-            num_key_value_heads=8,
-            vocab_size=1000,
-        )
-        llama = LlamaForCausalLM(config).eval()
+        llama = modules.make_llama("cpu")
 
         def tokens(length: int) -> Callable[[], Any]:
-            ids = torch.randint(0, 1000, (1, length), generator=generator)
+            ids = torch.randint(0, modules.LLAMA["cpu"][-1], (1, length), generator=generator)
             return lambda: llama(ids, use_cache=False).logits
 
         return llama, tokens
@@ -172,18 +159,9 @@ def run(name: str, threads: int, calls: int, on_miss: str) -> dict[str, Any]:
 
 def in_process(name: str, options: argparse.Namespace, on_miss: str, store: str) -> dict[str, Any]:
     """`run` in a fresh process over ``store``."""
-    command = [sys.executable, __file__, "--run", name, "--on-miss", on_miss]
-    command += ["--threads", str(options.threads), "--calls", str(options.calls)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "EAGERCACHE_DIR": store},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{name}: exit {done.returncode}\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    wanted = ["--run", name, "--on-miss", on_miss]
+    wanted += ["--threads", str(options.threads), "--calls", str(options.calls)]
+    result: dict[str, Any] = frame.in_process(__file__, *wanted, EAGERCACHE_DIR=store)
     return result
 
 
@@ -205,38 +183,32 @@ def report(name: str, first: dict[str, Any], second: dict[str, Any]) -> list[str
         f"{second['compiles']} compiles. Sizes slower by more than {SLACK:.0%}: "
         f"{', '.join(map(str, slower(first))) or 'none'}.",
         "",
-        "| size | eager ms | ratio | two eager sides | second process: ratio |",
-        "| --- | --- | --- | --- | --- |",
     ]
-    for row, again in zip(first["rows"], second["rows"], strict=True):
-        lines.append(
-            f"| {row['size']} | {row['eager_ms']:.3g} | x{row['ratio']:.2f} | "
-            f"x{row['noise']:.2f} | x{again['ratio']:.2f} |"
-        )
-    return [*lines, ""]
+    columns = ("size", "eager ms", "ratio", "two eager sides", "second process: ratio")
+    rows = [
+        [
+            str(row["size"]),
+            f"{row['eager_ms']:.3g}",
+            *(f"x{ratio:.2f}" for ratio in (row["ratio"], row["noise"], again["ratio"])),
+        ]
+        for row, again in zip(first["rows"], second["rows"], strict=True)
+    ]
+    return [*lines, *frame.markdown(columns, rows), ""]
 
 
 def main() -> int:
     """Reads the options, runs, prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--threads", type=int, default=2)
+    parser = modules.parser_of(__doc__)
     parser.add_argument("--calls", type=int, default=150)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--run", help=argparse.SUPPRESS)
-    parser.add_argument("--on-miss", default="wait", help=argparse.SUPPRESS)
+    parser.set_defaults(models=",".join(MODELS))
     options = parser.parse_args()
     if options.run:
         print(json.dumps(run(options.run, options.threads, options.calls, options.on_miss)))
         return 0
-    import torch
-
     lines = [
         "# Whole modules at sizes at random, CPU",
         "",
-        f"{time.strftime('%Y-%m-%d')}, commit {frame.commit()}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {options.threads} threads, {os.cpu_count()} cores, "
-        f'{os.getloadavg()[0]:.1f} load, choose="faster". Medians of alternating calls.',
+        f'{modules.where("cpu", options.threads)}, choose="faster". Medians of alternating calls.',
         "",
     ]
     good = True

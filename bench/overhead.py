@@ -222,11 +222,7 @@ def main() -> None:
         sizes = [int(size) for size in options.sizes.split(",")]
         child(options.child, sizes, options.only, options.fill)
         return
-    result = frame.as_json(TITLE, measure(options))
-    if options.json:
-        print(json.dumps(result, indent=2))
-    else:
-        frame.print_tables([result])
+    frame.show(frame.as_json(TITLE, measure(options)), options.json)
 
 
 if __name__ == "__main__":

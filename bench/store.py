@@ -107,11 +107,7 @@ def main() -> None:
         low, median, high = frame.quartiles([1e9 * result[name] for result in results])
         figures.append(frame.Figure(label, median, low, high, None, arguments.runs, 1))
     title = f"A process with a store of {arguments.entries} entries, from Python"
-    table = frame.as_json(title, figures)
-    if arguments.json:
-        print(json.dumps(table, indent=2))
-    else:
-        frame.print_tables([table])
+    frame.show(frame.as_json(title, figures), arguments.json)
 
 
 if __name__ == "__main__":

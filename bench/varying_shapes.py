@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import eagercache
+import frame
 import torch
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -130,9 +131,7 @@ def main() -> int:
         os.environ["EAGERCACHE_DIR"] = folder
         result = run(arguments.calls, arguments.choose, arguments.seed)
         text = report(result, arguments.choose)
-        print(text)
-        if arguments.output:
-            arguments.output.write_text(text)
+        frame.write(text, arguments.output)
         eagercache.disable()
     needed = sum(result["compiling"].values())
     good = (
