@@ -179,8 +179,7 @@ constexpr auto kDefaultOperators = std::to_array<std::string_view>({
     "aten::bitwise_and.Tensor",
     "aten::bitwise_or.Tensor",
     // The same, in place: an optimizer that goes from one small parameter to the next spends most
-    // of
-    // its time in calling these.
+    // of its time in calling these.
     "aten::add_.Tensor",
     "aten::add_.Scalar",
     "aten::sub_.Tensor",

@@ -179,6 +179,11 @@ class Runtime {
   void retire_class_kernel(OperatorHook& hook, std::span<const Word> words,
                            const std::string& reason);
   void queue_alone(Pending& pending);
+  // What the kernels of classes and of single keys have in common; see runtime_miss.cc.
+  static std::string fact(const Manifest& manifest, const char* name);
+  Result<Manifest> find_entry(const std::string& digest) const;
+  void put_aside(const std::string& digest, const std::string& reason) const;
+  bool join_in_flight(const std::string& digest, Pending& pending);
   // Scalar classes; see runtime_scalars.cc.
   bool has_scalar_classes(const OperatorHook& hook) const;
   std::string scalar_digest(const OperatorHook& hook, std::span<const Word> words) const;

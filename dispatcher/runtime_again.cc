@@ -18,13 +18,10 @@ constexpr const char* kMeasured = "measured";  // a fact of an undecided verdict
 // Held for an idle moment at a time; others are asked for by a later process.
 constexpr std::size_t kMostHeld = 256;
 
-// The number that a fact holds; 0 where there is none.
-int number_of(const Manifest& manifest, const char* name) {
-  const auto found = manifest.facts.find(name);
+// 0 where the text is none.
+int number_of(const std::string& text) {
   int number = 0;
-  if (found != manifest.facts.end()) {
-    std::from_chars(found->second.data(), found->second.data() + found->second.size(), number);
-  }
+  std::from_chars(text.data(), text.data() + text.size(), number);
   return number;
 }
 
@@ -32,7 +29,7 @@ int number_of(const Manifest& manifest, const char* name) {
 
 void Runtime::measure_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                             const Manifest& manifest) {
-  const int measured = number_of(manifest, kMeasured);
+  const int measured = number_of(fact(manifest, kMeasured));
   if (manifest.kind != EntryKind::kNative || measured < 1 || measured >= kMostMeasurements ||
       policy().on_miss == OnMiss::kNative || frozen()) {
     return;
@@ -100,14 +97,9 @@ void Runtime::complete_again(const std::string& digest) {
     return;
   }
   try {
-    const std::shared_ptr<DiskStore> files = store();
-    const std::optional<Digest> key = Digest::from_hex(digest);
-    if (!files || !key) {
-      return;
-    }
-    const Result<Manifest> manifest = files->find(*key);
+    const Result<Manifest> manifest = find_entry(digest);
     // The same measurement as before: the service could not make another one.
-    if (manifest && number_of(manifest.value(), kMeasured) != pending.measured) {
+    if (manifest && number_of(fact(manifest.value(), kMeasured)) != pending.measured) {
       install(*pending.hook, pending.words, pending.hash, manifest.value());
     }
   } catch (const std::exception& error) {

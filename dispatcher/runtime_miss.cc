@@ -93,11 +93,6 @@ std::string denied_call(const OperatorHook& hook, std::span<const Word> words) {
   return denial(hook.full_name(), c10::toString(hook.dispatch_key()), dtypes);
 }
 
-std::string fact(const Manifest& manifest, const char* name) {
-  const auto found = manifest.facts.find(name);
-  return found == manifest.facts.end() ? std::string() : found->second;
-}
-
 // Says in the store, as long as it lives, that this process is at what may kill it.
 class Attempt {
  public:
@@ -140,6 +135,47 @@ Found Runtime::load_now(OperatorHook& hook, std::span<const Word> words, std::ui
     log_line(LogLevel::kWarning, std::string("asking the store failed: ") + error.what());
   }
   return found;
+}
+
+// Empty where the entry does not have it.
+std::string Runtime::fact(const Manifest& manifest, const char* name) {
+  const auto found = manifest.facts.find(name);
+  return found == manifest.facts.end() ? std::string() : found->second;
+}
+
+// kNotFound also where there is no store, or the digest is none.
+Result<Manifest> Runtime::find_entry(const std::string& digest) const {
+  const std::shared_ptr<DiskStore> files = store();
+  const std::optional<Digest> key = Digest::from_hex(digest);
+  if (!files || !key) {
+    return Status(StatusCode::kNotFound, "");
+  }
+  return files->find(*key);
+}
+
+// The entry is not to be used by anybody any more.
+void Runtime::put_aside(const std::string& digest, const std::string& reason) const {
+  const std::optional<Digest> key = Digest::from_hex(digest);
+  if (const std::shared_ptr<DiskStore> files = store(); files && key) {
+    if (Status status = files->quarantine(*key, reason);
+        !status && status.code() != StatusCode::kNotFound) {
+      log_line(LogLevel::kWarning, status.to_string());
+    }
+  }
+}
+
+// Whether that kernel is under way; then its verdict serves whoever waits for `pending`.
+bool Runtime::join_in_flight(const std::string& digest, Pending& pending) {
+  std::lock_guard lock(queue_mutex_);
+  const auto same = in_flight_.find(digest);
+  if (same == in_flight_.end()) {
+    return false;
+  }
+  for (auto& ticket : pending.tickets) {
+    same->second.tickets.push_back(std::move(ticket));
+  }
+  pending.tickets.clear();
+  return true;
 }
 
 bool Runtime::install_from_store(OperatorHook& hook, std::span<const Word> words,
@@ -338,12 +374,7 @@ void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
     retire_class_kernel(hook, words, reason);
     retire_scalars(hook, words, reason);
     install_native(hook, words, hash_words(words), "failed", reason, {});
-    if (const std::shared_ptr<DiskStore> files = store()) {
-      if (Status status = files->quarantine(hook.entry_digest(words, policy_tag()), reason);
-          !status && status.code() != StatusCode::kNotFound) {
-        log_line(LogLevel::kWarning, status.to_string());
-      }
-    }
+    put_aside(hook.entry_digest(words, policy_tag()).hex(), reason);
     warn_once("wrong:" + hook.full_name(),
               hook.full_name() + ": " + reason + "; it was put aside, and native answers");
   } catch (const std::exception&) {

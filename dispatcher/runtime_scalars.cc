@@ -26,16 +26,12 @@ std::string Runtime::scalar_digest(const OperatorHook& hook, std::span<const Wor
 
 // Whether the store had a verdict that answers the class's calls.
 bool Runtime::ask_for_scalars(OperatorHook& hook, std::span<const Word> words) {
-  const std::shared_ptr<DiskStore> files = store();
   if (hook.scalars().next_step(words, 0, ~std::uint64_t{0}) != ScalarClasses::Step::kAsk) {
     return false;
   }
   const std::string digest = scalar_digest(hook, words);
-  const std::optional<Digest> key = Digest::from_hex(digest);
-  if (files && key) {
-    if (Result<Manifest> manifest = files->find(*key); manifest) {
-      return install_scalars(hook, words, manifest.value(), digest);
-    }
+  if (const Result<Manifest> manifest = find_entry(digest); manifest) {
+    return install_scalars(hook, words, manifest.value(), digest);
   }
   hook.scalars().note_unknown(words);
   return false;
@@ -43,22 +39,19 @@ bool Runtime::ask_for_scalars(OperatorHook& hook, std::span<const Word> words) {
 
 bool Runtime::install_scalars(OperatorHook& hook, std::span<const Word> words,
                               const Manifest& manifest, const std::string& digest) {
-  const auto fact = [&](const char* name) {
-    const auto found = manifest.facts.find(name);
-    return found == manifest.facts.end() ? std::string() : found->second;
-  };
   const auto refuse = [&](const std::string& decision, const std::string& reason) {
     hook.scalars().close(words);
     record(hook, words, {digest, {}, decision, reason, manifest.facts});
     return false;
   };
-  if (manifest.kind == EntryKind::kNative && fact("of_all_numbers") == "1") {
+  if (manifest.kind == EntryKind::kNative && fact(manifest, "of_all_numbers") == "1") {
     hook.scalars().put_native(words);  // kernels for single numbers would fare no better
-    record(hook, words, {digest, {}, "native", fact("reason"), manifest.facts});
+    record(hook, words, {digest, {}, "native", fact(manifest, "reason"), manifest.facts});
     return true;
   }
   if (manifest.kind != EntryKind::kKernel) {
-    return refuse(manifest.kind == EntryKind::kNative ? "native" : "failed", fact("reason"));
+    return refuse(manifest.kind == EntryKind::kNative ? "native" : "failed",
+                  fact(manifest, "reason"));
   }
   if (std::string reason = rejected_by_policy(hook, words, manifest); !reason.empty()) {
     return refuse("native", reason);
@@ -101,16 +94,8 @@ bool Runtime::hand_to_scalars(Pending& pending) {
       now.on_miss == OnMiss::kWait ? 1 : now.compile_after * hook.compile_cost();
   const ScalarClasses::Step step = hook.scalars().next_step(pending.words, pending.calls, enough);
   if (step == ScalarClasses::Step::kUnderWay) {
-    std::lock_guard lock(queue_mutex_);
-    const auto same = in_flight_.find(scalar_digest(hook, pending.words));
-    if (same == in_flight_.end()) {
-      return false;  // just done; the key asks again
-    }
-    for (auto& ticket : pending.tickets) {
-      same->second.tickets.push_back(std::move(ticket));
-    }
-    pending.tickets.clear();
-    return true;
+    // Where it is not: just done; the key asks again.
+    return join_in_flight(scalar_digest(hook, pending.words), pending);
   }
   if (step != ScalarClasses::Step::kCompile) {
     return false;
@@ -137,10 +122,7 @@ void Runtime::complete_scalars(Pending& pending, const std::string& digest,
     hook.scalars().note_unknown(pending.words);
     return;
   }
-  const std::shared_ptr<DiskStore> files = store();
-  const std::optional<Digest> key = Digest::from_hex(digest);
-  Result<Manifest> manifest =
-      files && key ? files->find(*key) : Result<Manifest>(Status(StatusCode::kNotFound, ""));
+  const Result<Manifest> manifest = find_entry(digest);
   if (!manifest) {
     hook.scalars().close(pending.words);
     record(hook, pending.words,
@@ -153,15 +135,8 @@ void Runtime::complete_scalars(Pending& pending, const std::string& digest,
 
 void Runtime::retire_scalars(OperatorHook& hook, std::span<const Word> words,
                              const std::string& reason) {
-  if (!hook.scalars().retire(words)) {
-    return;
-  }
-  const std::optional<Digest> key = Digest::from_hex(scalar_digest(hook, words));
-  if (const std::shared_ptr<DiskStore> files = store(); files && key) {
-    if (Status status = files->quarantine(*key, reason);
-        !status && status.code() != StatusCode::kNotFound) {
-      log_line(LogLevel::kWarning, status.to_string());
-    }
+  if (hook.scalars().retire(words)) {
+    put_aside(scalar_digest(hook, words), reason);
   }
 }
 

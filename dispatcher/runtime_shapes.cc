@@ -82,12 +82,9 @@ bool Runtime::install_class(OperatorHook& hook, std::span<const Word> words, std
     record(hook, words, {digest, {}, decision, reason, manifest.facts});
     return false;
   };
-  const auto fact = [&](const char* name) {
-    const auto found = manifest.facts.find(name);
-    return found == manifest.facts.end() ? std::string() : found->second;
-  };
   if (manifest.kind != EntryKind::kKernel) {
-    return refuse(manifest.kind == EntryKind::kNative ? "native" : "failed", fact("reason"));
+    return refuse(manifest.kind == EntryKind::kNative ? "native" : "failed",
+                  fact(manifest, "reason"));
   }
   if (std::string reason = rejected_by_policy(hook, words, manifest); !reason.empty()) {
     return refuse("native", reason);
@@ -130,16 +127,8 @@ bool Runtime::hand_to_class(Pending& pending) {
     return pending.calls < kExactBesideClass * after;
   }
   if (const auto number = hook.classes().under_way(pending.words)) {
-    std::lock_guard lock(queue_mutex_);
-    const auto same = in_flight_.find(class_digest(hook, pending.words, *number));
-    if (same == in_flight_.end()) {
-      return false;  // just done; the key asks again
-    }
-    for (auto& ticket : pending.tickets) {
-      same->second.tickets.push_back(std::move(ticket));
-    }
-    pending.tickets.clear();
-    return true;
+    // Where it is not: just done; the key asks again.
+    return join_in_flight(class_digest(hook, pending.words, *number), pending);
   }
   auto proposal = hook.classes().note_call(pending.words, pending.calls,
                                            now.on_miss == OnMiss::kWait ? 1 : kClassCalls * after);
@@ -168,10 +157,7 @@ void Runtime::complete_class(Pending& pending, const std::string& digest,
     hook.classes().note_unknown(pending.words, number);
     return;
   }
-  const std::shared_ptr<DiskStore> files = store();
-  const std::optional<Digest> key = Digest::from_hex(digest);
-  Result<Manifest> manifest =
-      files && key ? files->find(*key) : Result<Manifest>(Status(StatusCode::kNotFound, ""));
+  const Result<Manifest> manifest = find_entry(digest);
   if (!manifest) {
     hook.classes().close(pending.words, decision == "failed");
     record(hook, pending.words,
@@ -229,13 +215,7 @@ void Runtime::retire_class_kernel(OperatorHook& hook, std::span<const Word> word
   for (const std::vector<Word>& other : answered) {
     hook.table().set_native(other, hash_words(other));
   }
-  const std::optional<Digest> key = Digest::from_hex(class_digest(hook, words, *number));
-  if (const std::shared_ptr<DiskStore> files = store(); files && key) {
-    if (Status status = files->quarantine(*key, reason);
-        !status && status.code() != StatusCode::kNotFound) {
-      log_line(LogLevel::kWarning, status.to_string());
-    }
-  }
+  put_aside(class_digest(hook, words, *number), reason);
 }
 
 }  // namespace eagercache

@@ -30,17 +30,15 @@ class RunOfCall {
   RunOfCall(OperatorHook& hook, const Arguments& arguments) noexcept
       : hook_(hook),
         arguments_(arguments),
-        epoch_(native_run_epoch.load(std::memory_order_relaxed)),
-        sketched_(epoch_ != 0 && (hook.table().has_kernels() || hook.classes().has_kernels() ||
-                                  hook.scalars().has_kernels())) {}
+        epoch_(native_run_epoch.load(std::memory_order_relaxed)) {}
 
   // Whether native answers without a look at the call, which is counted then. Not while kernels are
   // frozen: those that answer do so every time.
   bool passes() noexcept {
-    if (!sketched_ || !has_sketched_runs(hook_.index(), epoch_)) [[likely]] {
+    if (!has_sketched_runs(hook_.index(), epoch_)) [[likely]] {
       return false;
     }
-    if (Runtime::instance().frozen()) {
+    if (!is_sketched() || Runtime::instance().frozen()) {
       return false;
     }
     sketch_ = sketch_call(arguments_, hook_.device_type());
@@ -49,7 +47,7 @@ class RunOfCall {
 
   // Native answers after a look at the call: counts it.
   void count() noexcept {
-    if (sketched_ && sketch_ == 0) {
+    if (sketch_ == 0 && is_sketched()) {
       sketch_ = sketch_call(arguments_, hook_.device_type());
     }
     if (sketch_ != 0) {
@@ -67,10 +65,15 @@ class RunOfCall {
   }
 
  private:
+  // Of an operator without kernels all calls are one run.
+  bool is_sketched() const noexcept {
+    return epoch_ != 0 && (hook_.table().has_kernels() || hook_.classes().has_kernels() ||
+                           hook_.scalars().has_kernels());
+  }
+
   OperatorHook& hook_;
   const Arguments& arguments_;
   const std::uint32_t epoch_;
-  const bool sketched_;
   std::uint64_t sketch_ = 0;
 };
 
