@@ -14,10 +14,10 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -38,6 +38,9 @@ from .module_surroundings import (
 from .module_trace import ModuleGraph, argument_tensors, build_unflatten, trace_module
 from .module_transfer import Transferred, unpack
 from .prove import ProofFailed, same_bits
+
+if TYPE_CHECKING:
+    from .module_joint import TrainingGraphs
 
 SEEDS = (0, 1, 2)
 SPREADS = (1.0, 1.0, 2.0)
@@ -277,9 +280,15 @@ class Answers:
 
     def by_forward(self) -> Any:
         """The forward's answer."""
+        with self.forward_alone():
+            return self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
+
+    @contextlib.contextmanager
+    def forward_alone(self) -> Iterator[None]:
+        """No kernel answers meanwhile."""
         self._core.set_modules_active(False)
         try:
-            return self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
+            yield
         finally:
             self._core.set_modules_active(True)
 
@@ -336,7 +345,7 @@ def _judge(
     return ModuleResult(path, facts, measured, seconds)
 
 
-def time_answers(answers: Answers, traced: ModuleGraph) -> timing.Timing:
+def time_answers(answers: Answers, traced: ModuleGraph | TrainingGraphs) -> timing.Timing:
     """Times the forward and the kernel, alone among this user's workers."""
     with timing.machine_to_itself():
         if traced.device.type == "cuda":
@@ -344,9 +353,16 @@ def time_answers(answers: Answers, traced: ModuleGraph) -> timing.Timing:
         return timing.time_call(answers)  # type: ignore[arg-type]
 
 
+def decide(measured: timing.Timing, margin: float) -> tuple[bool, str]:
+    """(whether the kernel is faster, why not), by the rule of the device that was timed."""
+    if isinstance(measured, cuda_timing.CudaTiming):
+        return cuda_timing.decide_cuda(measured, margin)
+    return timing.decide(measured, margin)
+
+
 def kernel_facts(
     form: str,
-    traced: ModuleGraph,
+    traced: ModuleGraph | TrainingGraphs,
     strides: list[list[int]],
     functions: list[list[str]],
     numerics: str,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import timing
 from .compile import Tools
-from .cuda_timing import CudaTiming, decide_cuda
 from .job import Job, Outcome
-from .module_compile import compile_module
+from .module_compile import compile_module, decide
 from .module_sizes import JudgeSizes
 from .module_training import compile_training
 
@@ -31,10 +29,7 @@ class ModuleJob(Job):
                 result = compile_module(self.description, self._directory, tools, self._core, judge)
         self.clock.add({f"module.{step}": value for step, value in result.seconds.items()})
         margin = float(self.request["margin"])
-        if isinstance(result.timing, CudaTiming):
-            faster, reason = decide_cuda(result.timing, margin)
-        else:
-            faster, reason = timing.decide(result.timing, margin)
+        faster, reason = decide(result.timing, margin)
         if result.chosen is not None:
             faster = any(chosen for _, chosen in result.chosen)
             reason = "" if faster else "slower"

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import timing
-from .cuda_timing import CudaTiming, decide_cuda
 from .module_compile import (
     Answers,
     ModuleResult,
+    decide,
     kernel_facts,
     prove_calls,
     tensor_leaves,
@@ -31,7 +32,7 @@ from .module_symbolic import SHAPE_FUNCTION
 from .module_trace import ModuleGraph, argument_tensors, build_unflatten
 from .module_transfer import Transferred
 from .prove import ProofFailed
-from .shape_family import SMALLEST, ends, groups
+from .shape_family import SMALLEST, ends, groups, sizes_text
 
 _VECTOR = 16  # elements; the widest of float32, and a multiple of the others'
 _EDGES = (SMALLEST, SMALLEST + 1, _VECTOR - 1, _VECTOR, _VECTOR + 1, 2 * _VECTOR + 3)
@@ -89,11 +90,11 @@ class _Members:
         member = {tensor: list(self.sizes[tensor]) for tensor, _ in self._open}
         for (tensor, dimension), value in zip(self._open, values, strict=True):
             member[tensor][dimension] = value
-        return max(_product(sizes) for sizes in member.values())
+        return max(math.prod(sizes) for sizes in member.values())
 
     def seconds(self, values: Values) -> float:
         """About how long the forward takes at most: attention's time goes with the square."""
-        ratio = _product(values) / _product(self.own)
+        ratio = math.prod(values) / math.prod(self.own)
         return self._seconds * max(ratio, ratio * ratio)
 
     def proved(self, met: Sequence[Values]) -> list[Values]:
@@ -134,13 +135,6 @@ class _Members:
             for values in dict.fromkeys(chosen)
             if values == self.own or (admits(values) and self.seconds(values) <= _LONGEST_CALL)
         ]
-
-
-def _product(values: Sequence[int]) -> int:
-    result = 1
-    for value in values:
-        result *= value
-    return result
 
 
 def _with(values: Values, group: Sequence[int], value: int) -> Values:
@@ -191,7 +185,7 @@ class JudgeSizes:
             "sizes": json.dumps(rows),
             "choice": json.dumps(chosen),
             "guards": "; ".join(traced.symbolic.guards())[:2_000],
-            "proved_sizes": " ".join(map(_text, proved))[:4_000],
+            "proved_sizes": " ".join(map(sizes_text, proved))[:4_000],
             "timings": "; ".join(lines)[:8_000],
         }
         return ModuleResult(path, facts, measured, seconds, chosen)
@@ -218,7 +212,7 @@ class JudgeSizes:
             try:
                 kind, error, native_error = prove_calls(member, answers, identity, _DRAWS)
             except ProofFailed as failure:
-                raise ProofFailed(f"{failure}, sizes {_text(values)}") from failure
+                raise ProofFailed(f"{failure}, sizes {sizes_text(values)}") from failure
             numerics = numerics if kind == "bitwise" else kind
             worst, native_worst = max(worst, error), max(native_worst, native_error)
         return numerics, (worst, native_worst), proved
@@ -236,16 +230,10 @@ class JudgeSizes:
             answers.use(member)
             measured = time_answers(answers, traced)
             own = own or measured
-            decide: Callable[..., tuple[bool, str]] = (
-                decide_cuda if isinstance(measured, CudaTiming) else timing.decide
-            )
             faster, reason = decide(measured, self._margin)
             elements = members.elements(values)
             choice[elements] = choice.get(elements, True) and (faster or self._always)
-            lines.append(
-                f"{_text(values)}: {measured.native_ns:.0f} {measured.kernel_ns:.0f} "
-                f"{measured.spread} {reason}".strip()
-            )
+            lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
         assert own is not None
         return own, sorted(choice.items()), lines
 
@@ -278,7 +266,3 @@ class _ClassAnswers(Answers):
             raise ProofFailed(str(error)) from error
         if self._core.module_class_answers(module, key) != "kernel":
             raise ProofFailed("its guards do not admit the call itself")
-
-
-def _text(values: Sequence[int]) -> str:
-    return "x".join(map(str, values))

@@ -13,7 +13,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import cuda_timing, module_calls, timing
+from . import module_calls
 from .commands import CompileRefused
 from .compile import Tools
 from .generated_text import GeneratedText
@@ -34,8 +34,10 @@ from .module_compile import (
     compare,
     compare_structure,
     equal_answers,
+    kernel_facts,
     refuse_shared,
     tensor_leaves,
+    time_answers,
     wide,
 )
 from .module_gradient import eager_gradients
@@ -318,11 +320,7 @@ class _TrainingAnswers(Answers):
         """Other values for everything that a call is given, and for the gradients of its answer."""
         self._rebuilt.draw(seed, spread)
         with torch.no_grad():
-            self._core.set_modules_active(False)
-            leaves = tensor_leaves(
-                self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
-            )
-            self._core.set_modules_active(True)
+            leaves = tensor_leaves(self.by_forward())
         self._rebuilt.draw(seed, spread)
         generator = torch.Generator(leaves[0].device).manual_seed(seed)
         self._tangents = [
@@ -381,7 +379,7 @@ class _TrainingAnswers(Answers):
             with (
                 torch.autocast("cpu", enabled=False),
                 torch.autocast("cuda", enabled=False),
-                self._by_forward(),
+                self.forward_alone(),
             ):
                 return self._reference(only)
         except ProofFailed:
@@ -416,14 +414,6 @@ class _TrainingAnswers(Answers):
         )
         buffers = [copies[id(tensor)] for tensor in self._written]
         return _Run(answer, gradients, buffers, [])
-
-    @contextlib.contextmanager
-    def _by_forward(self) -> Iterator[None]:
-        self._core.set_modules_active(False)
-        try:
-            yield
-        finally:
-            self._core.set_modules_active(True)
 
     def run(self, by_kernel: bool, calls: int) -> None:
         """Makes calls with their backward, whose results nobody waits for."""
@@ -468,26 +458,14 @@ def _judge(
             numerics, error, native_error = _prove(answers, watched, rebuilt)
             seconds["prove"] = round(time.process_time() - begin, 3)
             answers.draw(SEEDS[0], SPREADS[0])
-            with timing.machine_to_itself():
-                if graphs.device.type == "cuda":
-                    measured: timing.Timing = cuda_timing.time_sides(answers.run)
-                else:
-                    measured = timing.time_call(answers)  # type: ignore[arg-type]
+            measured = time_answers(answers, graphs)
     finally:
         answers.close()
         core.set_modules_training(False)
+    errors = (error, native_error)
     facts = {
-        "form": "module-training",
-        "device": graphs.device.type,
-        "numerics": numerics,
-        "inputs": json.dumps([[int(kind), index] for kind, index in graphs.inputs]),
-        "ranges": json.dumps(graphs.ranges),
-        "outputs": graphs.outputs,
-        "output_strides": json.dumps(strides),
-        "functions": json.dumps(watched.functions, separators=(",", ":")),
+        **kernel_facts("module-training", graphs, strides, watched.functions, numerics, errors),
         "training": json.dumps(plan, separators=(",", ":")),
-        "largest_error": f"{error:.4g}",
-        "native_error": f"{native_error:.4g}",
         "saved_bytes": str(saved_bytes(rebuilt, graphs)),
         "native_saved_bytes": str(watched.saved_bytes),
     }

@@ -216,3 +216,8 @@ def timing_values(
             values = scaled if admits(scaled) else values
         chosen.append(values)
     return list(dict.fromkeys(chosen))
+
+
+def sizes_text(values: Sequence[int]) -> str:
+    """Sizes as a person reads them: 4x128."""
+    return "x".join(map(str, values))

@@ -18,7 +18,7 @@ from .family_job import FamilyJob
 from .generated_text import admit, read_generated_text
 from .job import Built, Outcome
 from .launch_plan import NotUnderstood
-from .shape_family import ShapeFamily, elements_of, proof_values, timing_values
+from .shape_family import ShapeFamily, elements_of, proof_values, sizes_text, timing_values
 from .shape_plan import ShapePlan, Symbols, read_shape_plan
 from .toolchain import pick_isa
 
@@ -111,14 +111,14 @@ class ShapeJob(FamilyJob):
         with family.call.state.applied():
             proved = proof_values(family, plan.admits, self._vector_lengths(family))
             for values in proved:
-                where = f"sizes {_text(values)}"
+                where = f"sizes {sizes_text(values)}"
                 member, plan_text = family.member(values), kernel.launch_plan
                 self._prove_member(member, self._library, plan_text, outcome, where)
             choice = self._choose(family, plan, outcome)
         outcome.kernel = Built(objects, self.lowered, "shapes", plan.to_json(choice))
         outcome.facts = {
             "guards": "; ".join(plan.guards)[:2_000],
-            "proved_sizes": " ".join(map(_text, proved))[:4_000],
+            "proved_sizes": " ".join(map(sizes_text, proved))[:4_000],
             **outcome.facts,
         }
         self.outcome = outcome
@@ -138,10 +138,7 @@ class ShapeJob(FamilyJob):
             if outcome.timing is None:
                 outcome.timing = measured
             choice[elements] = choice.get(elements, True) and (faster or always)
-            lines.append(
-                f"{_text(values)}: {measured.native_ns:.0f} {measured.kernel_ns:.0f} "
-                f"{measured.spread} {reason}".strip()
-            )
+            lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
         outcome.facts["timings"] = "; ".join(lines)[:8_000]
         if not any(choice.values()):
             outcome.verdict = "native"
@@ -157,7 +154,3 @@ class ShapeJob(FamilyJob):
         elements = elements_of(member, member.invoke(sample.clone().values))
         with timing.machine_to_itself(), self.clock.step("time"):
             return elements, timing.time_call(probe)
-
-
-def _text(values: Sequence[int]) -> str:
-    return "x".join(map(str, values))

@@ -77,6 +77,10 @@ class Timing:
         """The interval as text."""
         return f"{self.ratio_low:.4f}..{self.ratio_high:.4f}"
 
+    def line(self, reason: str) -> str:
+        """Both medians, the interval, and why it was not faster: a line of the entry's facts."""
+        return f"{self.native_ns:.0f} {self.kernel_ns:.0f} {self.spread} {reason}".strip()
+
     def facts(self) -> dict[str, str]:
         """What else the store is to hold of it."""
         return {}
