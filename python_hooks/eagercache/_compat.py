@@ -128,6 +128,15 @@ def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]
     }
 
 
+def aot_graph_options() -> dict[str, Any]:
+    """What differs from `aot_options` for a graph of several operators.
+
+    Convolutions and what stands between them may keep their tensors in channels_last; the graph's
+    own outputs have the strides of the forward all the same (`keep_output_stride`).
+    """
+    return {"layout_optimization": True}
+
+
 def aot_cuda_options() -> dict[str, Any]:
     """What differs from `aot_options` for a static graph on CUDA."""
     return {

@@ -199,6 +199,7 @@ class Tools:
         options = _compat.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
         )
+        options.update(_compat.aot_graph_options())
         for_gpu = any(tensor.is_cuda for tensor in inputs)
         if for_gpu:
             options.update(_compat.aot_cuda_options())
