@@ -129,10 +129,10 @@ def symbolic_sizes(
     )
 
 
-def counts_below(node: Any, rows: int) -> bool:
+def counts_below(node: Any, rows: Any) -> bool:
     """Whether ``node`` holds 0, 1, 2 ... up to an open size, which is taken to be at most ``rows``.
 
-    Positions that an embedding is asked for.
+    Positions that an embedding is asked for. ``rows`` may be an open size too.
     """
     target = getattr(node, "target", None)
     if target == torch.ops.aten.arange.default:

@@ -302,10 +302,9 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
         if name in _DIVIDING and divides_integers(node):
             raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
         if name == "aten::index":
-            for index in node.args[1]:
-                if index is None:
-                    continue
-                if index.meta["val"].dtype == torch.bool or not is_made_here(index):
+            sizes = node.args[0].meta["val"].shape
+            for index, rows in zip(node.args[1], sizes, strict=False):
+                if index is not None and not _stays_inside(index, rows):
                     raise CompileRefused(f"the forward indexes with data ({node.target})")
         if name != "aten::embedding":
             continue
@@ -313,11 +312,27 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
         if source in positions:
             rows = int(node.args[0].meta["val"].shape[0])
             ranges.append((positions[source], 0, rows))
-        elif not is_made_here(node.args[1]) and not counts_below(
-            source, int(node.args[0].meta["val"].shape[0])
-        ):
+        elif not _stays_inside(node.args[1], int(node.args[0].meta["val"].shape[0])):
             raise CompileRefused("the indices of an embedding are computed")
     return tuple(dict.fromkeys(ranges))
+
+
+def _stays_inside(index: torch.fx.Node, rows: Any) -> bool:
+    """Whether what one call's indices are says that those of all others are below ``rows``.
+
+    They are either the same on every call, or positions: those of an open size, maybe shifted.
+    """
+    if index.meta["val"].dtype == torch.bool:
+        return False
+    if is_made_here(index):
+        return True
+    node = behind(index)
+    while operator_name(node) == "aten::add" and "alpha" not in node.kwargs:
+        shift = node.args[1]
+        if not isinstance(shift, int) or shift < 0:
+            return False
+        rows, node = rows - shift, behind(node.args[0])
+    return counts_below(node, rows)
 
 
 def divides_integers(node: torch.fx.Node) -> bool:
