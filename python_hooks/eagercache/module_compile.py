@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from .commands import CompileRefused
 from .compile import Tools
 from .generated_text import GeneratedText
 from .module_identity import FunctionRecorder, Identity, Unfit, identify
+from .module_proof import Moved, compare, compare_structure
 from .module_surroundings import (
     Listener,
     attention_order,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 SEEDS = (0, 1, 2)
 SPREADS = (1.0, 1.0, 2.0)
 
-_EPSILON_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
 MAX_FUNCTIONS = 400
 
 
@@ -398,7 +398,11 @@ def prove_calls(
     numerics = "bitwise"
     worst = native_worst = 0.0
     for seed, spread in draws:
-        rebuilt.draw(seed, spread)
+
+        def draw(seed: int = seed, spread: float = spread) -> None:
+            rebuilt.draw(seed, spread)
+
+        draw()
         native, answer = answers.by_forward(), answers.by_kernel()
         where = f"draw {seed}"
         compare_structure(native, answer, where)
@@ -407,32 +411,17 @@ def prove_calls(
         numerics = "accurate"
         reference = _reference(rebuilt)
         length = max((max(s.tensor.size(), default=1) for s in identity.slots), default=2)
+        moved = Moved(rebuilt, lambda: tensor_leaves(answers.by_forward()), draw)
         for index, (mine, natives, wide) in enumerate(
             zip(tensor_leaves(answer), tensor_leaves(native), reference, strict=True)
         ):
-            errors = compare(mine, natives, wide, length, f"output {index}, {where}")
+            errors = compare(
+                mine, natives, wide, length, f"output {index}, {where}", partial(moved.of, index)
+            )
             worst, native_worst = max(worst, errors[0]), max(native_worst, errors[1])
     with torch.inference_mode():
         compare_structure(answers.by_forward(), answers.by_kernel(), "inference mode")
     return numerics, worst, native_worst
-
-
-def compare_structure(native: Any, answer: Any, where: str) -> None:
-    """Raises ProofFailed unless both are the same but for the tensors' values."""
-    mine, mine_spec = pytree.tree_flatten(answer)
-    natives, native_spec = pytree.tree_flatten(native)
-    if mine_spec != native_spec or type(answer) is not type(native):
-        raise ProofFailed(f"the answer has another structure ({where})")
-    for index, (a, b) in enumerate(zip(mine, natives, strict=True)):
-        if not isinstance(b, torch.Tensor):
-            if type(a) is not type(b) or a != b:
-                raise ProofFailed(f"output {index} is {a!r}, not {b!r} ({where})")
-            continue
-        for name in ("dtype", "device", "shape", "requires_grad"):
-            if getattr(a, name) != getattr(b, name):
-                raise ProofFailed(f"output {index} has another {name} ({where})")
-        if a.stride() != b.stride() or a.is_inference() != b.is_inference():
-            raise ProofFailed(f"output {index} has other strides or another mode ({where})")
 
 
 def wide(value: Any) -> Any:
@@ -451,44 +440,3 @@ def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
             return tensor_leaves(module(*args, **kwargs))
     except Exception as error:
         raise ProofFailed("not equal bit for bit, and there is no wider reference") from error
-
-
-def compare(
-    mine: torch.Tensor, native: torch.Tensor, reference: torch.Tensor, length: int, where: str
-) -> tuple[float, float]:
-    """Errors of the kernel and of the forward against ``reference``, in ulps of the largest value.
-
-    The kernel's may be twice the forward's, in the mean square and at the worst element, or
-    log2(length) ulps, the bound of one pairwise summation over ``length`` elements; a longer
-    forward rounds more often than that on both sides. Integers must be equal, NaN and infinities
-    at the same places. Raises ProofFailed.
-    """
-    bits = _EPSILON_BITS.get(native.dtype)
-    if bits is None:
-        if not same_bits(mine, native):
-            raise ProofFailed(f"{native.dtype} must be equal bit for bit ({where})")
-        return 0.0, 0.0
-    if reference.size() != native.size():
-        raise ProofFailed(f"the reference has other sizes ({where})")
-    wide = reference.to(torch.float64)
-    a, b = mine.to(torch.float64), native.to(torch.float64)
-    for test in (torch.isnan, torch.isposinf, torch.isneginf):
-        if not torch.equal(test(a), test(b)):
-            raise ProofFailed(f"NaN or infinity where the forward has none ({where})")
-    known = torch.isfinite(b) & torch.isfinite(wide)
-    if not bool(known.any()):
-        return 0.0, 0.0
-    scale = float(wide[known].abs().max()) or 1.0
-    unit = scale * 2.0**-bits
-    mine_error, native_error = (a - wide)[known] / unit, (b - wide)[known] / unit
-    floor = max(1.0, math.log2(max(length, 2)))
-    for reduce in (
-        lambda error: float(error.abs().max()),
-        lambda error: float(error.square().mean().sqrt()),
-    ):
-        if reduce(mine_error) > max(2.0 * reduce(native_error), floor):
-            raise ProofFailed(
-                f"off by {reduce(mine_error):.3g} ulp, the forward by "
-                f"{reduce(native_error):.3g} ({where})"
-            )
-    return float(mine_error.abs().max()), float(native_error.abs().max())

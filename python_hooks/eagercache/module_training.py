@@ -13,8 +13,9 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ from .module_compile import (
     SPREADS,
     Answers,
     ModuleResult,
-    compare,
-    compare_structure,
     equal_answers,
     kernel_facts,
     refuse_shared,
@@ -43,6 +42,7 @@ from .module_compile import (
 from .module_gradient import eager_gradients
 from .module_identity import FunctionRecorder, Identity, Unfit, identify
 from .module_joint import TrainingGraphs, trace_training
+from .module_proof import Moved, compare, compare_structure
 from .module_surroundings import (
     Listener,
     attention_order,
@@ -509,11 +509,12 @@ class _Errors:
         reference: torch.Tensor,
         length: int,
         where: str,
+        moved: Callable[[], Sequence[torch.Tensor]],
     ) -> None:
         """One tensor."""
         if same_bits(mine, native):
             return
-        errors = compare(mine.detach(), native.detach(), reference.detach(), length, where)
+        errors = compare(mine.detach(), native.detach(), reference.detach(), length, where, moved)
         self.worst = max(self.worst, errors[0])
         self.native_worst = max(self.native_worst, errors[1])
 
@@ -528,7 +529,11 @@ def _prove(
     errors = _Errors()
     numerics = "bitwise"
     for seed, spread in zip(SEEDS, SPREADS, strict=True):
-        answers.draw(seed, spread)
+
+        def draw(seed: int = seed, spread: float = spread) -> None:
+            answers.draw(seed, spread)
+
+        draw()
         alone = range(answers.num_tangents) if answers.num_tangents > 1 and seed == 0 else ()
         for only in (None, *alone):
             where = f"draw {seed}" + ("" if only is None else f", gradient of output {only} alone")
@@ -537,7 +542,8 @@ def _prove(
             if _same(native, mine):
                 continue
             numerics = "accurate"
-            _compare_values(native, mine, answers.reference(only), length, where, errors)
+            moved = Moved(rebuilt, partial(_moved_tensors, answers, only), draw)
+            _compare_values(native, mine, answers.reference(only), length, where, errors, moved)
     return numerics, errors.worst, errors.native_worst
 
 
@@ -565,17 +571,38 @@ def _same(native: _Run, mine: _Run) -> bool:
     )
 
 
+def _moved_tensors(answers: _TrainingAnswers, only: int | None) -> list[torch.Tensor | None]:
+    run = answers.call(False, only)
+    return [tensor.detach() if tensor is not None else None for _, tensor in _rows(run)]
+
+
+def _rows(run: _Run) -> list[tuple[str, torch.Tensor | None]]:
+    """All tensors of a run, and what they are called."""
+    return [
+        (f"{name} {index}", tensor)
+        for name, tensors in (
+            ("output", tensor_leaves(run.answer)),
+            ("gradient", run.gradients),
+            ("buffer", run.buffers),
+        )
+        for index, tensor in enumerate(tensors)
+    ]
+
+
 def _compare_values(
-    native: _Run, mine: _Run, reference: _Run, length: int, where: str, errors: _Errors
+    native: _Run,
+    mine: _Run,
+    reference: _Run,
+    length: int,
+    where: str,
+    errors: _Errors,
+    moved: Moved,
 ) -> None:
-    for name, rows in (
-        ("output", [tensor_leaves(run.answer) for run in (mine, native, reference)]),
-        ("gradient", [run.gradients for run in (mine, native, reference)]),
-        ("buffer", [run.buffers for run in (mine, native, reference)]),
+    for position, ((name, a), (_, b), (_, wider)) in enumerate(
+        zip(_rows(mine), _rows(native), _rows(reference), strict=True)
     ):
-        for index, (a, b, wider) in enumerate(zip(*rows, strict=True)):
-            if a is None or b is None:
-                continue
-            if wider is None:
-                raise ProofFailed(f"the reference has no gradient {index} ({where})")
-            errors.compare(a, b, wider, length, f"{name} {index}, {where}")
+        if a is None or b is None:
+            continue
+        if wider is None:
+            raise ProofFailed(f"the reference has no {name} ({where})")
+        errors.compare(a, b, wider, length, f"{name}, {where}", partial(moved.of, position))

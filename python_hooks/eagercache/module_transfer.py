@@ -166,6 +166,19 @@ class Transferred:
                     generators[where] = torch.Generator(where).manual_seed(seed)
                 tensor.copy_(_values(standin, generators[where], spread))
 
+    def move(self, seed: int) -> None:
+        """Moves every floating-point number by its own last place, up or down."""
+        with torch.no_grad():
+            for number, tensor in enumerate(self._tensors):
+                if not tensor.is_floating_point():
+                    continue
+                generator = torch.Generator(tensor.device).manual_seed(seed * 10_007 + number)
+                signs = torch.randint(
+                    0, 2, tensor.size(), generator=generator, device=tensor.device
+                )
+                step = (signs * 2 - 1).to(tensor.dtype) * torch.finfo(tensor.dtype).eps
+                tensor.copy_(tensor * (1 + step))
+
     def require_gradients(self) -> None:
         """Lets the tensors that needed gradients need them, the call's arguments too."""
         for tensor, standin in zip(self._tensors, self._standins, strict=True):
