@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from eagercache import config, environment, store_directory, stores, toolchain
+from eagercache import (
+    config,
+    environment,
+    store_directory,
+    stores,
+    toolchain,
+    worker_process,
+)
 from eagercache._load import core, platform_problem
 
 LOW_SPACE_BYTES = 1 << 30
@@ -39,6 +46,7 @@ def diagnose(store_path: Path) -> list[Check]:
         return checks
     checks.extend(_torch_checks())
     checks.extend(_toolchain_checks())
+    checks.extend(_bytecode_checks(store_path))
     checks.extend(_directory_checks(store_path))
     checks.extend(_store_checks(store_path))
     return checks
@@ -78,6 +86,22 @@ def _toolchain_checks() -> Iterator[Check]:
         yield Check("compiler", "ok", f"{compiler.path}, {compiler.version}")
     isa = toolchain.pick_isa(core.host_cpu_features())
     yield Check("instructions", "ok", f"kernels are built for {isa.march}")
+
+
+def _bytecode_checks(path: Path) -> Iterator[Check]:
+    kept = worker_process.bytecode_folder(path, os.environ)
+    if worker_process.has_bytecode():
+        yield Check("bytecode", "ok", "Inductor's is there: a compile worker starts in seconds")
+    elif kept is not None and kept.is_dir():
+        yield Check("bytecode", "ok", f"Inductor's is kept in {kept}")
+    else:
+        yield Check(
+            "bytecode",
+            "note",
+            "Inductor has none, as after an installation by uv: a compile worker's first kernel "
+            "takes some ten seconds longer; `python -m compileall -q "
+            f"{worker_process.inductor_folder().parent}` makes it",
+        )
 
 
 def _directory_checks(path: Path) -> Iterator[Check]:

@@ -81,6 +81,17 @@ def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) ->
     return kept
 
 
+def inductor_folder() -> Path:
+    """Where Inductor's sources are."""
+    return Path(torch.__file__).parent / "_inductor"
+
+
+def has_bytecode() -> bool:
+    """Whether Inductor's compiled sources are where Python looks for them."""
+    source = inductor_folder() / "lowering.py"
+    return Path(importlib.util.cache_from_source(str(source))).exists()
+
+
 def bytecode_folder(store_root: Path, environ: Mapping[str, str]) -> Path | None:
     """Where workers keep Inductor's compiled sources, which nobody else keeps; None where one does.
 
@@ -93,12 +104,10 @@ def bytecode_folder(store_root: Path, environ: Mapping[str, str]) -> Path | None
         or not store_root.is_dir()
     ):
         return None
-    source = Path(torch.__file__).parent / "_inductor" / "lowering.py"
-    compiled = Path(importlib.util.cache_from_source(str(source)))
     kept_by_python = not environ.get("PYTHONDONTWRITEBYTECODE") and os.access(
-        source.parent, os.W_OK
+        inductor_folder(), os.W_OK
     )
-    if compiled.exists() or kept_by_python or not _is_ours_alone(store_root):
+    if has_bytecode() or kept_by_python or not _is_ours_alone(store_root):
         return None
     return store_root / "PYTHON"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -152,6 +153,23 @@ def test_doctor_names_a_missing_compiler_and_open_permissions(
     assert result.exit_code == 1
     assert "/nowhere/g++" in result.output and "remedy: install g++" in result.output
     assert str(cache) in result.output and "0700" in result.output
+
+
+def test_doctor_says_whether_a_worker_has_to_compile_inductors_sources(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def state() -> str:
+        checks = json.loads(run("doctor", "--json").output)
+        (check,) = [check for check in checks if check["name"] == "bytecode"]
+        return str(check["state"])
+
+    folder = tmp_path / "torch/_inductor"
+    monkeypatch.setattr("eagercache.worker_process.inductor_folder", lambda: folder)
+    assert state() == "note"
+    compiled = Path(importlib.util.cache_from_source(str(folder / "lowering.py")))
+    compiled.parent.mkdir(parents=True)
+    compiled.touch()
+    assert state() == "ok"
 
 
 @pytest.mark.parametrize("command", [["ls"], ["stats"], ["verify"], ["prune"], ["show", "aa"]])
