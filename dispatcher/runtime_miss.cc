@@ -1,6 +1,8 @@
 // Runtime: from a missed call to an installed verdict. One loader thread asks the store, hands what
 // is not there to the compile service, and installs verdicts; callers only append to its queue.
 
+#include <sched.h>
+
 #include <bit>
 #include <chrono>
 #include <exception>
@@ -91,6 +93,15 @@ std::string denied_call(const OperatorHook& hook, std::span<const Word> words) {
     add_dtypes(call.arguments, dtypes);
   }
   return denial(hook.full_name(), c10::toString(hook.dispatch_key()), dtypes);
+}
+
+// Has this thread never take the processor from the caller who wakes it: a batch thread starts
+// where one is free, or when the caller's turn is over.
+void give_way_to_callers() noexcept {
+  if (sched_getscheduler(0) != SCHED_IDLE) {
+    const sched_param ordinary{};
+    sched_setscheduler(0, SCHED_BATCH, &ordinary);
+  }
 }
 
 // Says in the store, as long as it lives, that this process is at what may kill it.
@@ -440,6 +451,7 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
 }
 
 void Runtime::loader_loop() {
+  give_way_to_callers();
   for (;;) {
     Pending pending;
     {

@@ -24,7 +24,7 @@ from .operators import described_name
 from .service_request import OnDone, Request, Response, cpu_seconds, failure_of, message
 from .service_settings import ServiceSettings
 from .slots import Slot, Slots
-from .worker_process import WorkerLost, WorkerProcess
+from .worker_process import WorkerLost, WorkerProcess, give_way_to_callers
 
 __all__ = ["CompileService", "ServiceSettings", "cpu_seconds"]
 
@@ -165,6 +165,7 @@ class CompileService:
 
     def _serve(self) -> None:
         """One thread: one worker, one batch of requests at a time, and never without a slot."""
+        give_way_to_callers()
         process: WorkerProcess | None = None
         try:
             while self._wait_for_work(process):

@@ -51,6 +51,16 @@ class WorkerLost(Exception):
         self.timed_out = timed_out
 
 
+def give_way_to_callers() -> None:
+    """Has this thread, and what it starts, never take the processor from the caller who wakes it.
+
+    It runs where a processor is free, or when the caller's turn is over.
+    """
+    if os.sched_getscheduler(0) != os.SCHED_IDLE:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def _default_memory() -> int:
     """Half of the machine's memory, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -222,6 +232,7 @@ class WorkerProcess:
         return f"the compile worker exited with {code}: {last[:200]}"
 
     def _read_errors(self) -> None:
+        give_way_to_callers()
         stderr = self._process.stderr
         assert stderr is not None
         with contextlib.suppress(OSError, ValueError):

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <chrono>
 #include <exception>
@@ -58,6 +59,18 @@ TEST_F(RuntimeMissTest, NativeHasAnsweredBeforeAKeyIsSubmitted) {
   EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
   handler->request(0);
   EXPECT_EQ(runs_at_submit.load(), before + 1);
+  runtime().complete(digest_now(), "native", "not faster");
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(RuntimeMissTest, TheLoaderDoesNotTakeTheProcessorFromWhoWakesIt) {
+  use_store();
+  std::atomic<int> policy{-1};
+  const auto handler = use_handler([&](const CompileRequest&) { policy = sched_getscheduler(0); });
+  set_on_miss(OnMiss::kBackground, 1);
+  call_twice();
+  handler->request(0);
+  EXPECT_EQ(policy.load(), SCHED_BATCH);
   runtime().complete(digest_now(), "native", "not faster");
   EXPECT_TRUE(idle());
 }

@@ -533,6 +533,16 @@ def test_the_users_process_leaves_nothing_behind_however_it_ends(bench: Bench, h
         parent.wait()
 
 
+def test_the_service_and_its_workers_take_no_processor_from_who_wakes_them(bench: Bench) -> None:
+    policies = []
+    service = bench.service()
+    service.submit(call(0), lambda answer: policies.append(os.sched_getscheduler(0)))
+    assert service.wait(30)
+    (worker,) = bench.pids("start")
+    assert [*policies, os.sched_getscheduler(worker)] == [os.SCHED_BATCH, os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 def test_a_worker_ignores_the_terminals_interrupt(bench: Bench) -> None:
     service, answers = bench.service(), Answers()
     service.submit(call(1, "slow"), answers)
