@@ -114,25 +114,26 @@ def measure(seconds: float) -> int:
         f"{stats.compiles} compiles, {stats.outstanding} keys without a verdict. "
         f"{', '.join(f'{name} {value}' for name, value in frame.machine().items())}.\n"
     )
-    print("| us a call | keys | median | 99 % | 99.9 % | largest |\n" + "| --- " * 6 + "|")
+    rows = []
     everything: Times = {"native": [], "miss": [], "waits": []}
     for (name, how), times in found.items():
         for kind, values in times.items():
-            print(row(f"{name}, {how}: {kind}", values))
+            rows.append(row(f"{name}, {how}: {kind}", values))
             everything[kind] += values
-    for kind, values in everything.items():
-        print(row(f"all: {kind}", values))
+    rows += [row(f"all: {kind}", values) for kind, values in everything.items()]
+    columns = ("us a call", "calls", "median", "99 %", "99.9 %", "largest")
+    print("\n".join(frame.markdown(columns, rows)))
     extra = quantile(everything["miss"], 0.99) - quantile(everything["native"], 0.99)
     print(f"\n99 % of misses are within native's + {extra:.0f} us (allowed: {ALLOWED_US:.0f})")
     sys.stdout.flush()
     os._exit(0 if extra <= ALLOWED_US else 1)
 
 
-def row(name: str, values: list[int]) -> str:
+def row(name: str, values: list[int]) -> list[str]:
     """A line of the table."""
     figures = [quantile(values, 0.99), quantile(values, 0.999), max(values) / 1000]
-    text = " | ".join(f"{figure:.1f}" for figure in figures)
-    return f"| {name} | {len(values)} | {statistics.median(values) / 1000:.2f} | {text} |"
+    median = f"{statistics.median(values) / 1000:.2f}"
+    return [name, str(len(values)), median, *(f"{figure:.1f}" for figure in figures)]
 
 
 def main() -> int:
