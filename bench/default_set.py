@@ -2,11 +2,12 @@
 
     .venv/bin/python bench/default_set.py --cache build/default-set [--shapes 3] [--output x.md]
 
-The calls are those of compile.py. First all of them get their verdicts, as in a user's process;
-then each is timed in one process, in turns of a few hundred microseconds with eagercache answering
-and without, through `torch.ops`. Verdicts and rows are kept in --cache: a run that was stopped goes
-on where it was. The exit status is 1 where some call is slower than native by more than 2 % beyond
-the interval of the ratio's median (99 %).
+The calls are those of default_calls.py, of every operator that is hooked by default. First all of
+them get their verdicts, as in a user's process; then each is timed in one process, in turns of a
+few hundred microseconds with eagercache answering and without, through `torch.ops`. Verdicts and
+rows are kept in --cache: a run that was stopped goes on where it was. The exit status is 1 where
+some call is slower than native by more than 2 % beyond the interval of the ratio's median (99 %),
+or a default operator has no call.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import compile as compile_bench
 import eagercache
 import frame
+from compile import wait_for
+from default_calls import SHAPES, Call, calls, missing
 from eagercache._load import core
 from eagercache.timing import median_interval
 
@@ -71,7 +73,7 @@ def decisions(function: Callable[[], Any], name: str) -> str:
     return "kernel" if after.hits > before.hits else "native"
 
 
-def run(chosen: list[compile_bench.Call], rows_path: Path, pairs: int) -> list[dict[str, Any]]:
+def run(chosen: list[Call], rows_path: Path, pairs: int) -> list[dict[str, Any]]:
     """Rows of all calls; those that are in the file are not measured again."""
     rows: dict[str, dict[str, Any]] = {}
     if rows_path.exists():
@@ -109,7 +111,9 @@ def report(rows: list[dict[str, Any]]) -> str:
         "call through torch.ops, eagercache's choice on, by turns in one process; the ratio's 99 % "
         "interval.",
         "",
-        f"- {len(rows)} calls, {len(kernels)} answered by kernels.",
+        f"- {len(rows)} calls of {len({row['operator'] for row in rows})} operators, "
+        f"{len(kernels)} answered by kernels.",
+        f"- Default operators without a call: {', '.join(missing()) or 'none'}.",
         f"- Slower than native by more than 2 % beyond the interval: {len(slower)}, of which "
         f"{sum(row['answers'] == 'kernel' for row in slower)} are answered by kernels.",
         "",
@@ -130,25 +134,25 @@ def main() -> int:
     """Prints the table; writes it to --output."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--shapes", type=int, default=len(compile_bench.SHAPES))
+    parser.add_argument("--shapes", type=int, default=len(SHAPES))
     parser.add_argument("--operators", type=int, default=1_000)
     parser.add_argument("--pairs", type=int, default=41)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     chosen = [
         call
-        for shape in compile_bench.SHAPES[: arguments.shapes]
-        for call in list(compile_bench.calls(*shape))[: arguments.operators]
+        for shape in SHAPES[: arguments.shapes]
+        for call in list(calls(*shape))[: arguments.operators]
     ]
     arguments.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     frame.pin()
     names = sorted({f"aten::{name}" for name, _, _ in chosen})
     eagercache.enable(names, on_miss="background", cache_dir=arguments.cache / "store")
-    compile_bench.wait_for(chosen)
+    wait_for(chosen)
     rows = run(chosen, arguments.cache / "rows.json", arguments.pairs)
     text = report(rows)
     frame.write(text, arguments.output)
-    return 1 if any(map(is_slower, rows)) else 0
+    return 1 if missing() or any(map(is_slower, rows)) else 0
 
 
 if __name__ == "__main__":

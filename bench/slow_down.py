@@ -19,7 +19,7 @@ import time
 import eagercache
 import frame
 import torch
-from compile import UNARY
+from default_calls import UNARY
 
 SECONDS = 3.0
 NEW_CALLS = 4
