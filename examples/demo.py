@@ -56,6 +56,9 @@ ROUNDS = 40
 MAX_TIMING_S = 15.0
 MIN_ROUNDS = 9
 PASS_EVERY_S = 2.0
+# Where a kernel for all sizes loses at one of them, that size gets a kernel of its own once it has
+# been called so often: a decision that is still to come after all others.
+SETTLED_PASSES = 40
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -67,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=PROJECT / "build" / "demo-cache")
     parser.add_argument("--output", type=Path, default=PROJECT / "demo_output")
     parser.add_argument(
-        "--limit", type=float, default=450.0, help="seconds to wait for kernels, at most"
+        "--limit", type=float, default=90.0, help="seconds to wait for kernels, at most"
     )
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -158,6 +161,19 @@ def show_progress(progress: Progress, task: TaskID, state: str) -> None:
     )
 
 
+def settled(forward: Callable[[], torch.Tensor]) -> bool:
+    """Whether further passes, made here, ask for nothing more."""
+    before = eagercache.stats()
+    begin = time.perf_counter()
+    for _ in range(SETTLED_PASSES):
+        forward()
+        if time.perf_counter() - begin > MAX_TIMING_S:
+            break
+    after = eagercache.stats()
+    asked = after.compiles + after.failures - before.compiles - before.failures
+    return asked == 0 and after.outstanding == 0
+
+
 def fill_cache(
     forward: Callable[[], torch.Tensor], console: Console, limit: float
 ) -> tuple[float, bool]:
@@ -183,7 +199,7 @@ def fill_cache(
             show_progress(
                 progress, task, f"a pass meanwhile: {1e3 * seconds:.1f} ms, {hits} calls by kernels"
             )
-            complete = eagercache.wait(timeout=PASS_EVERY_S)
+            complete = eagercache.wait(timeout=PASS_EVERY_S) and settled(forward)
         show_progress(progress, task, "")
     return time.perf_counter() - begin, complete
 
@@ -215,6 +231,7 @@ def second_process(options: argparse.Namespace) -> None:
         hits=stats.hits,
         compiles=stats.compiles,
         failures=stats.failures,
+        digests=[kernel.digest for kernel in eagercache.kernels()],
         rows=report.rows_of(eagercache.kernels(), calls),
     )
     options.answer.write_text(json.dumps(asdict(result)))
@@ -263,6 +280,7 @@ def main() -> int:
         eagercache.enable(cache_dir=options.cache)
         seconds, complete = fill_cache(forward, console, options.limit)
         first = eagercache.stats()
+        known = {kernel.digest for kernel in eagercache.kernels()}
         eagercache.disable()
     console.print(
         f"  {seconds:.0f} s until every decision was there: {first.compiles} compiles, "
@@ -295,7 +313,7 @@ def main() -> int:
     if second.difference > second.bound or whole.difference > whole.bound:
         console.print("[bold red]The outputs differ by more than their bound.[/]")
         return 1
-    if complete and second.compiles:
+    if second.compiled_again(known):
         console.print("[bold red]The second process compiled what was in the cache.[/]")
         return 1
     return 0

@@ -63,7 +63,11 @@ class Row:
 
 @dataclass(frozen=True)
 class SecondProcess:
-    """What the process on the warm cache measured."""
+    """What the process on the warm cache measured.
+
+    Attributes:
+        digests: the keys whose verdicts it met, from the cache or of its own compiles.
+    """
 
     native: Timing
     cached: Timing
@@ -73,7 +77,15 @@ class SecondProcess:
     hits: int
     compiles: int
     failures: int
+    digests: list[str]
     rows: list[Row]
+
+    def compiled_again(self, known: set[str]) -> bool:
+        """Return whether it compiled a key of `known`, those that were decided before it began.
+
+        More calls may ask for kernels that fewer did not (see SETTLED_PASSES): those are new keys.
+        """
+        return self.compiles + self.failures > len(set(self.digests) - known)
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> SecondProcess:
