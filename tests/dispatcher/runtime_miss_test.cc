@@ -203,6 +203,25 @@ TEST_F(RuntimeMissTest, AKeyIsSubmittedAtTheThresholdAndNotBefore) {
   EXPECT_EQ(handler->requests().size(), 1U);
 }
 
+TEST_F(RuntimeMissTest, KeysOfAnOperatorThatIsDearToCompileWaitForMoreCalls) {
+  use_store();
+  const auto handler = use_handler();
+  set_on_miss(OnMiss::kBackground, 2);
+  call_twice();
+  call_twice();
+  EXPECT_EQ(handler->request(0).digest, digest_now());
+  runtime().complete(digest_now(), "native", "", 9.0);  // four times what is usual
+  const at::Tensor other = at::ones({6});
+  for (int i = 0; i < 7; ++i) {
+    call_twice(other);
+    ASSERT_TRUE(idle());
+    ASSERT_EQ(handler->requests().size(), 1U);
+  }
+  call_twice(other);
+  runtime().complete(handler->request(1).digest, "native", "", 1.0);
+  EXPECT_TRUE(idle());
+}
+
 TEST_F(RuntimeMissTest, KeysOfTwoShapesAreSubmittedBoth) {
   use_store();
   const auto handler = use_handler(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -322,6 +324,11 @@ def test_a_broken_compiler_is_a_stored_failure(tmp_path: Path, how: str) -> None
     assert (entry["kind"], entry["failure"]) == ("failed", failure)
 
 
+def memory_of_this_machine() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 BLOCKED = """
 import pathlib, sys, time
 import torch, eagercache
@@ -357,6 +364,11 @@ def test_calls_go_on_while_the_compiler_is_blocked_and_a_killed_process_leaves_n
         assert user.stdout is not None and user.stdout.readline() == b"blocked\n"
         below = [int(pid) for pid in pid_file.read_text().split()]
         assert not any(gone(pid) for pid in below)
+        for pid in below:  # the compiler and the worker
+            assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + worker.NICENESS)
+            limit, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
+            assert 0 < limit <= memory_of_this_machine() // 2  # -1 is no limit
+            assert os.getpgid(pid) == below[1]
         user.kill()
         user.wait()
         assert wait_until(lambda: all(gone(pid) for pid in below))
