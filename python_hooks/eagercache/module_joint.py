@@ -7,14 +7,12 @@ of the answer, and gives those of the parameters and arguments that need one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
-from torch.utils import _pytree as pytree
 
 from . import _compat
 from .commands import CompileRefused
@@ -26,6 +24,7 @@ from .module_trace import (
     first_line,
     index_ranges,
     operator_name,
+    read_outputs,
     refuse_operators,
     source_of,
     state_value,
@@ -160,7 +159,7 @@ def trace_training(
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     inputs = _read_inputs(program, args, kwargs, identity)
-    outputs, answers = _read_outputs(program)
+    outputs, answers = read_outputs(program.graph, program.call_spec.out_spec)
     if len(answers) != len(differentiable):
         raise CompileRefused("the traced graph returns another number of tensors")
     buffers = [
@@ -216,38 +215,6 @@ def _read_inputs(
     if constant_bytes > MAX_CONSTANT_BYTES:
         raise CompileRefused("the forward holds large constants")
     return found
-
-
-def _read_outputs(program: torch.export.ExportedProgram) -> tuple[str, list[int]]:
-    """How the answer is built of its tensors, as JSON, and which outputs are tensors."""
-    (output,) = [node for node in program.graph.nodes if node.op == "output"]
-    leaves: list[Any] = []
-    tensors: list[int] = []
-    nodes: set[torch.fx.Node] = set()
-    for position, value in enumerate(output.args[0]):
-        if isinstance(value, torch.fx.Node):
-            if not isinstance(value.meta.get("val"), torch.Tensor):
-                raise CompileRefused("the forward returns a number that it computes")
-            if value.op != "call_function":
-                raise CompileRefused("the forward returns one of its inputs")
-            if value in nodes:
-                raise CompileRefused("the forward returns a tensor twice")
-            nodes.add(value)
-            leaves.append({"tensor": len(tensors)})
-            tensors.append(position)
-        elif value is None or isinstance(value, (bool, int, float, str)):
-            leaves.append({"value": value})
-        else:
-            raise CompileRefused(f"the forward returns a {type(value).__name__}")
-    if not tensors:
-        raise CompileRefused("the forward returns no tensor")
-    try:
-        text = pytree.treespec_dumps(program.call_spec.out_spec)
-    except Exception as error:
-        raise CompileRefused(
-            f"what the forward returns cannot be stored: {first_line(error)}"
-        ) from error
-    return json.dumps({"spec": text, "leaves": leaves}), tensors
 
 
 def _trace_joint(

@@ -373,36 +373,47 @@ def is_made_here(node: Any) -> bool:
     return True
 
 
-def _flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgram) -> str:
-    """Leaves only tensors in the output node; returns how the answer is built of them."""
+def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, list[int]]:
+    """How a forward's answer is built of its tensors, as JSON, and which outputs are tensors.
+
+    Raises CompileRefused for what no kernel can return.
+    """
     (output,) = [node for node in graph.nodes if node.op == "output"]
-    tensors: list[torch.fx.Node] = []
+    tensors: list[int] = []
+    met: set[torch.fx.Node] = set()
     leaves: list[Any] = []
-    for value in output.args[0]:
+    for position, value in enumerate(output.args[0]):
         if isinstance(value, torch.fx.Node):
             if not isinstance(value.meta.get("val"), torch.Tensor):
                 raise CompileRefused("the forward returns a number that it computes")
             if value.op != "call_function":
                 raise CompileRefused("the forward returns one of its inputs")
+            if value in met:
+                raise CompileRefused("the forward returns a tensor twice")
+            met.add(value)
             leaves.append({"tensor": len(tensors)})
-            tensors.append(value)
+            tensors.append(position)
         elif value is None or isinstance(value, (bool, int, float, str)):
             leaves.append({"value": value})
         else:
             raise CompileRefused(f"the forward returns a {type(value).__name__}")
     if not tensors:
         raise CompileRefused("the forward returns no tensor")
-    if len(set(tensors)) != len(tensors):
-        raise CompileRefused("the forward returns a tensor twice")
-    output.args = (tuple(tensors),)
-    spec = program.call_spec.out_spec
     try:
         text = pytree.treespec_dumps(spec)
     except Exception as error:
         raise CompileRefused(
             f"what the forward returns cannot be stored: {first_line(error)}"
         ) from error
-    return json.dumps({"spec": text, "leaves": leaves})
+    return json.dumps({"spec": text, "leaves": leaves}), tensors
+
+
+def _flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgram) -> str:
+    """Leaves only tensors in the output node; returns how the answer is built of them."""
+    outputs, tensors = read_outputs(graph, program.call_spec.out_spec)
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    output.args = (tuple(output.args[0][position] for position in tensors),)
+    return outputs
 
 
 def build_unflatten(outputs: str, num_outputs: int) -> Any:
