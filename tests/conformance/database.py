@@ -91,6 +91,11 @@ def copy(value: Any) -> Any:
         return tree_map(copy_one, value)
 
 
+def detached_copy(value: Any) -> Any:
+    """As `copy`, but nothing in it needs gradients."""
+    return tree_map(_detached, copy(value))
+
+
 @dataclass(frozen=True)
 class BackendCall:
     """A call of one overload as a backend gets it.
@@ -108,6 +113,12 @@ class BackendCall:
     def name(self) -> str:
         """As in "aten::var.correction"."""
         return overload_name(self.func)
+
+    def named_arguments(self) -> dict[str, Any]:
+        """The arguments that were passed, by their names in the schema."""
+        schema = self.func._schema.arguments
+        named = {argument.name: value for argument, value in zip(schema, self.args, strict=False)}
+        return {**named, **self.kwargs}
 
     def describe(self) -> str:
         """One line for people."""
@@ -145,9 +156,9 @@ class Collected:
 
 
 class Collector(TorchDispatchMode):
-    """Keeps calls of hooked operators, of different metadata, up to a limit for each."""
+    """Keeps calls of hooked operators (None: all) of different metadata, up to a limit for each."""
 
-    def __init__(self, hooked: set[str], limit: int | None, into: Collected) -> None:
+    def __init__(self, hooked: set[str] | None, limit: int | None, into: Collected) -> None:
         super().__init__()
         self._hooked = hooked
         self._limit = limit
@@ -160,7 +171,7 @@ class Collector(TorchDispatchMode):
 
     def _keep(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = overload_name(func)
-        if name not in self._hooked:
+        if self._hooked is not None and name not in self._hooked:
             self._into.not_hooked[name] += 1
             return
         met = self._met[func]
@@ -176,7 +187,7 @@ class Collector(TorchDispatchMode):
         if described in met:
             return
         met.add(described)
-        args, kwargs = tree_map(_detached, copy((args, kwargs)))
+        args, kwargs = detached_copy((args, kwargs))
         self._into.calls.append(BackendCall(func, args, kwargs))
 
 

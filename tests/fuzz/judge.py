@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from conformance.database import detached_copy
 from eagercache import _C, prove
 from eagercache.calls import Call, Sample
 from eagercache.session import session
@@ -58,25 +59,6 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat
 
 
-def copied(arguments: Any) -> Any:
-    """Arguments of the same layout in other memory; what shared memory still does."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copy_one(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        storage = leaf.untyped_storage()
-        key = storage._cdata
-        if key not in copies:
-            copies[key] = flat_of(leaf.detach()).clone()
-        other = torch.empty(0, dtype=leaf.dtype)
-        return other.set_(  # type: ignore[call-overload]
-            copies[key].untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride()
-        )
-
-    return tree_map(copy_one, arguments)
-
-
 class Lockstep(TorchDispatchMode):
     """Makes every operator call twice, native and with kernels, and compares the answers.
 
@@ -100,10 +82,10 @@ class Lockstep(TorchDispatchMode):
         leaves = tree_flatten((args, kwargs))[0]
         if any(isinstance(leaf, torch.Tensor) and torch._is_zerotensor(leaf) for leaf in leaves):
             return func(*args, **kwargs)  # has no memory; kernels leave it to native
-        others = copied((args, kwargs))
+        others = detached_copy((args, kwargs))
         _C.set_answering(False)
         expected = func(*others[0], **others[1])
-        rebuilt = copied((args, kwargs)) if func._schema.is_mutable else (args, kwargs)
+        rebuilt = detached_copy((args, kwargs)) if func._schema.is_mutable else (args, kwargs)
         _C.set_answering(True)
         actual = func(*args, **kwargs)
         _C.set_answering(False)

@@ -1,37 +1,18 @@
 """What native operators really do to their arguments: observed, call by call.
 
-`Recorder` is a dispatch mode that keeps a copy of every call that reaches a backend, `observe`
-makes such a call anew and compares all memory that it could have touched before and after.
+`observe` makes a call of a backend operator anew and compares all memory that it could have touched
+before and after.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from conformance.database import is_plain, tensors_in
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
-
-LARGEST_CALL_BYTES = 1 << 22
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """An operator and arguments of its own, in schema order by name."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def named_arguments(self) -> dict[str, Any]:
-        """The arguments that were passed, by their names in the schema."""
-        schema = self.func._schema.arguments
-        named = {argument.name: value for argument, value in zip(schema, self.args, strict=False)}
-        return {**named, **self.kwargs}
+from conformance.database import BackendCall, tensors_in
 
 
 @dataclass
@@ -53,61 +34,6 @@ class Observed:
     same_object: list[set[str]] = field(default_factory=list)
 
 
-def _copy(value: Any) -> Any:
-    """The same values in memory of their own; what shared memory still does."""
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def copy_one(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        storage = leaf.untyped_storage()
-        if storage._cdata not in storages:
-            storages[storage._cdata] = storage.clone()
-        return torch.empty(0, dtype=leaf.dtype).set_(
-            storages[storage._cdata], leaf.storage_offset(), leaf.size(), leaf.stride()
-        )
-
-    return tree_map(copy_one, value)
-
-
-class Recorder(TorchDispatchMode):
-    """Keeps up to `limit` calls of different metadata per operator."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-        self.calls: list[RecordedCall] = []
-        self.not_plain: set[str] = set()
-        self._met: dict[Any, set[Any]] = defaultdict(set)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._keep(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-    def _keep(self, func: Any, args: Any, kwargs: Any) -> None:
-        met = self._met[func]
-        if len(met) >= self.limit:
-            return
-        tensors = tensors_in((args, kwargs))
-        if not all(map(is_plain, tensors)):
-            self.not_plain.add(str(func))
-            return
-        if sum(t.untyped_storage().nbytes() for t in tensors) > LARGEST_CALL_BYTES:
-            return
-        described = str(tree_map(_described, (args, kwargs)))
-        if described in met:
-            return
-        met.add(described)
-        args, kwargs = _copy((tuple(args), dict(kwargs)))
-        self.calls.append(RecordedCall(func, args, kwargs))
-
-
-def _described(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return (leaf.dtype, tuple(leaf.size()), leaf.stride())
-    return leaf
-
-
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of the tensor's storage, copied."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).clone()
@@ -123,7 +49,7 @@ def _layout(tensor: torch.Tensor) -> Any:
     )
 
 
-def observe(call: RecordedCall) -> Observed:
+def observe(call: BackendCall) -> Observed:
     """Makes the call and says what it did. Raises what native raises."""
     named = call.named_arguments()
     before = [

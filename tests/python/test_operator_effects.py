@@ -22,11 +22,10 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.database import BackendCall, Collected, Collector
 from eagercache._load import core
 from native_effects import (
     Observed,
-    RecordedCall,
-    Recorder,
     observe,
     run_sample,
     samples,
@@ -85,7 +84,7 @@ def _extra_calls() -> Iterator[Callable[[], Any]]:
 class Survey:
     """What was run: native's effects call by call."""
 
-    calls: list[tuple[RecordedCall, Observed]]
+    calls: list[tuple[BackendCall, Observed]]
     refused: Counter[str]  # by database operator or replayed call
     operators: set[str]  # that were observed at least once, as "aten::var.correction"
 
@@ -114,7 +113,7 @@ def _variants(op: Any) -> Iterator[Callable[[], Any]]:
                     yield partial(op, first, *args, **{**kwargs, "out": out})
 
 
-def _record(recorder: Recorder, refused: Counter[str]) -> None:
+def _record(recorder: Collector, refused: Counter[str]) -> None:
     from torch.testing._internal import common_methods_invocations as database
 
     rng = random.Random(SEED)
@@ -152,17 +151,17 @@ def _record(recorder: Recorder, refused: Counter[str]) -> None:
 
 
 def _survey() -> Survey:
-    recorder = Recorder(CALLS)
+    collected = Collected()
     refused: Counter[str] = Counter()
     torch.manual_seed(SEED)
-    _record(recorder, refused)
+    _record(Collector(None, CALLS, collected), refused)
     calls = []
-    for call in recorder.calls:
+    for call in collected.calls:
         try:
             calls.append((call, observe(call)))
         except Exception as error:
             refused[f"{call.func}: {type(error).__name__}"] += 1
-    return Survey(calls, refused, {_name(call) for call, _ in calls})
+    return Survey(calls, refused, {call.name for call, _ in calls})
 
 
 @pytest.fixture(scope="module")
@@ -185,24 +184,19 @@ def survey() -> Survey:
     return result
 
 
-def _name(call: RecordedCall) -> str:
-    schema = call.func._schema
-    return f"{schema.name}.{schema.overload_name}".removesuffix(".")
-
-
 _EFFECTS: dict[str, dict[str, Any]] = {}
 
 
-def _effects(call: RecordedCall) -> dict[str, Any]:
+def _effects(call: BackendCall) -> dict[str, Any]:
     assert core is not None
-    name = _name(call)
+    name = call.name
     if name not in _EFFECTS:
         schema = call.func._schema
         _EFFECTS[name] = core.operator_effects(schema.name, schema.overload_name)
     return _EFFECTS[name]
 
 
-def _written(call: RecordedCall) -> set[str]:
+def _written(call: BackendCall) -> set[str]:
     """The arguments that the table says this very call may write."""
     named = call.named_arguments()
     defaults = {a.name: a.default_value for a in call.func._schema.arguments}
@@ -213,7 +207,7 @@ def _written(call: RecordedCall) -> set[str]:
     }
 
 
-def _shares_memory_with(call: RecordedCall, name: str, others: set[str]) -> bool:
+def _shares_memory_with(call: BackendCall, name: str, others: set[str]) -> bool:
     named = call.named_arguments()
     mine = {t.untyped_storage()._cdata for t in tensors_in(named[name])}
     return any(
@@ -221,9 +215,9 @@ def _shares_memory_with(call: RecordedCall, name: str, others: set[str]) -> bool
     )
 
 
-def _said(call: RecordedCall, observed: Observed) -> str:
+def _said(call: BackendCall, observed: Observed) -> str:
     shapes = [list(t.size()) for t in tensors_in((call.args, call.kwargs))]
-    return f"{_name(call)} on {shapes}: {observed}; the table says {_effects(call)}"
+    return f"{call.name} on {shapes}: {observed}; the table says {_effects(call)}"
 
 
 def test_the_survey_saw_the_database(survey: Survey) -> None:
@@ -285,7 +279,7 @@ def test_every_eligible_operator_does_no_more_than_kernels_can(survey: Survey) -
         f"{name}.{overload}".removesuffix(".") for name, overload in core.eligible_operators("CPU")
     }
     for call, observed in survey.calls:
-        if _name(call) not in eligible:
+        if call.name not in eligible:
             continue
         written = _written(call)
         out = {a.name for a in call.func._schema.arguments if a.is_out}
