@@ -26,9 +26,10 @@ from .commands import CompileFailed, CompileRefused
 from .container import BuildCommands
 from .foreach import each_alone
 from .generated_text import GeneratedText, admit, read_generated_text
-from .launch_plan import IndexRange, LaunchPlan, NotUnderstood, read_launch_plan
+from .launch_plan import IndexRange, LaunchPlan, read_launch_plan
 from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
+from .wrapper_text import NotUnderstood
 
 
 @dataclass(frozen=True)

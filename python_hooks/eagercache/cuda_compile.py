@@ -22,7 +22,7 @@ from .compile import Lowered, build_graph, example_inputs, find_cause
 from .cuda_plan import CudaPlan, TritonKernel, make_plan
 from .cuda_text import WrapperText, read_wrapper
 from .generated_text import GeneratedText
-from .launch_plan import NotUnderstood
+from .wrapper_text import NotUnderstood
 
 _REDUCES = re.compile(r"@triton_heuristics\.(?!pointwise|template|foreach)\w+")
 _CHECKS = re.compile(r"tl\.device_assert\(")

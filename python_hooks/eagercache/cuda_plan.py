@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .cuda_text import Number, Value, WrapperText
-from .launch_plan import ITEM_SIZES, NotUnderstood, Output, adopt_strides
+from .launch_plan import Output, adopt_strides
+from .wrapper_text import ITEM_SIZES, NotUnderstood
 
 VERSION = 1
 MAX_ARGUMENTS = 128  # of a launch; CudaPlan::kMaxArguments of dispatcher/cuda_plan.h

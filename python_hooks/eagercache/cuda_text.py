@@ -11,7 +11,8 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-from .launch_plan import ITEM_SIZES, NotUnderstood, Output, extent
+from .launch_plan import Output, extent
+from .wrapper_text import ITEM_SIZES, NotUnderstood
 
 
 @dataclass(eq=False)

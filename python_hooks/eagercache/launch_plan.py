@@ -1,9 +1,7 @@
 """The launch plan of a bare kernel: what AOTInductor's wrapper does around the generated kernels.
 
-The wrapper's `run_impl` is read statement by statement. What it allocates, views, calls and returns
-becomes a plan, which the hook executes; a statement that is not one of the few forms below raises
-`NotUnderstood`, and the call gets a container instead. Known to read the text of torch 2.11 and
-2.15.
+What the wrapper allocates, views, calls and returns (`wrapper_text` reads it) becomes a plan, which
+the hook executes; where it is not understood the call gets a container instead.
 
 A plan numbers pointers: first the inputs in argument order, then the outputs, then the scratch
 buffers. Views are resolved here: in the plan they are a pointer and an offset. Inputs that a kernel
@@ -16,33 +14,26 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from .wrapper_text import (
+    ITEM_SIZES,
+    Buffer,
+    NotUnderstood,
+    Reader,
+    Value,
+    kernel_names,
+    namespace_body,
+    statements,
+)
 
 VERSION = 2
 SCALAR_VERSION = 1
 ENTRY_PREFIX = "eagercache_kernel_"
-_MAX_DIMENSIONS = 16
-
-ITEM_SIZES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
-
-
-class NotUnderstood(ValueError):
-    """The generated text has a form that no plan is made of. ``str()`` names it."""
+_STATIC = re.compile(r"^static void (\w+)\(", re.MULTILINE)
+SCALARS = "eagercache_scalars"  # the array of numbers in the text of kernels that take some
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,7 @@ def read_launch_plan(wrapper: str, kernel: str, scalars: int = 0) -> LaunchPlan:
 
     ``scalars``: so many numbers of the call are in the kernel's text as elements of an array.
     """
-    reader = _Reader(frozenset(kernel_names(kernel)))
+    reader = _Reader(kernel_names(kernel))
     for statement in statements(wrapper):
         reader.read(statement)
     definitions = namespace_body(kernel)
@@ -173,243 +164,60 @@ def read_launch_plan(wrapper: str, kernel: str, scalars: int = 0) -> LaunchPlan:
     return reader.plan(definitions, scalars)
 
 
-def _body(wrapper: str) -> str:
-    start = wrapper.rfind("void AOTInductorModel::run_impl(")
-    begin = wrapper.find(") {", start)
-    end = wrapper.find("} // AOTInductorModel::run_impl", begin)
-    if start < 0 or begin < 0 or end < 0:
-        raise NotUnderstood("no run_impl")
-    return wrapper[begin + len(") {") : end]
+_NUMBER = re.compile(r"(\d+)L?")
+_LITERAL = re.compile(r"-?\d+L?|static_cast<(?:int64_t|int32_t|float|double)>\(-?[\d.e+-]+L?f?\)")
 
 
-# torch 2.15 checks each input here when a variable of the environment asks for it.
-_INPUT_CHECK = re.compile(
-    r"if \(_check_aoti_runtime_check_inputs_env\(\)\) "
-    r"\{ assert_size_stride\(\w+, \{[^{};]*\}, \{[^{};]*\}, \"input\"\); \}"
-)
-
-
-def statements(wrapper: str) -> list[str]:
-    """The statements of run_impl, each on one line. Raises NotUnderstood."""
-    lines = [
-        re.sub(r"\s+// (reuse|alias)$", "", line.rstrip())
-        for line in _body(wrapper).splitlines()
-        if not _INPUT_CHECK.fullmatch(line.strip())
-    ]
-    parts = [" ".join(part.split()) for part in "\n".join(lines).split(";")]
-    if parts and parts[-1]:
-        raise NotUnderstood(f"text after the last statement: {parts[-1][:80]}")
-    return parts[:-1]
-
-
-_DEFINITION = re.compile(r'^extern "C"\s+void\s+(\w+)\(', re.MULTILINE)
-_STATIC = re.compile(r"^static void (\w+)\(", re.MULTILINE)
-SCALARS = "eagercache_scalars"  # the array of numbers in the text of kernels that take some
-_INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
-
-
-def kernel_names(kernel: str) -> list[str]:
-    """The functions that the text defines. Raises NotUnderstood."""
-    names = _DEFINITION.findall(kernel)
-    if not names or len(set(names)) != len(names) or kernel.count('extern "C"') != len(names):
-        raise NotUnderstood("the kernels' definitions")
-    return names
-
-
-def namespace_body(kernel: str) -> str:
-    """The definitions without their C linkage, so that any number of calls share one file."""
-    lines = [line for line in kernel.splitlines() if line.strip() != _INCLUDE]
-    for line in lines:
-        if line.lstrip().startswith("#") and not line.lstrip().startswith("#pragma "):
-            raise NotUnderstood(f"directive {line.strip()[:60]}")
-    return _DEFINITION.sub(r"static void \1(", "\n".join(lines)).strip()
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    dtype: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class _Value:
-    """A tensor variable of the wrapper: an input or (part of) a buffer."""
-
-    root: int | _Buffer  # the input's index, or the very buffer
-    sizes: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    offset: int = 0  # elements
-
-    @property
-    def buffer(self) -> _Buffer:
-        if isinstance(self.root, int):
-            raise NotUnderstood("an input is viewed or returned")
-        return self.root
-
-
-@dataclass(frozen=True)
-class _Argument:
-    type: str
-    value: _Value | str  # a tensor's data, or a literal
-
-
-class _Reader:
-    """State of the walk over run_impl's statements."""
-
-    def __init__(self, kernels: frozenset[str]) -> None:
-        self._kernels = kernels
-        self._num_inputs = -1
-        self._arrays: dict[str, tuple[int, ...]] = {}
-        self._handles: dict[str, _Value | None] = {}
-        self._values: dict[str, _Value] = {}
-        self._buffers: list[_Buffer] = []
-        self._calls: list[tuple[str, list[_Argument]]] = []
-        self._outputs: dict[int, _Value] = {}
+class _Reader(Reader[int]):
+    def __init__(self, kernels: Sequence[str]) -> None:
+        super().__init__(kernels)
         self._written: set[int] = set()
 
-    def read(self, statement: str) -> None:
-        for pattern, action in _FORMS:
-            found = pattern.fullmatch(statement)
-            if found:
-                action(self, found)
-                return
-        raise NotUnderstood(f"statement {statement[:100]}")
+    def number(self, text: str) -> int:
+        found = _NUMBER.fullmatch(text)
+        if not found:
+            raise NotUnderstood(f"number {text[:60]}")
+        return int(found[1])
 
-    def ignore(self, _: re.Match[str]) -> None:
-        pass
-
-    def inputs(self, found: re.Match[str]) -> None:
-        self._num_inputs = int(found[1])
-
-    def take_input(self, found: re.Match[str]) -> None:
-        index = int(found[2])
-        if not 0 <= index < self._num_inputs:
-            raise NotUnderstood("an input that there is not")
-        self._define(found[1], _Value(index))
-
-    def array(self, found: re.Match[str]) -> None:
-        self._arrays[found[1]] = tuple(int(n) for n in re.findall(r"(\d+)L?", found[2]))
-
-    def empty_array(self, found: re.Match[str]) -> None:
-        self._arrays[found[1]] = ()
-
-    def declare_handle(self, found: re.Match[str]) -> None:
-        self._handles[found[1]] = None
+    def literal(self, text: str) -> str:
+        if not _LITERAL.fullmatch(text):
+            raise NotUnderstood(f"argument {text[:60]}")
+        return text
 
     def allocate(self, found: re.Match[str]) -> None:
-        sizes, strides = self._shape(found[1], found[2], found[3])
-        dtype, handle = found[4], found[5]
-        if dtype not in ITEM_SIZES:
-            raise NotUnderstood(f"dtype {dtype}")
-        if handle not in self._handles or self._handles[handle] is not None:
-            raise NotUnderstood(f"handle {handle}")
-        size = extent(sizes, strides) * ITEM_SIZES[dtype]
-        if size == 0:
+        super().allocate(found)
+        if _bytes(self.buffers[-1]) == 0:
             raise NotUnderstood("an empty buffer")
-        buffer = _Buffer(dtype, size)
-        self._buffers.append(buffer)
-        self._handles[handle] = _Value(buffer, sizes, strides)
 
-    def wrap_handle(self, found: re.Match[str]) -> None:
-        value = self._handles.pop(found[2], None)
-        if value is None:
-            raise NotUnderstood(f"handle {found[2]}")
-        self._define(found[1], value)
-
-    def view(self, found: re.Match[str]) -> None:
-        base = self._value(found[2])
-        buffer = base.buffer
-        sizes, strides = self._shape(found[3], found[4], found[5])
-        offset = base.offset + int(found[6])
-        if (offset + extent(sizes, strides)) * ITEM_SIZES[buffer.dtype] > buffer.bytes:
+    def check_view(self, value: Value[int]) -> None:
+        end = sum(value.offsets) + extent(value.sizes, value.strides)
+        if end * ITEM_SIZES[value.buffer.dtype] > _bytes(value.buffer):
             raise NotUnderstood("a view that leaves its buffer")
-        self._define(found[1], _Value(buffer, sizes, strides, offset))
 
-    def move(self, found: re.Match[str]) -> None:
-        self._define(found[1], self._values_pop(found[2]))
+    def note_written(self, index: int) -> None:
+        self._written.add(index)
 
-    def reset(self, found: re.Match[str]) -> None:
-        self._values_pop(found[1])
-
-    def call(self, found: re.Match[str]) -> None:
-        if found[1] not in self._kernels:
-            raise NotUnderstood(f"call of {found[1]}")
-        arguments = [self._argument(text) for text in split_arguments(found[2])]
-        self._calls.append((found[1], arguments))
-
-    def give_output(self, found: re.Match[str]) -> None:
-        index = int(found[1])
-        if index in self._outputs:
-            raise NotUnderstood("an output given twice")
-        self._outputs[index] = self._values_pop(found[2])
-
-    def _define(self, name: str, value: _Value) -> None:
-        if name in self._values:
-            raise NotUnderstood(f"{name} is defined twice")
-        self._values[name] = value
-
-    def _value(self, name: str) -> _Value:
-        if name not in self._values:
-            raise NotUnderstood(f"unknown tensor {name}")
-        return self._values[name]
-
-    def _values_pop(self, name: str) -> _Value:
-        value = self._value(name)
-        del self._values[name]
-        return value
-
-    def _shape(
-        self, dimensions: str, sizes: str, strides: str
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        count = int(dimensions)
-        if count > _MAX_DIMENSIONS or any(
-            name not in self._arrays or len(self._arrays[name]) < count for name in (sizes, strides)
-        ):
-            raise NotUnderstood("the sizes of a tensor")
-        return self._arrays[sizes][:count], self._arrays[strides][:count]
-
-    def _argument(self, text: str) -> _Argument:
-        found = _POINTER.fullmatch(text)
-        if found:
-            value = self._value(found[2])
-            if isinstance(value.root, int) and not found[1].startswith("const "):
-                self._written.add(value.root)
-            return _Argument(found[1], value)
-        if _LITERAL.fullmatch(text):
-            return _Argument("", text)
-        raise NotUnderstood(f"argument {text[:60]}")
+    def offset_text(self, value: Value[int]) -> str:
+        offset = sum(value.offsets)
+        return f" + {offset}" if offset else ""
 
     def plan(self, definitions: str, scalars: int) -> LaunchPlan:
-        if not self._calls or self._num_inputs < 0:
-            raise NotUnderstood("no call of a kernel")
-        if sorted(self._outputs) != list(range(len(self._outputs))) or not (
-            self._outputs or self._written
-        ):
+        returned = self.returned()
+        if not (returned or self._written):
             raise NotUnderstood("the outputs")
-        returned = [self._outputs[index] for index in range(len(self._outputs))]
-        roots = [id(value.buffer) for value in returned]
-        if len(set(roots)) != len(roots):
-            raise NotUnderstood("outputs that share memory")
         for value in returned:
             whole = extent(value.sizes, value.strides) * ITEM_SIZES[value.buffer.dtype]
-            if value.offset or whole != value.buffer.bytes:
+            if sum(value.offsets) or whole != _bytes(value.buffer):
                 raise NotUnderstood("an output that is part of a buffer")
-        scratch = [buffer for buffer in self._buffers if id(buffer) not in roots]
-        order = roots + [id(buffer) for buffer in scratch]
-        numbers = {root: self._num_inputs + index for index, root in enumerate(order)}
-        first = "s, " if scalars else ""
-        calls = "".join(
-            f"    {name}({first}{', '.join(_argument_text(a, numbers) for a in arguments)});\n"
-            for name, arguments in self._calls
-        )
+        calls = self.calls_text("s, " if scalars else "")
         digest = hashlib.sha256(f"{definitions}\n{calls}".encode()).hexdigest()[:32]
         entry = ENTRY_PREFIX + digest
         return LaunchPlan(
             entry=entry,
-            num_inputs=self._num_inputs,
+            num_inputs=self.num_inputs,
             writes=tuple(sorted(self._written)),
             outputs=tuple(Output(v.buffer.dtype, v.sizes, v.strides) for v in returned),
-            scratch=tuple(buffer.bytes for buffer in scratch),
+            scratch=tuple(map(_bytes, self.scratch())),
             source=_SOURCE.format(
                 digest=digest,
                 definitions=definitions,
@@ -419,6 +227,10 @@ class _Reader:
             ),
             scalars=scalars,
         )
+
+
+def _bytes(buffer: Buffer[int]) -> int:
+    return extent(buffer.sizes, buffer.strides) * ITEM_SIZES[buffer.dtype]
 
 
 _SOURCE = """\
@@ -435,69 +247,3 @@ extern "C" __attribute__((visibility("default"))) std::int32_t {entry}(
   }}
 }}
 """
-
-
-def _argument_text(argument: _Argument, numbers: dict[int, int]) -> str:
-    value = argument.value
-    if isinstance(value, str):
-        return value
-    number = value.root if isinstance(value.root, int) else numbers[id(value.root)]
-    offset = f" + {value.offset}" if value.offset else ""
-    return f"({argument.type})(p[{number}]){offset}"
-
-
-def split_arguments(text: str) -> list[str]:
-    """The arguments of a call, or the elements of a list."""
-    parts, depth, start = [], 0, 0
-    for index, character in enumerate(text):
-        if character in "(<{[":
-            depth += 1
-        elif character in ")>}]":
-            depth -= 1
-        elif character == "," and depth == 0:
-            parts.append(text[start:index].strip())
-            start = index + 1
-    return [*parts, text[start:].strip()]
-
-
-_TYPE = r"(?:const )?[\w:]+(?:<[\w:]+>)?"
-_POINTER = re.compile(rf"\(({_TYPE}\*)\)\((\w+)\.data_ptr\(\)\)")
-_LITERAL = re.compile(r"-?\d+L?|static_cast<(?:int64_t|int32_t|float|double)>\(-?[\d.e+-]+L?f?\)")
-
-# The forms of a statement. A statement must match one of them whole.
-_FORMS: tuple[tuple[re.Pattern[str], Callable[[_Reader, re.Match[str]], None]], ...] = tuple(
-    (re.compile(pattern), action)
-    for pattern, action in (
-        (r"__check_inputs_outputs\(input_handles, output_handles\)", _Reader.ignore),
-        (
-            r"auto inputs = steal_from_raw_handles_to_raii_handles\(input_handles, (\d+)\)",
-            _Reader.inputs,
-        ),
-        (r"auto (\w+) = std::move\(inputs\[(\d+)\]\)", _Reader.take_input),
-        (r"inputs\.clear\(\)", _Reader.ignore),
-        (
-            r"\[\[maybe_unused\]\] auto& kernels = "
-            r"static_cast<AOTInductorModelKernels&>\(\*this->kernels_\.get\(\)\)",
-            _Reader.ignore,
-        ),
-        (r"static constexpr int64_t (\w+)\[\] = \{([\dL, ]*)\}", _Reader.array),
-        (r"static constexpr int64_t \*(\w+)=nullptr", _Reader.empty_array),
-        (r"AtenTensorHandle (\w+)", _Reader.declare_handle),
-        (
-            r"AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_empty_strided\((\d+), (\w+), (\w+), "
-            r"cached_torch_dtype_(\w+), cached_torch_device_type_cpu, this->device_idx_, "
-            r"&(\w+)\)\)",
-            _Reader.allocate,
-        ),
-        (r"RAIIAtenTensorHandle (\w+)\((\w+)\)", _Reader.wrap_handle),
-        (
-            r"auto (\w+) = wrap_with_raii_handle_if_needed\(reinterpret_tensor_wrapper\("
-            r"(\w+), (\d+), (\w+), (\w+), (\d+)L\)\)",
-            _Reader.view,
-        ),
-        (r"auto (\w+) = std::move\((\w+)\)", _Reader.move),
-        (r"(\w+)\.reset\(\)", _Reader.reset),
-        (r"output_handles\[(\d+)\] = (\w+)\.release\(\)", _Reader.give_output),
-        (r"(\w+)\((.*)\)", _Reader.call),
-    )
-)

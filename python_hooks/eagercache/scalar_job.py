@@ -16,10 +16,11 @@ from .compile import Lowered, Tools, build_graph, example_inputs, refuse_other_w
 from .family_job import FamilyJob
 from .generated_text import admit, read_generated_text
 from .job import Built, Outcome
-from .launch_plan import LaunchPlan, NotUnderstood
+from .launch_plan import LaunchPlan
 from .prove import NotBitwise, Reshaped
 from .scalar_family import ScalarFamily
 from .scalar_text import read_scalar_plan
+from .wrapper_text import NotUnderstood
 
 # Says of a decision for native that it holds for every number, so that none is tried by itself.
 _OF_ALL = {"of_all_numbers": "1"}

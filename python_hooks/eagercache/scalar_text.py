@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .launch_plan import SCALARS, LaunchPlan, NotUnderstood, read_launch_plan, statements
+from .launch_plan import SCALARS, LaunchPlan, read_launch_plan
+from .wrapper_text import NotUnderstood, statements
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?(?![\w.])")
 

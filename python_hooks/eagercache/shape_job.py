@@ -17,10 +17,10 @@ from .compile import Lowered, Tools, build_graph, example_inputs
 from .family_job import FamilyJob
 from .generated_text import admit, read_generated_text
 from .job import Built, Outcome
-from .launch_plan import NotUnderstood
 from .shape_family import ShapeFamily, elements_of, proof_values, sizes_text, timing_values
 from .shape_plan import ShapePlan, Symbols, read_shape_plan
 from .toolchain import pick_isa
+from .wrapper_text import NotUnderstood
 
 # Elements of the largest tensor of the calls that a kernel is timed on, beside the request's own.
 TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18)

@@ -1,7 +1,7 @@
 """The plan of a kernel with symbolic sizes, read out of AOTInductor's wrapper.
 
-As `launch_plan` does, `run_impl` is read statement by statement; here sizes, strides and arguments
-are C++ expressions over the call's symbolic sizes. They are not evaluated here: they go, as text,
+`wrapper_text` reads it, as it does for `launch_plan`; here sizes, strides and arguments are C++
+expressions over the call's symbolic sizes. They are not evaluated here: they go, as text,
 into a second function beside the kernels, which checks the guards and gives the hook the numbers
 that it allocates by. The same text is evaluated in Python only to compare it with native's answer.
 """
@@ -18,19 +18,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .launch_plan import (
+from .wrapper_text import (
     ITEM_SIZES,
     NotUnderstood,
+    Reader,
+    Value,
+    forms,
     kernel_names,
     namespace_body,
-    split_arguments,
     statements,
 )
 
 VERSION = 1
 ENTRY_PREFIX = "eagercache_kernel_"
 SHAPE_PREFIX = "eagercache_shape_"
-_MAX_RANK = 16
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def read_shape_plan(
     ``native`` says for a few values of the symbols which strides native's outputs have: where they
     differ from the text's in dimensions of size 1, which address nothing, native's are taken.
     """
-    reader = _Reader(frozenset(kernel_names(kernel)), symbols)
+    reader = _Reader(kernel_names(kernel), symbols)
     for statement in statements(wrapper):
         reader.read(statement)
     outputs = [
@@ -226,69 +227,41 @@ def _value(node: ast.AST, values: Mapping[str, int]) -> Any:
     raise TypeError(f"{type(node).__name__} in an expression")
 
 
-@dataclass(frozen=True, eq=False)
-class _Buffer:
-    dtype: str
-    sizes: tuple[str, ...]
-    strides: tuple[str, ...]
+_FLOAT = re.compile(r"static_cast<(?:float|double)>\(-?[\d.e+-]+f?\)")
 
 
-@dataclass(frozen=True)
-class _Value:
-    """A tensor variable of the wrapper: an input or (part of) a buffer."""
+class _Reader(Reader[str]):
+    FORMS = (
+        *forms((
+            (r"auto (\w+) = (\w+)\.sizes\(\)", "sizes_of"),
+            (r"int64_t (\w+) = (\w+)\[(\d+)\]", "symbol"),
+            (r"int64_t (\w+) = (\w+)", "same_symbol"),
+        )),
+        *Reader.FORMS,
+    )  # fmt: skip
 
-    root: int | _Buffer
-    sizes: tuple[str, ...] = ()
-    strides: tuple[str, ...] = ()
-    offset: str = "0L"  # elements
-
-    @property
-    def buffer(self) -> _Buffer:
-        if isinstance(self.root, int):
-            raise NotUnderstood("an input is viewed or returned")
-        return self.root
-
-
-class _Reader:
-    """State of the walk over run_impl's statements."""
-
-    def __init__(self, kernels: frozenset[str], symbols: Symbols) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Sequence[str], symbols: Symbols) -> None:
+        super().__init__(kernels)
         self._symbols = symbols
-        self.num_inputs = -1
-        self._arrays: dict[str, tuple[str, ...]] = {}
         self._sizes: dict[str, int] = {}  # the variable that holds an input's sizes
-        self._handles: dict[str, _Value | None] = {}
-        self._values: dict[str, _Value] = {}
-        self._returned: dict[int, _Value] = {}
-        self.buffers: list[_Buffer] = []
-        self.calls: list[tuple[str, list[tuple[str, _Value | str]]]] = []
         self.conditions: list[str] = []  # beside the guards: what lies inside of what
 
-    def read(self, statement: str) -> None:
-        for pattern, action in _FORMS:
-            found = pattern.fullmatch(statement)
-            if found:
-                action(self, found)
-                return
-        raise NotUnderstood(f"statement {statement[:100]}")
+    def number(self, text: str) -> str:
+        example = dict.fromkeys(self._symbols.names, 7)
+        if not _EXPRESSION.fullmatch(text) or not isinstance(evaluate(text, example), int):
+            raise NotUnderstood(f"expression {text[:60]}")
+        return text
 
-    def ignore(self, _: re.Match[str]) -> None:
-        pass
+    def literal(self, text: str) -> str:
+        return text if _FLOAT.fullmatch(text) else self.number(text)
 
     def inputs(self, found: re.Match[str]) -> None:
-        self.num_inputs = int(found[1])
+        super().inputs(found)
         if self.num_inputs != len(self._symbols.inputs):
             raise NotUnderstood("another number of inputs")
 
-    def take_input(self, found: re.Match[str]) -> None:
-        index = int(found[2])
-        if not 0 <= index < self.num_inputs:
-            raise NotUnderstood("an input that there is not")
-        self._define(found[1], _Value(index))
-
     def sizes_of(self, found: re.Match[str]) -> None:
-        root = self._value(found[2]).root
+        root = self.value(found[2]).root
         if not isinstance(root, int):
             raise NotUnderstood("the sizes of a buffer")
         self._sizes[found[1]] = root
@@ -311,124 +284,32 @@ class _Reader:
             raise NotUnderstood(f"symbol {found[1]}")
         self.conditions.append(f"{found[2]} == {found[1]}")
 
-    def array(self, found: re.Match[str]) -> None:
-        elements = [element for element in split_arguments(found[2]) if element]
-        self._arrays[found[1]] = tuple(self._expression(element) for element in elements)
-
-    def empty_array(self, found: re.Match[str]) -> None:
-        self._arrays[found[1]] = ()
-
-    def declare_handle(self, found: re.Match[str]) -> None:
-        self._handles[found[1]] = None
-
-    def allocate(self, found: re.Match[str]) -> None:
-        sizes, strides = self._shape(found[1], found[2], found[3])
-        dtype, handle = found[4], found[5]
-        if dtype not in ITEM_SIZES:
-            raise NotUnderstood(f"dtype {dtype}")
-        if handle not in self._handles or self._handles[handle] is not None:
-            raise NotUnderstood(f"handle {handle}")
-        buffer = _Buffer(dtype, sizes, strides)
-        self.buffers.append(buffer)
-        self._handles[handle] = _Value(buffer, sizes, strides)
-
-    def wrap_handle(self, found: re.Match[str]) -> None:
-        value = self._handles.pop(found[2], None)
-        if value is None:
-            raise NotUnderstood(f"handle {found[2]}")
-        self._define(found[1], value)
-
-    def view(self, found: re.Match[str]) -> None:
-        base = self._value(found[2])
-        buffer = base.buffer
-        sizes, strides = self._shape(found[3], found[4], found[5])
-        offset = f"{base.offset} + ({self._expression(found[6])})"
-        whole, part = extent(buffer.sizes, buffer.strides), extent(sizes, strides)
+    def check_view(self, value: Value[str]) -> None:
+        buffer, offset = value.buffer, _offset(value)
+        whole, part = extent(buffer.sizes, buffer.strides), extent(value.sizes, value.strides)
         self.conditions.append(f"({offset}) >= 0 && ({offset}) + ({part}) <= ({whole})")
-        self._define(found[1], _Value(buffer, sizes, strides, offset))
 
-    def move(self, found: re.Match[str]) -> None:
-        self._define(found[1], self._pop(found[2]))
+    def note_written(self, index: int) -> None:
+        raise NotUnderstood("a kernel that writes an input")
 
-    def reset(self, found: re.Match[str]) -> None:
-        self._pop(found[1])
-
-    def call(self, found: re.Match[str]) -> None:
-        if found[1] not in self._kernels:
-            raise NotUnderstood(f"call of {found[1]}")
-        arguments = [self._argument(text) for text in split_arguments(found[2])]
-        self.calls.append((found[1], arguments))
-
-    def give_output(self, found: re.Match[str]) -> None:
-        index = int(found[1])
-        if index in self._returned:
-            raise NotUnderstood("an output given twice")
-        self._returned[index] = self._pop(found[2])
+    def offset_text(self, value: Value[str]) -> str:
+        return f" + ({_offset(value)})" if value.offsets else ""
 
     def outputs(self) -> list[Output]:
         """What is returned. Each is the whole of a buffer of its own."""
-        if not self.calls or self.num_inputs < 0:
-            raise NotUnderstood("no call of a kernel")
-        count = len(self._returned)
-        if sorted(self._returned) != list(range(count)) or not count:
+        values = self.returned()
+        if not values:
             raise NotUnderstood("the outputs")
-        values = [self._returned[index] for index in range(count)]
-        if len({id(value.buffer) for value in values}) != count:
-            raise NotUnderstood("outputs that share memory")
         for value in values:
             whole = extent(value.buffer.sizes, value.buffer.strides)
             if (value.sizes, value.strides) != (value.buffer.sizes, value.buffer.strides):
                 part = extent(value.sizes, value.strides)
-                self.conditions.append(f"({value.offset}) == 0 && ({part}) == ({whole})")
+                self.conditions.append(f"({_offset(value)}) == 0 && ({part}) == ({whole})")
         return [Output(value.buffer.dtype, value.sizes, value.strides) for value in values]
 
-    def order(self) -> list[_Buffer]:
-        """The buffers as the plan numbers them: what is returned, then scratch."""
-        returned = [self._returned[index].buffer for index in range(len(self._returned))]
-        own = {id(buffer) for buffer in returned}
-        return returned + [buffer for buffer in self.buffers if id(buffer) not in own]
 
-    def _define(self, name: str, value: _Value) -> None:
-        if name in self._values:
-            raise NotUnderstood(f"{name} is defined twice")
-        self._values[name] = value
-
-    def _value(self, name: str) -> _Value:
-        if name not in self._values:
-            raise NotUnderstood(f"unknown tensor {name}")
-        return self._values[name]
-
-    def _pop(self, name: str) -> _Value:
-        value = self._value(name)
-        del self._values[name]
-        return value
-
-    def _shape(
-        self, dimensions: str, sizes: str, strides: str
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        count = int(dimensions)
-        if count > _MAX_RANK or any(
-            name not in self._arrays or len(self._arrays[name]) < count for name in (sizes, strides)
-        ):
-            raise NotUnderstood("the sizes of a tensor")
-        return self._arrays[sizes][:count], self._arrays[strides][:count]
-
-    def _expression(self, text: str) -> str:
-        example = dict.fromkeys(self._symbols.names, 7)
-        if not _EXPRESSION.fullmatch(text) or not isinstance(evaluate(text, example), int):
-            raise NotUnderstood(f"expression {text[:60]}")
-        return text
-
-    def _argument(self, text: str) -> tuple[str, _Value | str]:
-        found = _POINTER.fullmatch(text)
-        if found:
-            value = self._value(found[2])
-            if isinstance(value.root, int) and not found[1].startswith("const "):
-                raise NotUnderstood("a kernel that writes an input")
-            return found[1], value
-        if _FLOAT.fullmatch(text):
-            return "", text
-        return "", self._expression(text)
+def _offset(value: Value[str]) -> str:
+    return "0L" + "".join(f" + ({offset})" for offset in value.offsets)
 
 
 def _assemble(
@@ -438,15 +319,10 @@ def _assemble(
     symbols: Symbols,
     pattern: Mapping[str, Any],
 ) -> ShapePlan:
-    order = reader.order()
-    numbers = {id(buffer): reader.num_inputs + index for index, buffer in enumerate(order)}
-    calls = "".join(
-        f"    {name}({', '.join(_argument_text(t, v, numbers) for t, v in arguments)});\n"
-        for name, arguments in reader.calls
-    )
+    calls = reader.calls_text()
     scratch = tuple(
         f"({extent(buffer.sizes, buffer.strides)})*{ITEM_SIZES[buffer.dtype]}"
-        for buffer in order[len(outputs) :]
+        for buffer in reader.scratch()
     )
     tensors = [sizes for sizes in (*symbols.inputs, *(o.sizes for o in outputs)) if sizes]
     elements = ["*".join(f"({size})" for size in sizes) for sizes in tensors]
@@ -508,57 +384,3 @@ extern "C" __attribute__((visibility("default"))) std::int32_t {entry}(
   }}
 }}
 """
-
-
-def _argument_text(type_: str, value: _Value | str, numbers: Mapping[int, int]) -> str:
-    if isinstance(value, str):
-        return value
-    number = value.root if isinstance(value.root, int) else numbers[id(value.root)]
-    offset = f" + ({value.offset})" if value.offset != "0L" else ""
-    return f"({type_})(p[{number}]){offset}"
-
-
-_TYPE = r"(?:const )?[\w:]+(?:<[\w:]+>)?"
-_POINTER = re.compile(rf"\(({_TYPE}\*)\)\((\w+)\.data_ptr\(\)\)")
-_FLOAT = re.compile(r"static_cast<(?:float|double)>\(-?[\d.e+-]+f?\)")
-
-# The forms of a statement. A statement must match one of them whole.
-_FORMS: tuple[tuple[re.Pattern[str], Callable[[_Reader, re.Match[str]], None]], ...] = tuple(
-    (re.compile(pattern), action)
-    for pattern, action in (
-        (r"__check_inputs_outputs\(input_handles, output_handles\)", _Reader.ignore),
-        (
-            r"auto inputs = steal_from_raw_handles_to_raii_handles\(input_handles, (\d+)\)",
-            _Reader.inputs,
-        ),
-        (r"auto (\w+) = std::move\(inputs\[(\d+)\]\)", _Reader.take_input),
-        (r"auto (\w+) = (\w+)\.sizes\(\)", _Reader.sizes_of),
-        (r"int64_t (\w+) = (\w+)\[(\d+)\]", _Reader.symbol),
-        (r"int64_t (\w+) = (\w+)", _Reader.same_symbol),
-        (r"inputs\.clear\(\)", _Reader.ignore),
-        (
-            r"\[\[maybe_unused\]\] auto& kernels = "
-            r"static_cast<AOTInductorModelKernels&>\(\*this->kernels_\.get\(\)\)",
-            _Reader.ignore,
-        ),
-        (r"(?:static constexpr|const) int64_t (\w+)\[\] = \{([^{}]+)\}", _Reader.array),
-        (r"(?:static constexpr|const) int64_t \*(\w+)=nullptr", _Reader.empty_array),
-        (r"AtenTensorHandle (\w+)", _Reader.declare_handle),
-        (
-            r"AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_empty_strided\((\d+), (\w+), (\w+), "
-            r"cached_torch_dtype_(\w+), cached_torch_device_type_cpu, this->device_idx_, "
-            r"&(\w+)\)\)",
-            _Reader.allocate,
-        ),
-        (r"RAIIAtenTensorHandle (\w+)\((\w+)\)", _Reader.wrap_handle),
-        (
-            r"auto (\w+) = wrap_with_raii_handle_if_needed\(reinterpret_tensor_wrapper\("
-            r"(\w+), (\d+), (\w+), (\w+), ([^;]+)\)\)",
-            _Reader.view,
-        ),
-        (r"auto (\w+) = std::move\((\w+)\)", _Reader.move),
-        (r"(\w+)\.reset\(\)", _Reader.reset),
-        (r"output_handles\[(\d+)\] = (\w+)\.release\(\)", _Reader.give_output),
-        (r"(\w+)\((.*)\)", _Reader.call),
-    )
-)

@@ -10,7 +10,7 @@ import pytest
 from conftest import Program
 from eagercache.cuda_plan import CudaPlan, TritonKernel, make_plan
 from eagercache.cuda_text import Number, read_wrapper
-from eagercache.launch_plan import NotUnderstood
+from eagercache.wrapper_text import NotUnderstood
 
 CALL = """
 def call(args):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from eagercache.launch_plan import ENTRY_PREFIX, NotUnderstood, read_launch_plan
+from eagercache.launch_plan import ENTRY_PREFIX, read_launch_plan
+from eagercache.wrapper_text import NotUnderstood
 
 KERNEL = """
 #include <torch/csrc/inductor/cpp_prefix.h>

@@ -10,9 +10,9 @@ import pytest
 import torch
 from conftest import run_program
 from eagercache.calls import CallError
-from eagercache.launch_plan import NotUnderstood
 from eagercache.scalar_family import ScalarFamily
 from eagercache.scalar_text import read_scalar_plan, with_arguments
+from eagercache.wrapper_text import NotUnderstood
 from test_calls import describe, integer, tensor
 from test_launch_plan import KERNEL, wrapper
 
