@@ -1,7 +1,5 @@
 #include "dispatcher/counters.h"
 
-#include <algorithm>
-
 #include "dispatcher/thread_blocks.h"
 
 namespace eagercache {
@@ -12,7 +10,7 @@ struct HookSlots {
   std::array<std::atomic<std::uint64_t>, kAsideReasonCount> aside{};
   // The owner's own.
   std::uint32_t run_epoch = 0;
-  std::uint32_t run = 0;
+  std::uint64_t run = 0;
 };
 
 // One thread's counters. Only the owner adds; readers sum with relaxed loads.
@@ -62,7 +60,7 @@ void count_aside(std::size_t hook, AsideReason reason) noexcept {
 void count_native(std::size_t hook, std::uint32_t epoch) noexcept {
   HookSlots* slots = slots_of(hook);
   increment(slots->outcomes[static_cast<std::size_t>(CallOutcome::kNative)]);
-  slots->run = slots->run_epoch != epoch ? 1 : std::max(slots->run, slots->run + 1);
+  slots->run = slots->run_epoch != epoch ? 1 : slots->run + 1;
   slots->run_epoch = epoch;
 }
 
@@ -74,7 +72,7 @@ bool passes_unseen(std::size_t hook, std::uint32_t epoch) noexcept {
   if (slots->run % kSeenShare == 0) {
     return false;  // count_native goes on
   }
-  slots->run = slots->run + 1 != 0 ? slots->run + 1 : kLongRun;
+  ++slots->run;
   increment(slots->outcomes[static_cast<std::size_t>(CallOutcome::kNative)]);
   return true;
 }
