@@ -12,6 +12,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "dispatcher/cuda_driver.h"
@@ -23,9 +24,20 @@
 #include "python_hooks/without_gil.h"
 
 namespace eagercache {
-namespace {
 
 namespace py = pybind11;
+
+std::vector<Word> words_of(const py::bytes& key) {
+  const std::string bytes = key;
+  if (bytes.size() % sizeof(Word) != 0) {
+    throw py::value_error("the key is not whole words");
+  }
+  std::vector<Word> words(bytes.size() / sizeof(Word));
+  std::memcpy(words.data(), bytes.data(), bytes.size());
+  return words;
+}
+
+namespace {
 
 // More inputs than any model has parameters.
 constexpr std::size_t kMaxInputs = 1 << 16;
@@ -39,20 +51,10 @@ std::shared_ptr<ModuleRecord> require_record(py::handle module) {
   return record;
 }
 
-std::vector<Word> words_of(const py::bytes& key) {
-  const std::string bytes = key;
-  if (bytes.size() % sizeof(Word) != 0) {
-    throw py::value_error("the key is not whole words");
-  }
-  std::vector<Word> words(bytes.size() / sizeof(Word));
-  std::memcpy(words.data(), bytes.data(), bytes.size());
-  return words;
-}
-
 // (submodule, [(kind, name), ...]) for each module of the tree, the root first.
-using Entry = std::pair<py::object, std::vector<std::pair<std::string, std::string>>>;
+using GuardEntry = std::pair<py::object, std::vector<std::pair<std::string, std::string>>>;
 
-bool set_guard(const py::object& module, const std::vector<Entry>& entries,
+bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
                const std::string& identity, std::uint64_t version) {
   auto record = require_record(module);
   record->asked = false;
@@ -129,21 +131,43 @@ ModelContainer* open_entry(const std::shared_ptr<DiskStore>& store, const std::s
   return model;
 }
 
-// Never destroyed: records and threads inside it hold plain pointers.
-ModuleKernel* make_kernel(ModelContainer* model, const std::string& device, const Inputs& inputs,
+// A kernel's containers are those of an entry in a store, or of libraries by their paths.
+using Entry = std::pair<std::shared_ptr<DiskStore>, std::string>;
+using Source = std::variant<Entry, std::vector<std::string>>;
+
+ModelContainer* open_source(const Source& source, c10::Device device, std::size_t index) {
+  const WithoutGil no_gil;
+  if (const auto* entry = std::get_if<Entry>(&source)) {
+    return open_entry(entry->first, entry->second, device, index);
+  }
+  bool made = false;
+  return open_container(std::get<std::vector<std::string>>(source).at(index), device, &made);
+}
+
+// The kernel is never destroyed: records and threads inside it hold plain pointers. With a `plan`,
+// for calls that need gradients, there is a second container.
+ModuleKernel* load_module(const Source& source, const std::string& device, const Inputs& inputs,
                           const Ranges& ranges,
                           const std::vector<std::vector<std::int64_t>>& output_strides,
-                          const py::object& unflatten, bool training = false) {
+                          const py::object& unflatten, const std::optional<py::dict>& plan) {
+  auto kernel = std::make_unique<ModuleKernel>();
+  kernel->device = c10::Device(device);
+  ModelContainer* model = kernel->model = open_source(source, kernel->device, 0);
+  std::unique_ptr<const ModuleTraining> training;
+  if (plan.has_value()) {
+    ModelContainer* backward = open_source(source, kernel->device, 1);
+    training = read_training_plan(*plan, model->num_inputs(), model->num_outputs(), backward);
+    if (training->num_answers != output_strides.size()) {
+      throw std::runtime_error("the training plan is for another number of outputs");
+    }
+  }
   // A forward with gradients has more outputs, which its plan explains.
-  const bool fits = training ? output_strides.size() <= model->num_outputs()
-                             : output_strides.size() == model->num_outputs();
+  const bool fits = plan.has_value() ? output_strides.size() <= model->num_outputs()
+                                     : output_strides.size() == model->num_outputs();
   if (inputs.size() != model->num_inputs() || !fits ||
       (unflatten.is_none() && output_strides.size() != 1)) {
     throw std::runtime_error("the kernel takes or returns another number of tensors");
   }
-  auto kernel = std::make_unique<ModuleKernel>();
-  kernel->model = model;
-  kernel->device = c10::Device(device);
   for (const auto& [from_module, index] : inputs) {
     kernel->inputs.push_back({from_module, index});
   }
@@ -157,22 +181,8 @@ ModuleKernel* make_kernel(ModelContainer* model, const std::string& device, cons
   if (!unflatten.is_none()) {
     kernel->unflatten = unflatten;
   }
-  return kernel.release();
-}
-
-ModuleKernel* make_training_kernel(ModelContainer* forward, ModelContainer* backward,
-                                   const std::string& device, const Inputs& inputs,
-                                   const Ranges& ranges,
-                                   const std::vector<std::vector<std::int64_t>>& output_strides,
-                                   const py::object& unflatten, const py::dict& plan) {
-  auto training = read_training_plan(plan, forward->num_inputs(), forward->num_outputs(), backward);
-  if (training->num_answers != output_strides.size()) {
-    throw std::runtime_error("the training plan is for another number of outputs");
-  }
-  ModuleKernel* kernel =
-      make_kernel(forward, device, inputs, ranges, output_strides, unflatten, /*training=*/true);
   kernel->training = training.release();
-  return kernel;
+  return kernel.release();
 }
 
 py::list module_stats() {
@@ -279,49 +289,10 @@ void bind_training(py::module_& module) {
   module.def("set_eager_gradients", &set_eager_gradients, py::arg("handler"));
   module.def(
       "module_leave",
-      [](py::handle object, bool gradients) {
-        require_record(object)->left[gradients ? 1 : 0] = true;
+      [](py::handle object, bool gradients, bool left) {
+        require_record(object)->left[gradients ? 1 : 0] = left;
       },
-      py::arg("module"), py::arg("gradients"));
-  module.def(
-      "load_module_training",
-      [](const std::shared_ptr<DiskStore>& store, const std::string& digest,
-         const std::string& device, const Inputs& inputs, const Ranges& ranges,
-         const std::vector<std::vector<std::int64_t>>& output_strides, const py::object& unflatten,
-         const py::dict& plan) {
-        ModelContainer* forward = nullptr;
-        ModelContainer* backward = nullptr;
-        {
-          const WithoutGil no_gil;
-          forward = open_entry(store, digest, c10::Device(device), 0);
-          backward = open_entry(store, digest, c10::Device(device), 1);
-        }
-        return make_training_kernel(forward, backward, device, inputs, ranges, output_strides,
-                                    unflatten, plan);
-      },
-      py::arg("store"), py::arg("digest"), py::arg("device"), py::arg("inputs"), py::arg("ranges"),
-      py::arg("output_strides"), py::arg("unflatten"), py::arg("plan"),
-      py::return_value_policy::reference);
-  module.def(
-      "load_module_training_files",
-      [](const std::string& forward_path, const std::string& backward_path,
-         const std::string& device, const Inputs& inputs, const Ranges& ranges,
-         const std::vector<std::vector<std::int64_t>>& output_strides, const py::object& unflatten,
-         const py::dict& plan) {
-        ModelContainer* forward = nullptr;
-        ModelContainer* backward = nullptr;
-        {
-          const WithoutGil no_gil;
-          bool made = false;
-          forward = open_container(forward_path, c10::Device(device), &made);
-          backward = open_container(backward_path, c10::Device(device), &made);
-        }
-        return make_training_kernel(forward, backward, device, inputs, ranges, output_strides,
-                                    unflatten, plan);
-      },
-      py::arg("forward"), py::arg("backward"), py::arg("device"), py::arg("inputs"),
-      py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"), py::arg("plan"),
-      py::return_value_policy::reference);
+      py::arg("module"), py::arg("gradients"), py::arg("left"));
 }
 
 }  // namespace
@@ -333,36 +304,9 @@ void bind_modules(py::module_& module) {
   bind_cuda(module);
   bind_records(module);
   py::class_<ModuleKernel, std::unique_ptr<ModuleKernel, py::nodelete>>(module, "ModuleKernel");
-  module.def(
-      "load_module_kernel",
-      [](const std::shared_ptr<DiskStore>& store, const std::string& digest,
-         const std::string& device, const Inputs& inputs, const Ranges& ranges,
-         const std::vector<std::vector<std::int64_t>>& output_strides,
-         const py::object& unflatten) {
-        ModelContainer* model = nullptr;
-        {
-          const WithoutGil no_gil;
-          model = open_entry(store, digest, c10::Device(device));
-        }
-        return make_kernel(model, device, inputs, ranges, output_strides, unflatten);
-      },
-      py::arg("store"), py::arg("digest"), py::arg("device"), py::arg("inputs"), py::arg("ranges"),
-      py::arg("output_strides"), py::arg("unflatten"), py::return_value_policy::reference);
-  module.def(
-      "load_module_file",
-      [](const std::string& path, const std::string& device, const Inputs& inputs,
-         const Ranges& ranges, const std::vector<std::vector<std::int64_t>>& output_strides,
-         const py::object& unflatten) {
-        ModelContainer* model = nullptr;
-        {
-          const WithoutGil no_gil;
-          bool made = false;
-          model = open_container(path, c10::Device(device), &made);
-        }
-        return make_kernel(model, device, inputs, ranges, output_strides, unflatten);
-      },
-      py::arg("path"), py::arg("device"), py::arg("inputs"), py::arg("ranges"),
-      py::arg("output_strides"), py::arg("unflatten"), py::return_value_policy::reference);
+  module.def("load_module", &load_module, py::arg("source"), py::arg("device"), py::arg("inputs"),
+             py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),
+             py::arg("plan") = py::none(), py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

@@ -2,13 +2,13 @@
 
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "python_hooks/module_binding.h"
 #include "python_hooks/module_call.h"
 
 namespace eagercache {
@@ -17,15 +17,6 @@ namespace {
 namespace py = pybind11;
 
 using Rows = std::vector<std::vector<std::int64_t>>;
-
-std::vector<Word> words_of(const std::string& key) {
-  if (key.size() % sizeof(Word) != 0) {
-    throw py::value_error("the key is not whole words");
-  }
-  std::vector<Word> words(key.size() / sizeof(Word));
-  std::memcpy(words.data(), key.data(), key.size());
-  return words;
-}
 
 // (index of the header's word, sizes, dimensions from the innermost one: None when the tensor is
 // not dense) of each tensor of a form.

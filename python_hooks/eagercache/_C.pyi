@@ -157,30 +157,10 @@ def module_set_guard(
     identity: str,
     version: int,
 ) -> bool: ...
-def module_leave(module: object, gradients: bool) -> None: ...
+def module_leave(module: object, gradients: bool, left: bool) -> None: ...
 def modules_step_aside(begins: bool) -> None: ...
 def set_modules_training(training: bool) -> None: ...
 def set_eager_gradients(handler: Callable[..., list[Any]]) -> None: ...
-def load_module_training(
-    store: Store,
-    digest: str,
-    device: str,
-    inputs: Sequence[tuple[bool, int]],
-    ranges: Sequence[tuple[int, int, int]],
-    output_strides: Sequence[Sequence[int]],
-    unflatten: Callable[[list[Any]], Any] | None,
-    plan: dict[str, Any],
-) -> ModuleKernel: ...
-def load_module_training_files(
-    forward: str,
-    backward: str,
-    device: str,
-    inputs: Sequence[tuple[bool, int]],
-    ranges: Sequence[tuple[int, int, int]],
-    output_strides: Sequence[Sequence[int]],
-    unflatten: Callable[[list[Any]], Any] | None,
-    plan: dict[str, Any],
-) -> ModuleKernel: ...
 def module_install(
     module: object, identity: str, key: bytes, kernel: ModuleKernel | None
 ) -> None: ...
@@ -196,22 +176,14 @@ def module_install_class(
     choice: Sequence[tuple[int, bool]],
 ) -> None: ...
 def module_class_answers(module: object, key: bytes) -> str: ...
-def load_module_kernel(
-    store: Store,
-    digest: str,
+def load_module(
+    source: tuple[Store, str] | Sequence[str],
     device: str,
     inputs: Sequence[tuple[bool, int]],
     ranges: Sequence[tuple[int, int, int]],
     output_strides: Sequence[Sequence[int]],
     unflatten: Callable[[list[Any]], Any] | None,
-) -> ModuleKernel: ...
-def load_module_file(
-    path: str,
-    device: str,
-    inputs: Sequence[tuple[bool, int]],
-    ranges: Sequence[tuple[int, int, int]],
-    output_strides: Sequence[Sequence[int]],
-    unflatten: Callable[[list[Any]], Any] | None,
+    plan: dict[str, Any] | None = None,
 ) -> ModuleKernel: ...
 def cuda_architecture(device_index: int) -> str: ...
 

@@ -241,8 +241,12 @@ class Job:
         faster, outcome.reason = timing.decide(outcome.timing, float(self.request["margin"]))
         if not faster and self.request["choose"] != "always":
             outcome.verdict = "native"
-            if outcome.reason == timing.UNDECIDED:  # the hook asks again (runtime_again.cc)
-                outcome.facts["measured"] = str(self._measured + 1)
+            self._note_undecided(outcome)
+
+    def _note_undecided(self, outcome: Outcome) -> None:
+        """Counts a measurement that noise spoilt: the program asks again (runtime_again.cc)."""
+        if outcome.verdict == "native" and outcome.reason == timing.UNDECIDED:
+            outcome.facts["measured"] = str(self._measured + 1)
 
     def _prove_some_form(
         self, call: Call, probe: Any, natives: list[Native], find_tools: Callable[[Any], Tools]

@@ -215,8 +215,8 @@ class Answers:
     def install(self, path: Path, traced: ModuleGraph, strides: list[list[int]]) -> None:
         """Makes the kernel answer. Raises ProofFailed when it does not."""
         unflatten = build_unflatten(traced.outputs, len(strides))
-        kernel = self._core.load_module_file(
-            str(path),
+        kernel = self._core.load_module(
+            [str(path)],
             str(traced.device),
             traced.inputs,
             traced.ranges,

@@ -35,3 +35,4 @@ class ModuleJob(Job):
             reason = "" if faster else "slower"
         verdict = "kernel" if faster or self.request["choose"] == "always" else "native"
         self.outcome = Outcome(verdict, reason, module=result, timing=result.timing)
+        self._note_undecided(self.outcome)

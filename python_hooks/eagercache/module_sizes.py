@@ -249,8 +249,8 @@ class _ClassAnswers(Answers):
         rows: Sequence[Sequence[int]],
     ) -> None:
         """Makes the kernel answer calls of all sizes that it admits. Raises ProofFailed."""
-        kernel = self._core.load_module_file(
-            str(path),
+        kernel = self._core.load_module(
+            [str(path)],
             str(traced.device),
             traced.inputs,
             traced.ranges,

@@ -444,8 +444,8 @@ def _judge(
     core.set_modules_training(True)
     try:
         with autocast(under):
-            kernel = core.load_module_training_files(
-                *map(str, paths),
+            kernel = core.load_module(
+                [*map(str, paths)],
                 str(graphs.device),
                 graphs.inputs,
                 graphs.ranges,

@@ -9,45 +9,42 @@ the store is asked, and a compile worker gets a copy of the module when the stor
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import queue
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import cuda_gate
 from ._load import core
 from .calls import GlobalState
 from .config import read_settings
 from .module_calls import install_hooks
+from .module_forms import Form, Missed, beside_the_call, describe, entry_digest, load_kernel
 from .module_gradient import eager_gradients
 from .module_identity import Unfit, changed_function, identify
 from .module_selection import Selection, check_selection, class_name, is_library_leaf, is_selected
 from .module_shapes import EXACT_AT, ON_CUDA, Places, SizeBook, SizeClass, SizedForm, sized_form
-from .module_trace import argument_tensors, build_unflatten
-from .module_transfer import NotTransferable, pack
+from .module_transfer import NotTransferable
 from .session import session
 
-log = logging.getLogger("eagercache")
+if TYPE_CHECKING:
+    from .service import CompileService
 
-FORMAT = 3
+log = logging.getLogger("eagercache")
 
 # A form of call is compiled at its second call: the first of a process is often one of its kind.
 COMPILE_AT = 2
 # A module whose attributes keep changing is looked at this often before it is left alone.
 MAX_LOOKS = 16
 
-_WORD_BYTES = 8
-
-# What the queue is told of a module's time: more than of an operator's.
-MODULE_NS = 1e7
+# A kernel that noise hid is measured so often, by all processes together; so many wait in one.
+MOST_MEASUREMENTS = 3
+MOST_HELD = 16
 
 
 @dataclass(frozen=True)
@@ -89,45 +86,6 @@ class _Info:
     reasons: dict[bool, str] = field(default_factory=lambda: {False: "", True: ""})
 
 
-@dataclass(frozen=True)
-class _Form:
-    """One form of call of one module, waiting for a verdict."""
-
-    module: weakref.ref[torch.nn.Module]
-    identity: str
-    key: bytes
-    calls: int = 0
-    gradients: bool = False
-
-    @property
-    def gpu(self) -> int | None:
-        """The index of the GPU that the call's tensors are on; None for the CPU."""
-        return _gpu_of(self.key)
-
-
-def _gpu_of(key: bytes) -> int | None:
-    """What the last word of a form's key says (put_state of module_call.cc)."""
-    word = int.from_bytes(key[-_WORD_BYTES:], "little")
-    return word - 1 if word else None
-
-
-@dataclass
-class _Missed:
-    """A call without a verdict."""
-
-    form: _Form
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    compile: bool = False
-    state: GlobalState | None = None
-    autocast: dict[str, str] = field(default_factory=dict)
-    open: Places = ()  # sizes that are to be symbolic, of a kernel for this class
-    met: list[list[int]] = field(default_factory=list)
-    size_class: SizeClass | None = None
-    written: torch.cuda.Event | None = None  # behind what wrote the call's tensors
-    done: threading.Event = field(default_factory=threading.Event)
-
-
 class ModuleManager:
     """All of this process's accelerated modules. One object; thread-safe."""
 
@@ -140,7 +98,8 @@ class ModuleManager:
         self._thread: threading.Thread | None = None
         self._unfinished = 0
         self._idle = threading.Condition()
-        self._in_flight: dict[str, list[_Missed]] = {}  # by entry digest
+        self._in_flight: dict[str, list[Missed]] = {}  # by entry digest
+        self._again: dict[str, list[Missed]] = {}  # the same, where a verdict is undecided
         self._sizes = SizeBook()
 
     # ---- what to watch ---------------------------------------------------------------------------
@@ -227,7 +186,7 @@ class ModuleManager:
         if info is None or configuration is None:
             return
         waits = configuration.on_miss == "wait"
-        missed = _Missed(_Form(weakref.ref(module), info.identity, key, calls, gradients))
+        missed = Missed(Form(weakref.ref(module), info.identity, key, calls, gradients))
         if configuration.on_miss != "native":
             missed.compile = waits or calls >= COMPILE_AT
             missed.args, missed.kwargs = args, kwargs
@@ -319,7 +278,7 @@ class ModuleManager:
         core.module_refuse(module)
         log.info("event=module name=%s decision=refused reason=%r", info.name, reason)
 
-    def _ask_store(self, missed: _Missed) -> None:
+    def _ask_store(self, missed: Missed) -> None:
         module = missed.form.module()
         store = session.store
         configuration = session.configuration
@@ -328,7 +287,7 @@ class ModuleManager:
             return
         digest = entry_digest(missed.form.identity, missed.form.key, configuration.choose)
         form = sized_form(missed.form.key)
-        if self._install_from_store(digest, missed.form):
+        if self._install_from_store(digest, missed):
             self._sizes.may_compile(missed.form.identity, form, digest)  # counts, if nothing else
             missed.done.set()
             return
@@ -357,16 +316,16 @@ class ModuleManager:
         info = self._infos.get(module)
         return info is not None and info.kernels[False] > 0
 
-    def _size_class(self, form: SizedForm, missed: _Missed) -> SizeClass | None:
+    def _size_class(self, form: SizedForm, missed: Missed) -> SizeClass | None:
         configuration = session.configuration
         if form.pattern is None or configuration is None or missed.form.gradients:
             return None
-        if missed.form.gpu is not None and not ON_CUDA:
+        if missed.autocast or (missed.form.gpu is not None and not ON_CUDA):
             return None
         name = entry_digest(missed.form.identity, form.pattern, configuration.choose)
         return self._sizes.meet(name, form)
 
-    def _install_class(self, size_class: SizeClass, form: _Form) -> str:
+    def _install_class(self, size_class: SizeClass, form: Form) -> str:
         """What the kernels with symbolic sizes say to a call; see `SizeBook.install`."""
         assert core is not None
         module, store, configuration = form.module(), session.store, session.configuration
@@ -378,7 +337,7 @@ class ModuleManager:
                 store,
                 configuration.numerics,
                 module,
-                lambda digest, facts: _load_kernel(digest, form, facts),
+                lambda digest, facts: load_kernel(digest, form, facts),
             )
             said = self._sizes.install(size_class, module, form.identity, form.key)
         except Exception as error:
@@ -395,7 +354,7 @@ class ModuleManager:
         size_class: SizeClass,
         places: Places,
         module: torch.nn.Module,
-        missed: _Missed,
+        missed: Missed,
         form: SizedForm,
     ) -> None:
         digest = size_class.digest(len(size_class.kernels))
@@ -407,9 +366,8 @@ class ModuleManager:
         missed.met = size_class.told(form.sizes, places)
         self._submit(digest, module, missed)
 
-    def _submit(self, digest: str, module: torch.nn.Module, missed: _Missed) -> None:
-        gpu = missed.form.gpu
-        service = session.compile_service() if gpu is None else session.cuda_compile_service(gpu)
+    def _submit(self, digest: str, module: torch.nn.Module, missed: Missed) -> None:
+        service = self._service(missed.form)
         with self._lock:
             waiting = self._in_flight.get(digest)
             if waiting is not None:
@@ -422,54 +380,68 @@ class ModuleManager:
             self._compiled(digest, {"reason": "the compile service is closed"})
             return
         try:
-            with _beside_the_call(missed):
-                description = self._describe(digest, module, missed)
+            description = self._describe(digest, module, missed)
         except NotTransferable as error:
             self._compiled(digest, {"reason": str(error)})
             return
         except BaseException:
             self._compiled(digest, {"reason": "it could not be sent to a compile worker"})
             raise
-        missed.args, missed.kwargs, missed.written = (), {}, None
         service.submit(description, lambda response: self._compiled(digest, response))
 
-    def _describe(self, digest: str, module: torch.nn.Module, missed: _Missed) -> dict[str, Any]:
-        tensors = argument_tensors(missed.args, missed.kwargs)
-        if len({id(tensor) for tensor in tensors}) != len(tensors):
-            raise NotTransferable("a tensor is given twice")
-        gpu = missed.form.gpu
-        if gpu is not None:
-            held = [*tensors, *module.parameters(), *module.buffers()]
-            reason = cuda_gate.reason_to_stay_off_module(
-                gpu, sum(tensor.numel() * tensor.element_size() for tensor in held), core
-            )
-            if reason:
-                raise NotTransferable(reason)
-        state = missed.state
-        assert state is not None
-        return {
-            "kind": "module",
-            "digest": digest,
-            "op": class_name(module),
-            "overload": "",
-            "dispatch_key": "CPU" if gpu is None else "CUDA",
-            "native_ns": MODULE_NS,
-            "identity": missed.form.identity,
-            "payload": pack(module, missed.args, missed.kwargs),
-            "open": missed.open,
-            "met": missed.met,
-            "python_path": [path for path in sys.path if path],
-            "autocast": missed.autocast,
-            "gradients": missed.form.gradients,
-            "state": {
-                "default_dtype": str(state.default_dtype).removeprefix("torch."),
-                "deterministic": state.deterministic,
-                "deterministic_warn_only": state.deterministic_warn_only,
-                "fill_uninitialized_memory": state.fill_uninitialized_memory,
-                "num_threads": state.num_threads if gpu is None else 1,
-            },
-            "attention": None if gpu is None else torch._C._get_sdp_priority_order(),
-        }
+    def _measure_again(self, digest: str, missed: Missed, measured: int) -> None:
+        """Has a kernel that noise hid measured anew, once the machine is idle; nobody waits for it.
+
+        ``measured``: so often it was. Operators have the same in runtime_again.cc.
+        """
+        module = missed.form.module()
+        if not 1 <= measured < MOST_MEASUREMENTS or module is None or missed.state is None:
+            return
+        service = self._service(missed.form)
+        with self._lock:
+            waiting = self._again.get(digest)
+            if waiting is not None:
+                waiting.append(missed)
+                return
+            if service is None or len(self._again) >= MOST_HELD:
+                return
+            self._again[digest] = [missed]
+        try:
+            description = missed.description or self._describe(digest, module, missed)
+        except NotTransferable:
+            self._again.pop(digest, None)
+            return
+        service.submit(
+            {**description, "again": measured},
+            lambda _: self._measured(digest, measured),
+        )
+
+    def _measured(self, digest: str, measured: int) -> None:
+        """The service is done with what `_measure_again` asked: the store has the verdict."""
+        with self._lock:
+            waiting = self._again.pop(digest, [])
+        store = session.store
+        try:
+            entry = store.find(digest) if store is not None else None
+        except Exception as error:
+            log.warning("the store cannot be read: %s", error)
+            return
+        # The same measurement as before: the service could not make another one.
+        if entry is not None and entry["facts"].get("measured") != str(measured):
+            for missed in waiting:
+                self._install_from_store(digest, missed)
+
+    @staticmethod
+    def _service(form: Form) -> CompileService | None:
+        gpu = form.gpu
+        return session.compile_service() if gpu is None else session.cuda_compile_service(gpu)
+
+    def _describe(self, digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, Any]:
+        """What is sent to the service; the call's tensors are let go of."""
+        with beside_the_call(missed):
+            missed.description = describe(digest, module, missed)
+        missed.args, missed.kwargs, missed.written = (), {}, None
+        return missed.description
 
     def _compiled(self, digest: str, response: Mapping[str, Any]) -> None:
         """The service's answer, on one of its threads."""
@@ -479,7 +451,7 @@ class ModuleManager:
             for missed in waiting:
                 if missed.size_class is not None:
                     self._class_compiled(missed.size_class, missed.form, response)
-                elif not self._install_from_store(digest, missed.form):
+                elif not self._install_from_store(digest, missed):
                     self._install_native(missed.form, str(response.get("reason", "")))
         finally:
             for missed in waiting:
@@ -487,7 +459,7 @@ class ModuleManager:
             self._finish()
 
     def _class_compiled(
-        self, size_class: SizeClass, form: _Form, response: Mapping[str, Any]
+        self, size_class: SizeClass, form: Form, response: Mapping[str, Any]
     ) -> None:
         before = len(size_class.kernels)
         self._install_class(size_class, form)
@@ -500,9 +472,10 @@ class ModuleManager:
 
     # ---- verdicts --------------------------------------------------------------------------------
 
-    def _install_from_store(self, digest: str, form: _Form) -> bool:
+    def _install_from_store(self, digest: str, missed: Missed) -> bool:
         """Whether the store has a verdict, which is installed then."""
         assert core is not None
+        form = missed.form
         module = form.module()
         store = session.store
         configuration = session.configuration
@@ -520,6 +493,7 @@ class ModuleManager:
         facts = entry["facts"]
         if entry["kind"] != "kernel":
             self._install_native(form, facts.get("reason") or "its forward is faster")
+            self._measure_again(digest, missed, int(facts.get("measured", 0)))
             return True
         if configuration.numerics == "bitwise" and facts.get("numerics") != "bitwise":
             self._install_native(form, "the kernel does not equal the forward bit for bit")
@@ -538,14 +512,15 @@ class ModuleManager:
         return True
 
     def _install_kernel(
-        self, digest: str, form: _Form, module: torch.nn.Module, facts: Mapping[str, str]
+        self, digest: str, form: Form, module: torch.nn.Module, facts: Mapping[str, str]
     ) -> None:
         assert core is not None
-        kernel = _load_kernel(digest, form, facts)
+        kernel = load_kernel(digest, form, facts)
         core.module_install(module, form.identity, form.key, kernel)
         info = self._infos.get(module)
         if info is not None:
             info.kernels[form.gradients] += 1
+            core.module_leave(module, form.gradients, False)  # as an earlier verdict may have
         log.info(
             "event=module name=%s decision=kernel gradients=%d digest=%s",
             class_name(module),
@@ -553,7 +528,7 @@ class ModuleManager:
             digest,
         )
 
-    def _install_native(self, form: _Form, reason: str) -> None:
+    def _install_native(self, form: Form, reason: str) -> None:
         assert core is not None
         module = form.module()
         info = self._infos.get(module) if module is not None else None
@@ -563,7 +538,7 @@ class ModuleManager:
         info.reasons[form.gradients] = reason
         if info.kernels[form.gradients] == 0:
             # Its largest parts may do better.
-            core.module_leave(module, form.gradients)
+            core.module_leave(module, form.gradients, True)
             log.info(
                 "event=module name=%s decision=refused gradients=%d reason=%r",
                 info.name,
@@ -598,51 +573,6 @@ class ModuleManager:
                 )
             )
         return rows
-
-
-def _load_kernel(digest: str, form: _Form, facts: Mapping[str, str]) -> Any:
-    assert core is not None
-    strides = json.loads(facts["output_strides"])
-    common = (
-        session.store,
-        digest,
-        "cpu" if form.gpu is None else f"cuda:{form.gpu}",
-        [(bool(kind), index) for kind, index in json.loads(facts["inputs"])],
-        [tuple(row) for row in json.loads(facts["ranges"])],
-        strides,
-        build_unflatten(facts["outputs"], len(strides)),
-    )
-    if form.gradients:
-        return core.load_module_training(*common, json.loads(facts["training"]))
-    return core.load_module_kernel(*common)
-
-
-def entry_digest(identity: str, key: bytes, choose: str) -> str:
-    """The store's name for one form of call of one kind of module: for all GPUs of one kind."""
-    assert core is not None
-    gpu = _gpu_of(key)
-    where = "cpu" if gpu is None else f"cuda {core.cuda_architecture(gpu)}"
-    form = key[:-_WORD_BYTES].hex()
-    text = json.dumps(["eagercache-module", FORMAT, identity, form, where, choose])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def _beside_the_call(missed: _Missed) -> Iterator[None]:
-    """Lets the block read the call's tensors: on a stream of its own, which waits for theirs.
-
-    The program's streams do not wait, and graphs that its other threads capture stay whole.
-    """
-    if missed.written is None:
-        yield
-        return
-    assert core is not None
-    device = torch.device("cuda", missed.form.gpu)
-    with core.RelaxedCapture(), torch.cuda.device(device):
-        stream = torch.cuda.Stream(device)
-        stream.wait_event(missed.written)
-        with torch.cuda.stream(stream):
-            yield
 
 
 manager = ModuleManager()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import clean_environment, run_program
-from eagercache import cuda_gate, cuda_timing, modules
+from eagercache import cuda_gate, cuda_timing, module_forms
 from eagercache._load import core
 
 HERE = str(Path(__file__).parent)
@@ -61,7 +61,7 @@ def test_a_container_is_made_without_a_toolkit_and_asks_only_for_what_torch_brin
             sys.executable,
             "-c",
             "import sys, torch; from eagercache._load import core\n"
-            "try: core.load_module_file(sys.argv[1], 'cuda:0', [], [], [], None)\n"
+            "try: core.load_module([sys.argv[1]], 'cuda:0', [], [], [], None)\n"
             "except Exception as error: print(error)",
             made["path"],
         ],
@@ -80,9 +80,9 @@ def test_entries_are_for_all_gpus_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> 
 
     kinds = {0: "sm_90 132 multiprocessors", 1: "sm_90 132 multiprocessors", 2: "sm_80 108"}
     monkeypatch.setattr(
-        modules, "core", SimpleNamespace(cuda_architecture=lambda index: kinds[index])
+        module_forms, "core", SimpleNamespace(cuda_architecture=lambda index: kinds[index])
     )
-    digests = [modules.entry_digest("i", key(word), "faster") for word in range(4)]
+    digests = [module_forms.entry_digest("i", key(word), "faster") for word in range(4)]
     assert digests[1] == digests[2]
     assert len(set(digests)) == 3
 
