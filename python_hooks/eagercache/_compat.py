@@ -173,13 +173,18 @@ def aot_compile(
 
 
 def joint_graph(
-    function: Callable[..., Sequence[torch.Tensor]], inputs: tuple[torch.Tensor, ...]
+    function: Callable[..., Sequence[torch.Tensor]],
+    inputs: tuple[torch.Tensor, ...],
+    *,
+    gradients: bool = True,
 ) -> torch.fx.GraphModule:
     """The graph of ``function`` and of its gradients, without anything that writes.
 
     Its inputs are those of ``function`` ("primals") and the gradients of the outputs that need one
     ("tangents"); its outputs those of ``function``, then a gradient or None for each input. Inputs
-    may not be written or handed back. The operators are those that Inductor decomposes into.
+    may not be written or handed back. The operators are those that Inductor decomposes into, with
+    the casts of the autocast that is on. Without ``gradients`` the outputs are those of
+    ``function`` alone.
     """
     import torch
     from torch._functorch import config
@@ -187,9 +192,9 @@ def joint_graph(
     from torch._inductor.decomposition import select_decomp_table
 
     # A program leaves the block of autocast before it calls backward.
-    with torch.enable_grad(), config.patch(backward_pass_autocast="off"):
+    with torch.set_grad_enabled(gradients), config.patch(backward_pass_autocast="off"):
         made: Any = aot_export_joint_simple(
-            function, inputs, trace_joint=True, decompositions=select_decomp_table()
+            function, inputs, trace_joint=gradients, decompositions=select_decomp_table()
         )
     return cast("torch.fx.GraphModule", made)
 

@@ -32,6 +32,7 @@ from .module_surroundings import (
     Listener,
     attention_order,
     autocast,
+    casts_kept,
     main_of,
     random_states,
     state_of,
@@ -84,7 +85,8 @@ def compile_module(
         torch.no_grad(),
     ):
         rebuilt = unpack(description["payload"])
-        identity, functions = _watch_forward(rebuilt, description["identity"])
+        with autocast(description["autocast"]):
+            identity, functions = _watch_forward(rebuilt, description["identity"])
         begin = time.process_time()
         with (
             autocast(description["autocast"]),
@@ -97,7 +99,7 @@ def compile_module(
         seconds = {"trace": round(time.process_time() - begin, 3)}
         path = _compile(traced, directory, tools)
         seconds.update(tools.commands.seconds)
-        with autocast(description["autocast"]):
+        with autocast(description["autocast"], keeps_casts=False):
             judge = judge or _judge
             return judge(rebuilt, identity, traced, path, functions, core, seconds)
 
@@ -347,7 +349,7 @@ def _judge(
 
 def time_answers(answers: Answers, traced: ModuleGraph | TrainingGraphs) -> timing.Timing:
     """Times the forward and the kernel, alone among this user's workers."""
-    with timing.machine_to_itself():
+    with timing.machine_to_itself(), casts_kept():
         if traced.device.type == "cuda":
             return cuda_timing.time_sides(answers.run)
         return timing.time_call(answers)  # type: ignore[arg-type]

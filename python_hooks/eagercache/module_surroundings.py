@@ -74,12 +74,29 @@ def attention_order(wanted: list[int] | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def autocast(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Autocast to the dtype named for each device, for the block; {} for none."""
+def autocast(wanted: Mapping[str, str], *, keeps_casts: bool = True) -> Iterator[None]:
+    """Autocast to the dtype named for each device, for the block; {} for none.
+
+    Casts of parameters are kept, as in a program; not so where their values change in the block.
+    """
     with contextlib.ExitStack() as stack:
         for device, dtype in wanted.items():
-            stack.enter_context(torch.autocast(device, getattr(torch, dtype)))
+            stack.enter_context(
+                torch.autocast(device, getattr(torch, dtype), cache_enabled=keeps_casts)
+            )
         yield
+
+
+@contextlib.contextmanager
+def casts_kept() -> Iterator[None]:
+    """Within `autocast`: casts of parameters are kept in the block, and dropped at its end."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(True)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(before)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from . import _compat
 from .commands import CompileRefused
 from .module_identity import Identity
 from .module_symbolic import SymbolicSizes, counts_below, dynamic_shapes, symbolic_sizes
@@ -124,17 +125,22 @@ def trace_module(
 ) -> ModuleGraph:
     """Traces one call. Raises CompileRefused when it is no pure function of its tensors.
 
+    Under autocast its casts are in the graph.
+
     ``open_sizes`` are the (argument tensor, dimension) pairs whose sizes, at least 2, are to be
     left open: what is assumed of them is in the graph's ``symbolic``.
     """
     arguments = argument_tensors(args, kwargs)
+    casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    if casts and open_sizes:
+        raise CompileRefused("sizes are not left open under autocast")
     try:
         shapes = dynamic_shapes(module, args, kwargs, arguments, open_sizes)
         with torch.no_grad():
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
-    _refuse_effects(program)
+    _refuse_effects(program, casts)
     graph_module = program.graph_module
     graph = graph_module.graph
     inputs: list[tuple[bool, int]] = []
@@ -163,11 +169,13 @@ def trace_module(
     if constant_bytes > MAX_CONSTANT_BYTES:
         raise CompileRefused("the forward holds large constants")
     symbolic = symbolic_sizes(fakes, open_sizes) if open_sizes else None
-    ranges = index_ranges(graph)
     outputs = _flatten_outputs(graph, program)
     graph.lint()
     graph_module.recompile()
     plain = torch.fx.GraphModule(graph_module, graph)
+    if casts:
+        plain = _with_casts(plain, tuple(examples))
+    ranges = index_ranges(plain.graph)
     if symbolic is not None:
         symbolic.see_outputs(graph)
     return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic)
@@ -179,13 +187,26 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:240] if lines else 'no message'}"
 
 
-def _refuse_effects(program: torch.export.ExportedProgram) -> None:
+def _with_casts(
+    module: torch.fx.GraphModule, examples: tuple[torch.Tensor, ...]
+) -> torch.fx.GraphModule:
+    """``module``, whose operators are above autocast, as what runs below it."""
+    try:
+        made = _compat.joint_graph(lambda *given: list(module(*given)), examples, gradients=False)
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced under autocast: {first_line(error)}") from error
+    refuse_operators(made.graph)
+    return made
+
+
+def _refuse_effects(program: torch.export.ExportedProgram, casts: bool) -> None:
     for spec in program.graph_signature.output_specs:
         kind = spec.kind.name
         if kind != "USER_OUTPUT":
             target = f" {spec.target}" if spec.target else ""
             raise CompileRefused(f"the forward writes to its state or arguments{target}")
-    refuse_operators(program.graph)
+    if not casts:  # else they are looked at where there are no blocks of autocast any more
+        refuse_operators(program.graph)
 
 
 def refuse_operators(graph: torch.fx.Graph) -> None:

@@ -437,13 +437,13 @@ def _judge(
         native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
     strides = [list(t.stride()) for t in tensor_leaves(native)]
     answers = _TrainingAnswers(rebuilt, watched, core)
-    with autocast(under):
+    with autocast(under, keeps_casts=False):
         answers.draw(SEEDS[0], SPREADS[0])
         plan = _plan(watched, graphs, answers)
     core.set_eager_gradients(eager_gradients)
     core.set_modules_training(True)
     try:
-        with autocast(under):
+        with autocast(under, keeps_casts=False):
             kernel = core.load_module(
                 [*map(str, paths)],
                 str(graphs.device),
