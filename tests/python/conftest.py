@@ -7,6 +7,7 @@ about a fresh process.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -64,6 +65,24 @@ def clean_environment(**extra: str) -> dict[str, str]:
     environment["PYTHONPATH"] = PACKAGE_ROOT
     environment.update(extra)
     return environment
+
+
+@contextlib.contextmanager
+def module_kernels(store: Path) -> Iterator[None]:
+    """Kernels of whole modules that the store has answer in this process; nothing is compiled."""
+    import eagercache
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with eagercache.enable(
+            ops=(), modules="auto", on_miss="native", choose="always", cache_dir=store
+        ) as enabled:
+            assert enabled.active
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @functools.cache

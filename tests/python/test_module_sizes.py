@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import eagercache
 import module_zoo
 import pytest
 import torch
-from conftest import run_program
+from conftest import module_kernels, run_program
 from eagercache._load import core
 from eagercache.module_shapes import MAX_COMPILES, SizeBook, sized_form
 from eagercache.modules import explain_module, manager
@@ -132,15 +131,11 @@ report(said=said, compiles=eagercache.stats().compiles)
 @pytest.fixture
 def branches(size_cache: tuple[Path, dict[str, Any]]) -> Iterator[tuple[nn.Module, Any]]:
     """A module whose calls of up to 20 rows a kernel answers here; the kernel with its sizes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    options = {"on_miss": "native", "choose": "always", "cache_dir": size_cache[0]}
     model = module_zoo.make("Branches")
-    with eagercache.enable(ops=(), modules="auto", **options), torch.no_grad():
+    with module_kernels(size_cache[0]), torch.no_grad():
         model(torch.randn(5, 8))
         (known,) = [c.kernels for c in manager._sizes._classes.values() if c.kernels]
         yield model, known[0]
-    torch.set_num_threads(threads)
 
 
 def _answered(model: nn.Module, x: torch.Tensor) -> bool:

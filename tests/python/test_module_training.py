@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import eagercache
 import pytest
 import torch
 import training_zoo
-from conftest import run_program
+from conftest import module_kernels, run_program
 from eagercache.modules import explain_module
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -68,13 +67,8 @@ def warm(store: Path, filled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
     """Kernels of the filled store answer in this process; nothing is compiled."""
     assert filled["rows"]["ConvNorm"]["hits"] == [3], filled
     monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    options = {"on_miss": "native", "choose": "always", "cache_dir": store}
-    with eagercache.enable(ops=(), modules="auto", **options) as enabled:
-        assert enabled.active
+    with module_kernels(store):
         yield
-    torch.set_num_threads(threads)
 
 
 def pair(name: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
@@ -347,9 +341,7 @@ def test_it_is_off_unless_asked_for(
     store: Path, filled: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EAGERCACHE_MODULE_TRAINING", raising=False)
-    torch.set_num_threads(1)
-    options = {"on_miss": "native", "choose": "always", "cache_dir": store}
-    with eagercache.enable(ops=(), modules="auto", **options):
+    with module_kernels(store):
         model, x = training_zoo.make("Attention"), training_zoo.example("Attention")
         model(x)
         assert model(x).grad_fn.name() != NODE

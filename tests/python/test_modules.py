@@ -10,7 +10,7 @@ import eagercache
 import module_zoo
 import pytest
 import torch
-from conftest import run_program
+from conftest import module_kernels, run_program
 from eagercache.modules import explain_module, manager
 from torch import nn
 
@@ -82,13 +82,8 @@ def filled(store: Path) -> dict[str, Any]:
 def warm(store: Path, filled: dict[str, Any]) -> Iterator[None]:
     """Kernels of the filled store answer in this process; nothing is compiled."""
     assert filled["rows"]["Block"]["hits"] > 0, filled
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    options = {"on_miss": "native", "choose": "always", "cache_dir": store}
-    with eagercache.enable(ops=(), modules="auto", **options) as enabled:
-        assert enabled.active
+    with module_kernels(store):
         yield
-    torch.set_num_threads(threads)
 
 
 def hits(model: nn.Module) -> int:
