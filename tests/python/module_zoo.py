@@ -22,6 +22,22 @@ class Block(nn.Module):
         return x + self.scale * torch.tanh(self.down(hidden)) + self.shift
 
 
+class Mixed(nn.Module):
+    """Something that autocast changes, in both directions, and a part that it does not."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.norm = nn.LayerNorm(2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(x.device.type, enabled=False):
+            scale = torch.sigmoid(x.sum(-1, keepdim=True))
+        hidden = torch.nn.functional.gelu(self.norm(self.up(x)))
+        return self.down(hidden * scale), scale * 2.0
+
+
 class Words(nn.Module):
     """An embedding and something to fuse after it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ import module_zoo
 import pytest
 import torch
 from conftest import module_kernels, run_program
+from eagercache import module_job
+from eagercache.module_compile import ModuleResult
 from eagercache.modules import explain_module, manager
+from eagercache.session import session
+from eagercache.timing import Timing
 from torch import nn
 
 HERE = str(Path(__file__).parent)
@@ -338,6 +343,114 @@ def test_global_hooks_autocast_modes_and_inference(block: nn.Module) -> None:
     with torch.inference_mode():
         answer, by_kernel = answered_by_kernel(block, x)
         assert by_kernel and answer.is_inference()
+
+
+class PlayedService:
+    """Stands for the compile service and remembers what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = []
+
+    def submit(
+        self, description: dict[str, Any], on_done: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.asked.append((description, on_done))
+
+
+def undecided(store: Any, kernel: dict[str, Any], measured: int) -> None:
+    """Puts the verdict into the kernel's place that noise hid whether it is faster."""
+    store.remove(kernel["key"])
+    facts = {**kernel["facts"], "reason": "undecided", "measured": str(measured)}
+    store.publish({"key": kernel["key"], "kind": "native", "facts": facts})
+
+
+def test_a_module_whose_gain_noise_hid_is_measured_again_and_gets_its_kernel(
+    store: Path, filled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "cache"
+    shutil.copytree(store, here)
+    service = PlayedService()
+    monkeypatch.setattr(session, "compile_service", lambda: service)
+    with module_kernels(here), torch.no_grad():
+        entries = session.store.entries()
+        (kernel,) = [
+            row
+            for row in entries
+            if row["kind"] == "kernel" and row["facts"]["op"].endswith("module_zoo.Block")
+        ]
+        objects = [("so", str(next(store.rglob(f"{kernel['objects'][0]['digest']}.so"))))]
+        undecided(session.store, kernel, 1)
+        eagercache.enable(
+            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=here
+        )
+        model, x = module_zoo.make("Block"), module_zoo.example("Block")
+        for _ in range(4):
+            model(x)
+            manager.wait()
+        assert hits(model) == 0 and "undecided" in explain_module(model)[0]
+        ((first, answer_first),) = service.asked
+        assert (first["digest"], first["again"]) == (kernel["key"], 1) and first["payload"]
+
+        answer_first({"verdict": "failed"})  # nothing is known that was not
+        assert len(service.asked) == 1
+        eagercache.enable(
+            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=here
+        )
+        for _ in range(4):
+            model(x)
+            manager.wait()
+        _, answer_second = service.asked[1]
+        undecided(session.store, kernel, 2)
+        answer_second({"verdict": "native"})
+        third, answer_third = service.asked[2]
+        assert third["again"] == 2 and hits(model) == 0
+
+        session.store.remove(kernel["key"])
+        manifest = {"key": kernel["key"], "kind": "kernel", "facts": kernel["facts"]}
+        session.store.publish(manifest, objects)
+        answer_third({"verdict": "kernel"})
+        answer, by_kernel = answered_by_kernel(model, x)
+        assert by_kernel and len(service.asked) == 3
+        torch.testing.assert_close(answer, forward(model, x))
+
+
+def test_the_third_measurement_of_a_module_is_final(
+    store: Path, filled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "cache"
+    shutil.copytree(store, here)
+    service = PlayedService()
+    monkeypatch.setattr(session, "compile_service", lambda: service)
+    with module_kernels(here), torch.no_grad():
+        for kernel in session.store.entries():
+            if kernel["kind"] == "kernel":
+                undecided(session.store, kernel, 3)
+        eagercache.enable(
+            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=here
+        )
+        model, x = module_zoo.make("Block"), module_zoo.example("Block")
+        for _ in range(4):
+            model(x)
+            manager.wait()
+        assert "undecided" in explain_module(model)[0]
+        assert not [row for row, _ in service.asked if "again" in row]
+
+
+@pytest.mark.parametrize(("before", "reason"), [(0, "undecided"), (1, "undecided"), (0, "slower")])
+def test_a_worker_counts_the_measurements_of_a_module_that_noise_hid(
+    before: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = ModuleResult(tmp_path, {}, Timing(2.0, 1.0, 0.4, 1.2, 9, 1))
+    monkeypatch.setattr(module_job, "compile_module", lambda *_: result)
+    monkeypatch.setattr(module_job, "decide", lambda *_: (False, reason))
+    job = module_job.ModuleJob({"description": {}, "margin": 0.03, "choose": "faster"}, None)
+    monkeypatch.setattr(job, "_enter", lambda _: None)
+    job._directory, job._measured = tmp_path, before
+    job.begin(lambda: None, lambda _: None)
+    assert job.outcome is not None
+    assert (job.outcome.verdict, job.outcome.reason) == ("native", reason)
+    measured = {"measured": str(before + 1)} if reason == "undecided" else {}
+    assert job.outcome.facts == measured
 
 
 def test_other_tensors_take_another_way(block: nn.Module) -> None:

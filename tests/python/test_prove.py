@@ -108,6 +108,29 @@ def test_a_sum_in_another_order_is_not_bitwise_though_rounding_hides_it() -> Non
     assert proof.numerics == "accurate"
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_operator_that_adds_up_has_the_bound_of_sums_whatever_its_kernels_text(
+    listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        return x.sum(-1) * (1 + 5 * torch.finfo(x.dtype).eps)
+
+    if not listed:
+        others = prove._ACCUMULATING - {"sum"}
+        monkeypatch.setattr(prove, "_ACCUMULATING", others)
+    described = describe("sum.dim_IntList", tensor((16, 4096)), integers(-1), boolean(False), NONE)
+    if listed:
+        assert proof_of(described, kernel).numerics == "accurate"
+    else:
+        with pytest.raises(ProofFailed):
+            proof_of(described, kernel)
+
+
+def test_operators_that_are_said_to_add_up_exist() -> None:
+    missing = [name for name in prove._ACCUMULATING if not hasattr(torch.ops.aten, name)]
+    assert not missing
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rounded_sum_is_never_called_bitwise(dtype: str) -> None:
     call = PlayedCall(
