@@ -10,12 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import clean_environment, run_python
 from eagercache import environment, worker
 from eagercache._load import core
+from eagercache.commands import CompileFailed
+from eagercache.job import Job
 from eagercache.service import CompileService, ServiceSettings
 from test_calls import NONE, boolean, describe, integer, integers, tensor
 from test_service import gone, wait_until
@@ -322,6 +325,43 @@ def test_a_broken_compiler_is_a_stored_failure(tmp_path: Path, how: str) -> None
     assert reason in answer["reason"]
     entry = broken.store().find(description["digest"])
     assert (entry["kind"], entry["failure"]) == ("failed", failure)
+
+
+class FailsWith:
+    """A builder of kernels for which one plan is too much."""
+
+    def __init__(self, bad: str) -> None:
+        self.seconds = {"kernel": 1.0}
+        self.asked: list[list[str]] = []
+        self._bad = bad
+
+    def build(self, plans: list[str], directory: Path) -> Path:
+        """The library, unless the plan is among ``plans``."""
+        self.asked.append(plans)
+        if self._bad in plans:
+            raise CompileFailed("no such instruction", transient=False)
+        return directory / "kernels.so"
+
+
+@pytest.mark.once
+def test_what_fails_in_a_batch_is_compiled_alone(tmp_path: Path) -> None:
+    jobs = []
+    for plan in ("first", "bad", "last"):
+        job = Job({"description": {}}, core)
+        job.lowered = SimpleNamespace(plan=plan)  # type: ignore[assignment]
+        job._directory = tmp_path / plan
+        job.store = SimpleNamespace(make_work_directory=lambda: str(tmp_path / "together"))
+        jobs.append(job)
+    serving = worker.Worker()
+    builder = FailsWith("bad")
+    serving._tools = SimpleNamespace(bare=builder)  # type: ignore[assignment]
+    assert serving._build(jobs) == tmp_path / "together"
+    assert builder.asked == [["first", "bad", "last"], ["first"], ["bad"], ["last"]]
+    first, bad, last = jobs
+    assert first._library == tmp_path / "first/kernels.so" and first.outcome is None
+    assert last._library == tmp_path / "last/kernels.so" and last.outcome is None
+    assert bad.outcome is not None and not bad.outcome.transient
+    assert (bad.outcome.verdict, bad.outcome.reason) == ("failed", "no such instruction")
 
 
 def memory_of_this_machine() -> int:
