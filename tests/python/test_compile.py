@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from eagercache import bare, container
 from eagercache import commands as running
 from eagercache import compile as compiling
-from eagercache import container
 from eagercache.calls import Call
 from eagercache.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
 from eagercache.container import BuildCommands
@@ -199,6 +200,30 @@ def test_headers_are_precompiled_once_enough_kernels_were_built(
     header = (tmp_path / "headers" / "wrapper.h").read_text()
     assert header.startswith("#include <torch/csrc/inductor/aoti_include/cpu.h>\n")
     assert "extern template class std::basic_regex<char>;" in header
+
+
+MAKES_FILES = 'while [ $# -gt 0 ]; do [ "$1" != -o ] || : > "$2"; shift; done'
+NO_HEADER = 'case "$*" in *c++-header*) exit 1;; esac\n' + MAKES_FILES
+
+
+@pytest.mark.parametrize(("body", "included"), [(MAKES_FILES, 2), (NO_HEADER, 0)])
+def test_bare_kernels_share_a_precompiled_header_and_do_without_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, included: int
+) -> None:
+    compiler = compiler_script(tmp_path, body)
+    monkeypatch.setattr(bare._compat, "kernel_compile_command", lambda path: [path, "-O3"])
+    private = tmp_path / "private"
+    private.mkdir()
+    builder = bare.BareBuilder(compiler, SCALAR, private)
+    for unit in range(bare.UNITS_BEFORE_HEADER + 2):
+        folder = tmp_path / f"build{unit}"
+        folder.mkdir()
+        plan: Any = SimpleNamespace(entry="kernel", source="void kernel() {}")
+        assert builder.build([plan], folder) == folder / "kernels.so"
+        assert (folder / "kernels.so").exists()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert sum("c++-header" in call for call in calls) == 1
+    assert sum(f"-include {private}/bare.h" in call for call in calls) == included
 
 
 @pytest.mark.parametrize(
