@@ -18,6 +18,7 @@ Arguments = tuple[Any, ...]
 
 # Rows, columns: small enough for a warm-up of seconds, vectorised, and parallel.
 SHAPES = ((4, 8), (64, 96), (512, 512))
+LARGEST_IMAGE = 128  # of which a batch has eight
 
 UNARY = (
     *("relu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "mish", "abs", "neg", "exp"),
@@ -172,18 +173,21 @@ def calls(rows: int, columns: int) -> Iterator[Call]:
     x = torch.rand(rows, columns) + 0.5
     y = torch.rand(rows, columns) + 0.5
     w = torch.rand(columns)
-    shape = f"{rows}x{columns}"
+    matrix = f"{rows}x{columns}"
 
-    def call(name: str, *args: Any, **kwargs: Any) -> Call:
+    def call(sizes: str, name: str, *args: Any, **kwargs: Any) -> Call:
         base, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, base), overload or "default")
-        return name, shape, lambda: operator(*args, **kwargs)
+        return name, sizes, lambda: operator(*args, **kwargs)
 
-    for some in (elementwise(x, y, w), in_place(x, y), along_rows(x, y, w), images(rows, columns)):
+    for some in (elementwise(x, y, w), in_place(x, y), along_rows(x, y, w)):
         for name, *arguments in some:
-            yield call(name, *arguments)
-    yield call("_to_copy", x, dtype=torch.bfloat16)
-    yield call("clone", x.t(), memory_format=torch.contiguous_format)
+            yield call(matrix, name, *arguments)
+    yield call(matrix, "_to_copy", x, dtype=torch.bfloat16)
+    yield call(matrix, "clone", x.t(), memory_format=torch.contiguous_format)
+    height, width = min(rows, LARGEST_IMAGE), min(columns, LARGEST_IMAGE)
+    for name, *arguments in images(height, width):
+        yield call(f"2x4x{height}x{width}", name, *arguments)
 
 
 def missing() -> list[str]:
