@@ -56,8 +56,8 @@ def give_way_to_callers() -> None:
 
     It runs where a processor is free, or when the caller's turn is over.
     """
-    if os.sched_getscheduler(0) != os.SCHED_IDLE:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # as where a sandbox does not know these calls
+        if os.sched_getscheduler(0) != os.SCHED_IDLE:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
