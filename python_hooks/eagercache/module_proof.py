@@ -77,7 +77,8 @@ def compare(
     The kernel's may be twice the forward's, in the mean square and at the worst element, or
     log2(length) ulps, the bound of one pairwise summation over ``length`` elements; a longer
     forward rounds more often than that on both sides. A kernel beyond that may be four times as far
-    off as the forward is when what it is given moves by its last place: ``moved`` gives such answers.
+    off as the forward is when what it is given moves by its last place: ``moved`` gives such
+    answers.
     (A mixed forward-backward error, N. J. Higham, Accuracy and Stability of Numerical Algorithms,
     1.5. A gradient behind a rectifier needs it: it jumps where a sum that is nearly zero is rounded
     to the other side.) Integers must be equal, NaN and infinities at the same places. Raises
