@@ -215,11 +215,11 @@ def second_process(options: argparse.Namespace) -> None:
         begin = time.perf_counter()
         for _ in range(WARM_UP_PASSES):
             forward()
-            eagercache.wait(timeout=60)
+            eagercache.wait(timeout=PASS_EVERY_S)
         ready = time.perf_counter() - begin
         output = forward()
         native, cached = interleave(forward, options.cache)
-        eagercache.wait(timeout=60)  # what more calls asked for is counted, and its key known
+        eagercache.wait(timeout=MAX_TIMING_S)  # what more calls asked for is counted, and its key known
         stats = eagercache.stats()
         eagercache.disable()
         difference = (output - native_output).abs().max().item()
