@@ -20,6 +20,8 @@ print("\n".join([
     os.path.join(os.path.dirname(torch.__file__), "include"),
     os.path.join(os.path.dirname(torch.__file__), "include", "torch", "csrc", "api", "include"),
     str(torch.version.git_version),
+    str(torch.version.debug),
+    str(torch.version.hip),
 ]))
 ]=])
 execute_process(
@@ -39,6 +41,8 @@ list(GET torch_facts 3 torch_lib_dir)
 list(GET torch_facts 4 torch_include_dir)
 list(GET torch_facts 5 torch_api_include_dir)
 list(GET torch_facts 6 EAGERCACHE_TORCH_GIT)
+list(GET torch_facts 7 EAGERCACHE_TORCH_DEBUG)
+list(GET torch_facts 8 EAGERCACHE_TORCH_HIP)
 set(EAGERCACHE_TORCH_INCLUDE "${torch_include_dir}")
 
 string(REGEX MATCH "^([0-9]+)\\.([0-9]+)" torch_minor "${EAGERCACHE_TORCH_VERSION}")

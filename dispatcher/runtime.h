@@ -121,6 +121,10 @@ class Runtime {
 
   // Stops the loader thread and forgets the handler; hooks go native. For process exit.
   void shut_down();
+  // For programs that may end without shut_down(): from now on exit() waits, for some seconds at
+  // most, until no thread is reading, hashing or loading a kernel, and none begins. Not for
+  // processes in which a handler may wait for a lock of the exiting thread (an interpreter's).
+  void stop_at_exit();
 
  private:
   struct Ticket {
@@ -204,6 +208,7 @@ class Runtime {
   void submit(Pending pending, const CompileRequest& request);
   static void finish(Pending& pending);
   void before_fork_child();
+  void stop_for_exit();
 
   mutable std::mutex registry_mutex_;
   std::map<std::string, std::unique_ptr<OperatorHook>> hooks_;         // guarded by registry_mutex_
@@ -223,6 +228,10 @@ class Runtime {
   // looks. Sequentially consistent, so that one of the two sees the other.
   std::atomic<bool> frozen_{false};
   std::atomic<int> installing_{0};
+  // Likewise: stop_for_exit() sets the one and waits for the other, which counts the callers that
+  // use the store.
+  std::atomic<bool> exiting_{false};
+  std::atomic<int> asking_{0};
 
   mutable std::mutex queue_mutex_;
   std::condition_variable queue_changed_;

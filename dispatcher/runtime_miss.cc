@@ -104,6 +104,17 @@ void give_way_to_callers() noexcept {
   }
 }
 
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  ~Counted() { count_.fetch_sub(1); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
 // Says in the store, as long as it lives, that this process is at what may kill it.
 class Attempt {
  public:
@@ -123,7 +134,8 @@ class Attempt {
 
 Found Runtime::load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) {
   Found found{EntryState::kPending, nullptr};
-  if (frozen()) {
+  const Counted asking(asking_);
+  if (frozen() || exiting_.load()) {
     return found;
   }
   try {
@@ -283,11 +295,7 @@ bool Runtime::put_kernel(OperatorHook& hook, std::span<const Word> words, std::u
 }
 
 bool Runtime::put_unless_frozen(const std::function<void()>& put) {
-  struct Counted {
-    explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
-    ~Counted() { count_.fetch_sub(1); }
-    std::atomic<int>& count_;
-  } counted(installing_);
+  const Counted counted(installing_);
   if (frozen()) {
     return false;
   }
@@ -367,6 +375,10 @@ void Runtime::record(OperatorHook& hook, std::span<const Word> words, VerdictRec
 }
 
 void Runtime::note_kernel_failure(OperatorHook& hook, std::span<const Word> words) {
+  const Counted asking(asking_);
+  if (exiting_.load()) {
+    return;
+  }
   try {
     install_native(hook, words, hash_words(words), "failed", "the kernel reported an error", {});
     hook.scalars().retire(words);
@@ -380,6 +392,10 @@ void Runtime::note_kernel_failure(OperatorHook& hook, std::span<const Word> word
 
 void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
                                 const std::string& difference) {
+  const Counted asking(asking_);
+  if (exiting_.load()) {
+    return;
+  }
   try {
     const std::string reason = "a kernel's answer differed from native's (" + difference + ")";
     retire_class_kernel(hook, words, reason);

@@ -1,5 +1,6 @@
 #include "kernel_cache/digest.h"
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 
 #include <cstdlib>
@@ -91,6 +92,11 @@ Digest sha256(std::span<const std::byte> data) {
 
 Digest sha256(std::string_view data) {
   return sha256(std::as_bytes(std::span<const char>(data.data(), data.size())));
+}
+
+void prepare_libcrypto() noexcept {
+  require(OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1);
+  algorithm();
 }
 
 Hasher::Hasher(std::string_view domain) : context_(EVP_MD_CTX_new()) {

@@ -25,6 +25,11 @@ struct Digest {
 Digest sha256(std::span<const std::byte> data);
 Digest sha256(std::string_view data);
 
+// For who hashes in threads that the end of the process does not wait for. Where nobody has used
+// libcrypto before, it does not clean up at exit; where somebody has, its clean-up has been
+// registered when this returns, and runs after whatever is registered with atexit() from now on.
+void prepare_libcrypto() noexcept;
+
 // Incremental form. Every field is fed with a type tag and a length, so that no two different
 // field sequences give the same bytes ("ab","c" is not "a","bc").
 class Hasher {

@@ -9,6 +9,7 @@ wherever they are faster.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagercache._load import available
@@ -47,6 +48,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "available",
+    "cmake_prefix_path",
     "default_operators",
     "disable",
     "enable",
@@ -63,6 +65,9 @@ __all__ = [
     "wait",
     "warm_up",
 ]
+
+# Below it find_package(eagercache) finds the package for C++ programs.
+cmake_prefix_path = str(Path(__file__).parent)
 
 # What programs that only run need not import.
 _LATER = {

@@ -168,6 +168,12 @@ EntryState HookTest::state(OperatorHook& hook, const Values& arguments) {
   return hook.table().find(view.key.words(), hash_words(view.key.words())).state;
 }
 
+std::vector<Word> HookTest::key_of(const OperatorHook& hook, const Values& arguments) {
+  CallView view;
+  read(hook, arguments, view);
+  return {view.key.words().begin(), view.key.words().end()};
+}
+
 Digest HookTest::digest(OperatorHook& hook, const Values& arguments) {
   CallView view;
   read(hook, arguments, view);

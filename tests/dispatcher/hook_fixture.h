@@ -89,6 +89,8 @@ class HookTest : public testing::Test {
   // Makes `kernel` the verdict for calls like this one.
   static void install(OperatorHook& hook, const Values& arguments, LoadedKernel& kernel);
   static EntryState state(OperatorHook& hook, const Values& arguments);
+  // The key of such calls.
+  static std::vector<Word> key_of(const OperatorHook& hook, const Values& arguments);
   // The digest under which the store knows such calls (policy Choose::kFaster).
   static Digest digest(OperatorHook& hook, const Values& arguments);
 

@@ -32,6 +32,7 @@ COSTLY_FIXTURES = {
     "upstream",
     "requests",
     "documentation_cache",
+    "cpp_service",
     "survey",
     "filled",
     "proofs",

@@ -2,7 +2,8 @@
 
 In each page the `python` blocks are one program and the `console` lines after `$` are shell
 commands, run in the order in which they stand, over one cache. Blocks of `sh` are not run: they
-install, which scripts/check_wheel does.
+install, which scripts/check_wheel does. The page that builds a C++ program is run by that program's
+tests.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def program_of(page: Path) -> str:
             if printed:
                 parts.append(f"assert shell_output.splitlines() == {printed!r}, shell_output")
         else:
-            assert language in ("sh", "text", ""), f"{page}: a block of {language!r}"
+            assert language in ("sh", "text", "cpp", ""), f"{page}: a block of {language!r}"
     return "\n".join([RUN_SHELL, *parts]) if parts else ""
 
 
@@ -56,7 +57,9 @@ def documentation_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if program_of(page)], ids=lambda page: page.stem
+    "page",
+    [page for page in PAGES if program_of(page) and page.stem != "serve-from-cpp"],
+    ids=lambda page: page.stem,
 )
 def test_the_snippets_of_a_page_run(page: Path, documentation_cache: Path, tmp_path: Path) -> None:
     # `eagercache` and `python` are this environment's.
@@ -91,7 +94,7 @@ def test_the_environment_table_knows_every_variable_that_code_reads() -> None:
     known.add("EAGERCACHE_PROGRAM")  # from `run` and `record` to the program's processes
     known.add("EAGERCACHE_MUTATE")  # read in builds of scripts/mutate alone
     read = set()
-    for folder in ("python_hooks", "dispatcher", "guards", "kernel_cache"):
+    for folder in ("python_hooks", "cpp_api", "dispatcher", "guards", "kernel_cache"):
         for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.cc")]:
             read |= set(re.findall(r"\"(EAGERCACHE_[A-Z_]+)\"", path.read_text(encoding="utf-8")))
     assert read - known == set()

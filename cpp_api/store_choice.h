@@ -1,0 +1,48 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernel_cache/bundle.h"
+#include "kernel_cache/disk_store.h"
+#include "kernel_cache/status.h"
+
+namespace eagercache {
+
+// The environments of a store, as their ENV files tell them.
+struct StoredEnvironment {
+  std::string id;    // sixteen hex digits
+  std::string text;  // the environment key
+  std::uint64_t entries = 0;
+};
+
+// Of the environments below `root` that `id` names (empty: of all), the one with the most entries
+// whose kernels can run in this process. kNotFound without a store, kIncompatible with the fields
+// that differ in the nearest environment. Reads names and ENV files alone; opening the store is
+// what checks whom they belong to.
+Result<StoredEnvironment> choose_environment(const std::filesystem::path& root,
+                                             const std::string& id);
+
+// A bundle that was read and checked whole, and whose kernels can run in this process.
+// kIncompatible names the fields that differ.
+Result<Bundle> read_usable_bundle(const std::filesystem::path& path,
+                                  const std::vector<std::filesystem::path>& trusted_keys);
+
+// A fact of an entry; empty when it has none of that name.
+std::string fact_of(const Manifest& manifest, const char* name);
+
+// The entries that a policy of that tag may use, and the operators of its kernels: (operator,
+// dispatch key) pairs, "aten::var.correction" and "CPU".
+struct StoreContents {
+  std::set<std::pair<std::string, std::string>> operators;
+  std::vector<Manifest> kernels;
+  std::uint64_t decisions = 0;
+};
+// Reads every entry of the store's environment.
+Result<StoreContents> list_contents(DiskStore& store, const std::string& policy_tag);
+
+}  // namespace eagercache
