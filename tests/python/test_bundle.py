@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
+import eagercache
 import pytest
 from click.testing import CliRunner, Result
 from conftest import SHARED_CALLS, SHARED_OPS, clean_environment, run_program
@@ -105,6 +110,64 @@ report(hits=s.hits, rest=[s.misses, s.pending, s.native], compiles=s.compiles, s
     assert result["hits"] == 15
     assert result["rest"] == [0, 0, 0]
     assert result["started"] == [] and result["compiles"] == 0
+
+
+def _clean_environment(folder: Path) -> Path:
+    """The interpreter of a new virtual environment with torch and a copy of eagercache."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    # Linked one by one, because a .pth file would bring this tree's package with it.
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not re.match(r"_?eagercache|.*\.pth$|__pycache__", entry.name):
+            (packages / entry.name).symlink_to(entry)
+    installed = Path(eagercache.__file__).parent
+    shutil.copytree(
+        installed, packages / "eagercache", ignore=shutil.ignore_patterns("lib", "__pycache__")
+    )
+    return folder / "bin" / "python"
+
+
+def test_a_bundle_hits_in_a_clean_virtual_environment_and_starts_no_compiler(
+    warm_cache: Path, tmp_path: Path, keys: Path
+) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("NOT RUN: strace not found")
+    path = tmp_path / "kernels.bundle"
+    assert run("export", path, "--key", keys / "mine.pem", "--dir", warm_cache).exit_code == 0
+    python = _clean_environment(tmp_path / "venv")
+    (tmp_path / "program.py").write_text(
+        SHARED_CALLS
+        + f"""
+import eagercache, json, sys
+eagercache.enable({SHARED_OPS}, on_miss="native", choose="always")
+for _ in range(3): shared_calls()
+s = eagercache.stats()
+rest = s.misses + s.pending + s.native
+print(json.dumps([sys.prefix, eagercache.__file__, s.hits, rest, s.compiles]))
+"""
+    )
+    variables = clean_environment(EAGERCACHE_DIR=str(tmp_path / "deployed"))
+    variables.pop("PYTHONPATH")
+    log = tmp_path / "trace"
+    strace = ("strace", "-f", "--seccomp-bpf", "-o", log, "-e", "trace=execve,execveat")
+    words = ["bundle", "import", path, "--key", keys / "mine.pub"]
+    for command in ((python, "-m", "eagercache", *words), (*strace, python, "program.py")):
+        done = subprocess.run(
+            list(map(str, command)), env=variables, cwd=tmp_path, capture_output=True, text=True,
+            timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    prefix, package, *counts = json.loads(done.stdout)
+    assert prefix == str(tmp_path / "venv") and package.startswith(prefix)
+    assert counts == [15, 0, 0]
+    started = re.findall(
+        r'exec\w+\("([^"]*)", \["[^"]*"\.*(.*?)\]', log.read_text(errors="replace")
+    )
+    assert started[0][0] == str(python)
+    # A compiler that is there is asked who it is, and compiles nothing. Importing Triton beside
+    # torch 2.15 asks the linker's cache for libcuda.
+    compiling = [each for each in started[1:] if each[1] != ', "-v"' and "ldconfig" not in each[0]]
+    assert compiling == []
 
 
 def test_verify_tells_who_signed_and_that_all_is_intact(packed: Path, keys: Path) -> None:
