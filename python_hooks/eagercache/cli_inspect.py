@@ -150,6 +150,9 @@ def bench_command(directory: Path | None, as_json: bool, op: str, limit: int) ->
         and row["facts"].get("op", "").startswith("aten::")
         and op in row["facts"]["op"]
     ]
+    if not rows:
+        of_op = f" of an operator whose name contains {op!r}" if op else ""
+        raise Unusable(f"{store.root} has no CPU kernel{of_op} for this environment; see `stats`")
     rows.sort(key=lambda row: (row["facts"]["op"], row["key"]))
     results = list(_measure(store.root, rows[:limit]))
     if as_json:

@@ -172,7 +172,9 @@ def test_doctor_says_whether_a_worker_has_to_compile_inductors_sources(
     assert state() == "ok"
 
 
-@pytest.mark.parametrize("command", [["ls"], ["stats"], ["verify"], ["prune"], ["show", "aa"]])
+@pytest.mark.parametrize(
+    "command", [["ls"], ["stats"], ["bench"], ["verify"], ["prune"], ["show", "aa"]]
+)
 def test_a_store_that_is_not_there_is_one_line_and_exit_code_2(
     command: list[str], tmp_path: Path
 ) -> None:
@@ -227,6 +229,17 @@ def test_explain_and_bench_on_real_kernels(warm_cache: Path) -> None:
     )
     (row,) = json.loads(result.stdout)["kernels"]
     assert row["problem"] == "" and row["native_us"] > 0 and row["kernel_us"] > 0
+
+
+@pytest.mark.parametrize("words", [["--op", "nonsense"], []])
+def test_bench_without_a_kernel_to_measure_is_one_line_and_exit_code_2(
+    cache: Path, words: list[str]
+) -> None:
+    _C.Store(str(cache), environment.environment_text())
+    done = run("bench", "--dir", str(cache), *words)
+    assert done.exit_code == 2
+    assert done.output.startswith("Error: ") and done.output.count("\n") == 1
+    assert "has no CPU kernel" in done.output and all(word in done.output for word in words[1:])
 
 
 def test_bench_names_a_kernel_that_cannot_be_measured(warm_cache: Path, tmp_path: Path) -> None:
