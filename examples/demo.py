@@ -219,7 +219,8 @@ def second_process(options: argparse.Namespace) -> None:
         ready = time.perf_counter() - begin
         output = forward()
         native, cached = interleave(forward, options.cache)
-        eagercache.wait(timeout=MAX_TIMING_S)  # what more calls asked for is counted, and its key known
+        # What so many calls asked for is counted, and its keys are known.
+        eagercache.wait(timeout=MAX_TIMING_S)
         stats = eagercache.stats()
         eagercache.disable()
         difference = (output - native_output).abs().max().item()
