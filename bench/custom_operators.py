@@ -11,6 +11,7 @@ start and thrown away.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,45 +20,12 @@ import eagercache
 import frame
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+
+sys.path.append(str(frame.ROOT / "examples"))  # compile workers find them there too
+
+from fused_functions import lstm_gates, rms_norm_gate, rotary, swiglu, z_loss
 
 SIZES = {"8 elements": 8, "4 KB": 1 << 10, "1 MB": 1 << 18}  # elements of the working set
-
-
-@eagercache.op("bench::rms_norm_gate")
-def rms_norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """A normalisation, gated."""
-    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-    return x * scale * weight * F.silu(gate)
-
-
-@eagercache.op("bench::rotary")
-def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """A rotary embedding."""
-    a, b = q.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
-@eagercache.op("bench::swiglu")
-def swiglu(x: Tensor, y: Tensor) -> Tensor:
-    """The gate of a Llama's MLP."""
-    return F.silu(x) * y
-
-
-@eagercache.op("bench::z_loss")
-def z_loss(logits: Tensor, target: Tensor, z: float = 1e-4) -> Tensor:
-    """A cross-entropy with z-loss."""
-    total = torch.logsumexp(logits, -1)
-    picked = logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    return (total - picked + z * total * total).mean()
-
-
-@eagercache.op("bench::lstm_gates")
-def lstm_gates(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """A step of an LSTM behind its matrix products."""
-    i, f, g, o = gates.chunk(4, dim=-1)
-    cell = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(cell), cell
 
 
 def arguments(name: str, elements: int) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -181,18 +182,22 @@ def _measure(root: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """One result for each entry. Whatever else was enabled in this process is not any more."""
     from eagercache import api
 
-    for entry in rows:
-        known = entry["facts"]
-        result = {"op": known["op"], "call": call_text(known), "key": entry["key"],
-                  "stored": entry_facts.gain(known), "problem": ""}  # fmt: skip
-        with api.enable(
-            [known["op"]], on_miss="native", choose=known.get("choose", "faster"), cache_dir=root
-        ):
-            try:
-                result.update(_measure_one(known))
-            except (ValueError, RuntimeError) as error:
-                result["problem"] = str(error).partition("\n")[0]
-        yield result
+    def choose(entry: Mapping[str, Any]) -> str:
+        return str(entry["facts"].get("choose", "faster"))
+
+    for policy, group in itertools.groupby(sorted(rows, key=choose), choose):
+        entries = list(group)
+        names = sorted({entry["facts"]["op"] for entry in entries})
+        with api.enable(names, on_miss="native", choose=policy, cache_dir=root):
+            for entry in entries:
+                known = entry["facts"]
+                result = {"op": known["op"], "call": call_text(known), "key": entry["key"],
+                          "stored": entry_facts.gain(known), "problem": ""}  # fmt: skip
+                try:
+                    result.update(_measure_one(known))
+                except (ValueError, RuntimeError) as error:
+                    result["problem"] = str(error).partition("\n")[0]
+                yield result
 
 
 def _measure_one(known: Mapping[str, str]) -> dict[str, float]:

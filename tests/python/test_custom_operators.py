@@ -13,13 +13,21 @@ from conftest import run_program
 from eagercache import function_identity
 from eagercache.module_identity import Unfit
 
+FUTURE = "from __future__ import annotations\n"
+IMPORT = "from fused_functions import"
+
+
+def _operators() -> str:
+    """The functions and their calls as one text, without imports of files and of __future__."""
+    zoo = Path(__file__).with_name("operator_zoo.py")
+    lines = zoo.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "EXAMPLES" not in line and not line.startswith(IMPORT)]
+    functions = zoo.parents[2] / "examples" / "fused_functions.py"
+    return (functions.read_text() + "".join(kept)).replace(FUTURE, "")
+
+
 # Before the programs, since it is changed in some. A program has one statement of __future__.
-OPERATORS = (
-    Path(__file__)
-    .with_name("operator_zoo.py")
-    .read_text()
-    .replace("from __future__ import annotations\n", "")
-)
+OPERATORS = _operators()
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +90,7 @@ report(wrong=wrong, native=stats.native, misses=stats.misses,
     )
     assert not result["wrong"]
     assert (result["native"], result["misses"]) == (0, 0)
-    names = ["rms_norm_gate", "rotary", "swiglu", "gates", "z_loss"]
+    names = ["rms_norm_gate", "rotary", "swiglu", "lstm_gates", "z_loss"]
     assert result["hits"] == {
         **{f"demo::{name}": 2 for name in names},
         **{f"demo::{name}_backward": 1 for name in names},
@@ -176,7 +184,7 @@ passed = {}
 for function, args in calls(torch.float64, n=2):
     if function in (rms_norm_gate, swiglu):
         args = [a.detach()[..., :8].requires_grad_() for a in args]
-    if function is gates:
+    if function is lstm_gates:
         args = tensors((2, 16), (2, 4), dtype=torch.float64)
     torch.autograd.gradcheck(function, args)
     torch.autograd.gradgradcheck(function, args)
