@@ -130,7 +130,13 @@ Status prepare_store(const EnableOptions& options, const CppSettings& settings,
   result->store = fs::absolute(root);
   std::string text = running_environment_text();
   if (options.bundle.empty()) {
-    const Result<StoredEnvironment> chosen = choose_environment(result->store, options.environment);
+    Result<StoredEnvironment> chosen = choose_environment(result->store, options.environment);
+    for (const fs::path& tier : settings.tiers) {
+      if (!chosen) {
+        Result<StoredEnvironment> of_tier = choose_environment(tier, options.environment);
+        if (of_tier) chosen = std::move(of_tier);
+      }
+    }
     if (!chosen) {
       return chosen.status();
     }

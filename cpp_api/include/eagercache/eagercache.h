@@ -42,7 +42,7 @@ struct EnableOptions {
   // Ed25519 public keys (PEM), one of which must have signed the bundle.
   std::vector<std::filesystem::path> trusted_keys;
   // Operators to hook: "aten::var.correction", or "aten::var" for all of its overloads. Empty:
-  // those of which the store has a kernel.
+  // those of which the store itself has a kernel; what EAGERCACHE_TIERS have is not listed for it.
   std::vector<std::string> operators;
   std::vector<std::string> skip;
   // Use every proved kernel, also where native was as fast: entries of Python's choose="always".
