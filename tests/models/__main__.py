@@ -27,7 +27,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     words = [word for word in options.only.split(",") if word]
-    names = [n for n in zoo.MODELS if not words or any(word in n for word in words)]
+    names = [n for n in zoo.available() if not words or any(word in n for word in words)]
+    left_out = sorted({name.partition(" ")[0] for name in zoo.MODELS.keys() - set(zoo.available())})
     failed, rows = 0, []
     for kind in [options.kind] if options.kind else ["operators", "modules"]:
         began, tensors, hits = time.monotonic(), 0, 0
@@ -49,7 +50,8 @@ def main() -> int:
         equal = sum(r["kind"] == kind and not r["problems"] for r in rows)
         print(
             f"{kind}: {equal} of {len(names)} models equal, {tensors} tensors, {hits} hits, "
-            f"{time.monotonic() - began:.0f} s"
+            f"{time.monotonic() - began:.0f} s, torch {torch.__version__}"
+            + (f"; not installed: {', '.join(left_out)}" if left_out else "")
         )
     if options.json:
         options.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,9 @@ _SIZES = {
 }
 
 
+_LAYERS = {name: value for name, value in _SIZES.items() if name != "vocab_size"}
+
+
 def _language(kind: str, head: str, **sizes: Any) -> Entry:
     def make() -> Any:
         import transformers
@@ -78,6 +82,16 @@ def _language(kind: str, head: str, **sizes: Any) -> Entry:
         return getattr(transformers, f"{kind}{head}")(config)
 
     return Entry(make, _tokens)
+
+
+def _pictures(kind: str, size: int, **sizes: Any) -> Entry:
+    def make() -> Any:
+        import transformers
+
+        config = getattr(transformers, f"{kind}Config")(num_labels=10, **sizes)
+        return getattr(transformers, f"{kind}ForImageClassification")(config)
+
+    return Entry(make, lambda: {"pixel_values": _images(size)[""]})
 
 
 MODELS: dict[str, Entry] = {
@@ -108,8 +122,29 @@ MODELS: dict[str, Entry] = {
     "transformers Electra": _language(
         "Electra", "ForPreTraining", **_SIZES, embedding_size=64, max_position_embeddings=64
     ),
+    "transformers Mistral": _language("Mistral", "ForCausalLM", **_SIZES, num_key_value_heads=2),
+    "transformers GPTNeoX": _language("GPTNeoX", "ForCausalLM", **_SIZES),
+    "transformers Roberta": _language(
+        "Roberta", "ForMaskedLM", **_SIZES, max_position_embeddings=64
+    ),
+    "transformers Albert": _language(
+        "Albert", "ForMaskedLM", **_SIZES, embedding_size=32, max_position_embeddings=64
+    ),
+    "transformers ViT": _pictures("ViT", 32, **_LAYERS, image_size=32, patch_size=8),
+    "transformers DeiT": _pictures("DeiT", 32, **_LAYERS, image_size=32, patch_size=8),
+    "transformers ResNet": _pictures(
+        "ResNet", 64, embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
+    ),
+    "transformers ConvNext": _pictures(
+        "ConvNext", 64, hidden_sizes=[16, 32], depths=[1, 1], num_stages=2
+    ),
 }  # fmt: skip
 CHEAP = ("timm test_resnet", "transformers Llama")
+
+
+def available() -> list[str]:
+    """The models whose libraries are installed."""
+    return [name for name in MODELS if importlib.util.find_spec(name.partition(" ")[0])]
 
 
 def build(name: str) -> tuple[Any, Inputs]:

@@ -10,7 +10,7 @@ from conftest import run_program
 
 TESTS = str(Path(__file__).resolve().parent.parent)
 
-pytest.importorskip("torchvision")  # as timm and transformers: not with every torch
+pytest.importorskip("transformers")
 
 
 @pytest.mark.long
