@@ -39,17 +39,28 @@ fs::path libtorch_path() {
   return path;
 }
 
-// The installation record beside the package torch: PACKAGES/torch/lib/libtorch_cpu.so has it in
-// PACKAGES/torch-VERSION.dist-info. "none" where there is none, or more than one.
-std::string torch_record() {
-  const fs::path packages = libtorch_path().parent_path().parent_path().parent_path();
+// The installation records in the folder of packages that has torch/lib/libtorch_cpu.so.
+std::vector<fs::path> records_beside(const fs::path& libtorch) {
   std::vector<fs::path> records;
   std::error_code error;
+  const fs::path packages = libtorch.parent_path().parent_path().parent_path();
   for (const fs::directory_entry& entry : fs::directory_iterator(packages, error)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("torch-") && name.ends_with(".dist-info")) {
       records.push_back(entry.path() / "RECORD");
     }
+  }
+  return records;
+}
+
+// The digest of torch's installation record: that beside the package as it was loaded or, where the
+// package is a link to another one, beside that. "none" where there is none, or more than one.
+std::string torch_record() {
+  const fs::path libtorch = libtorch_path();
+  std::vector<fs::path> records = records_beside(libtorch);
+  if (records.empty()) {
+    std::error_code error;
+    records = records_beside(fs::canonical(libtorch, error));
   }
   if (records.size() != 1) {
     return "none";
