@@ -22,6 +22,12 @@ target_compile_options(eagercache_settings INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -fvisibility=hidden
   $<$<BOOL:${EAGERCACHE_WERROR}>:-Werror>)
 
+# eagercache_unity(target files): under EAGERCACHE_UNITY so many files of the target are compiled at a time.
+function(eagercache_unity target files)
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${EAGERCACHE_UNITY} UNITY_BUILD_BATCH_SIZE ${files})
+endfunction()
+
 if(EAGERCACHE_MUTATIONS)
   target_compile_definitions(eagercache_settings INTERFACE EAGERCACHE_MUTATIONS)
 endif()

@@ -18,7 +18,7 @@ namespace eagercache {
 namespace {
 
 // What cudaMalloc promises, and vector loads of generated code rely on.
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kDeviceAlignment = 256;
 
 std::atomic<std::size_t> loaded{0};
 
@@ -113,7 +113,7 @@ CudaKernel::CudaKernel(const CudaDriver& driver, c10::Device device, CudaPlan pl
     : driver_(driver), device_(device), plan_(std::move(plan)) {
   for (const std::uint64_t bytes : plan_.scratch) {
     scratch_offsets_.push_back(scratch_bytes_);
-    scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    scratch_bytes_ += (bytes + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
   }
 }
 

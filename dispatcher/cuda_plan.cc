@@ -13,8 +13,8 @@ namespace {
 using nlohmann::json;
 using Argument = CudaPlan::Argument;
 
-constexpr std::int64_t kVersion = 1;
-constexpr std::size_t kMaxNameLength = 512;
+constexpr std::int64_t kCudaPlanVersion = 1;
+constexpr std::size_t kMaxKernelName = 512;
 // Limits of every architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute
 // Capability").
 constexpr std::uint64_t kMaxGridX = 0x7FFFFFFF;
@@ -22,9 +22,9 @@ constexpr std::uint64_t kMaxGridYZ = 0xFFFF;
 constexpr std::uint64_t kMaxThreads = 1024;
 constexpr std::uint64_t kMaxShared = 1 << 20;
 
-constexpr std::string_view kPlanName = "launch plan for CUDA";
+constexpr std::string_view kCudaPlanName = "launch plan for CUDA";
 
-Status malformed(const char* what) { return malformed_plan(kPlanName, what); }
+Status malformed_cuda_plan(const char* what) { return malformed_plan(kCudaPlanName, what); }
 
 std::optional<Argument::Type> read_type(const json& value) {
   using Type = Argument::Type;
@@ -98,7 +98,7 @@ std::optional<CudaPlan::Launch> read_launch(const json& value, std::size_t num_i
   const json& name = value["function"];
   if (!object || !threads || *threads == 0 || !shared || !grid || grid->size() != 3 ||
       !name.is_string() || name.get_ref<const std::string&>().empty() ||
-      name.get_ref<const std::string&>().size() > kMaxNameLength) {
+      name.get_ref<const std::string&>().size() > kMaxKernelName) {
     return std::nullopt;
   }
   for (std::size_t i = 0; i < 3; ++i) {
@@ -129,8 +129,9 @@ std::optional<CudaPlan::Launch> read_launch(const json& value, std::size_t num_i
 }  // namespace
 
 Result<CudaPlan> parse_cuda_plan(std::string_view text) {
-  const Result<json> read = read_plan(
-      text, kPlanName, kVersion, {"inputs", "launches", "outputs", "scratch", "version", "writes"});
+  const Result<json> read =
+      read_plan(text, kCudaPlanName, kCudaPlanVersion,
+                {"inputs", "launches", "outputs", "scratch", "version", "writes"});
   if (!read) {
     return read.status();
   }
@@ -139,36 +140,36 @@ Result<CudaPlan> parse_cuda_plan(std::string_view text) {
   const auto inputs = read_number(all["inputs"], CudaPlan::kMaxInputs);
   const auto scratch = read_numbers(all["scratch"], CudaPlan::kMaxScratch);
   if (!inputs || !scratch || std::find(scratch->begin(), scratch->end(), 0) != scratch->end()) {
-    return malformed("inputs or scratch");
+    return malformed_cuda_plan("inputs or scratch");
   }
   plan.num_inputs = *inputs;
   plan.scratch.assign(scratch->begin(), scratch->end());
   const auto writes = read_indices(all["writes"], plan.num_inputs);
   if (!writes) {
-    return malformed("writes");
+    return malformed_cuda_plan("writes");
   }
   plan.writes = *writes;
   const json& outputs = all["outputs"];
   if (!outputs.is_array() || (outputs.empty() && plan.writes.empty()) ||
       outputs.size() > CudaPlan::kMaxOutputs) {
-    return malformed("outputs");
+    return malformed_cuda_plan("outputs");
   }
   for (const json& element : outputs) {
     auto output = read_plan_output(element);
     if (!output) {
-      return malformed("an output");
+      return malformed_cuda_plan("an output");
     }
     plan.outputs.push_back(std::move(*output));
   }
   const json& launches = all["launches"];
   if (!launches.is_array() || launches.empty() || launches.size() > CudaPlan::kMaxLaunches) {
-    return malformed("launches");
+    return malformed_cuda_plan("launches");
   }
   const std::size_t num_pointers = plan.num_inputs + plan.outputs.size() + plan.scratch.size();
   for (const json& element : launches) {
     auto launch = read_launch(element, plan.num_inputs, num_pointers);
     if (!launch) {
-      return malformed("a launch");
+      return malformed_cuda_plan("a launch");
     }
     plan.num_objects = std::max(plan.num_objects, launch->object + 1);
     plan.launches.push_back(std::move(*launch));

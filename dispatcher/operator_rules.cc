@@ -11,7 +11,7 @@ struct Row {
   RuleKind kind;
 };
 
-constexpr auto kRows = std::to_array<Row>({
+constexpr auto kRules = std::to_array<Row>({
     {"aten::mm", RuleKind::kLibrary},
     {"aten::bmm", RuleKind::kLibrary},
     {"aten::addmm", RuleKind::kLibrary},
@@ -91,9 +91,9 @@ std::optional<OperatorRule> find_operator_rule(std::string_view name) noexcept {
   if (name.starts_with("aten::linalg_") && name != "aten::linalg_vector_norm") {
     return OperatorRule{RuleKind::kLibrary, reason_of(RuleKind::kLibrary)};
   }
-  const auto* row = std::find_if(kRows.begin(), kRows.end(),
+  const auto* row = std::find_if(kRules.begin(), kRules.end(),
                                  [name](const Row& each) { return computes_as(name, each.name); });
-  if (row == kRows.end()) {
+  if (row == kRules.end()) {
     return std::nullopt;
   }
   return OperatorRule{row->kind, reason_of(row->kind)};

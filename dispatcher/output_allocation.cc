@@ -15,8 +15,8 @@
 namespace eagercache {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // as PyTorch's default CPU allocator's
-constexpr std::size_t kClasses = 8;     // 64, 128 ... 8192 bytes
+constexpr std::size_t kBlockAlignment = 64;  // as PyTorch's default CPU allocator's
+constexpr std::size_t kClasses = 8;          // 64, 128 ... 8192 bytes
 constexpr std::size_t kNoClass = kClasses;
 constexpr std::uint32_t kMostKept = 32;  // blocks of a class and thread
 
@@ -51,13 +51,13 @@ void open_kept() {
   kept.state = Kept::State::kOpen;
 }
 
-constexpr std::size_t bytes_of(std::size_t block_class) { return kAlignment << block_class; }
+constexpr std::size_t bytes_of(std::size_t block_class) { return kBlockAlignment << block_class; }
 
 std::size_t class_of(std::size_t bytes) {
   if (bytes == 0 || bytes > bytes_of(kClasses - 1)) {
     return kNoClass;
   }
-  return static_cast<std::size_t>(std::bit_width((bytes - 1) / kAlignment));
+  return static_cast<std::size_t>(std::bit_width((bytes - 1) / kBlockAlignment));
 }
 
 void give_back(void* memory, std::size_t block_class) noexcept {
@@ -94,7 +94,7 @@ void* take(std::size_t block_class) noexcept {
   if (kept.state == Kept::State::kNew) {
     open_kept();
   }
-  return std::aligned_alloc(kAlignment, bytes_of(block_class));
+  return std::aligned_alloc(kBlockAlignment, bytes_of(block_class));
 }
 
 std::size_t bytes_needed(c10::ScalarType dtype, const std::vector<std::int64_t>& sizes,

@@ -64,7 +64,7 @@ struct Tally {
 using Tallies = std::unordered_map<Key, Tally, KeyHash, KeyEqual>;
 
 // One thread's counts.
-struct Block {
+struct TallyBlock {
   std::mutex mutex;
   Tallies tallies;  // guarded by mutex
 };
@@ -72,7 +72,8 @@ struct Block {
 std::atomic<std::size_t> num_keys{0};
 std::atomic<std::uint64_t> num_lost{0};
 
-Tally* tally_of(Block& block, OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) {
+Tally* tally_of(TallyBlock& block, OperatorHook& hook, std::span<const Word> words,
+                std::uint64_t hash) {
   const auto known = block.tallies.find(KeyView{&hook, hash, words});
   if (known != block.tallies.end()) [[likely]] {
     return &known->second;
@@ -90,7 +91,7 @@ Tally* tally_of(Block& block, OperatorHook& hook, std::span<const Word> words, s
 void record_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                  CallOutcome outcome, std::uint64_t native_ns) noexcept {
   try {
-    Block& block = ThreadBlocks<Block>::own();
+    TallyBlock& block = ThreadBlocks<TallyBlock>::own();
     const std::lock_guard lock(block.mutex);
     if (Tally* const tally = tally_of(block, hook, words, hash)) [[likely]] {
       const bool first = tally->calls++ == 0;
@@ -116,7 +117,7 @@ bool native_time_wanted() noexcept {
 
 std::vector<RecordedCall> recorded_calls() {
   Tallies sum;
-  ThreadBlocks<Block>::for_each([&](Block& block) {
+  ThreadBlocks<TallyBlock>::for_each([&](TallyBlock& block) {
     const std::lock_guard lock(block.mutex);
     for (const auto& [key, tally] : block.tallies) {
       sum[key].add(tally);
@@ -131,7 +132,7 @@ std::vector<RecordedCall> recorded_calls() {
 }
 
 void forget_recorded_calls() {
-  ThreadBlocks<Block>::for_each([](Block& block) {
+  ThreadBlocks<TallyBlock>::for_each([](TallyBlock& block) {
     const std::lock_guard lock(block.mutex);
     block.tallies.clear();
   });

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kBufferAlignment = 64;
 // Scratch up to this size lies on the stack.
-constexpr std::int64_t kStackScratch = 2048;
+constexpr std::int64_t kLocalScratch = 2048;
 constexpr std::int64_t kMaxScratch = std::int64_t{1} << 40;
 
 }  // namespace
@@ -93,10 +93,10 @@ LoadedKernel::Outcome ShapeKernel::launch(void** pointers, void** next, const st
     }
     bytes += (size + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
   }
-  alignas(kBufferAlignment) std::array<std::byte, kStackScratch> local;
+  alignas(kBufferAlignment) std::array<std::byte, kLocalScratch> local;
   c10::DataPtr allocated;
   std::byte* buffer = local.data();
-  if (bytes > kStackScratch) {
+  if (bytes > kLocalScratch) {
     allocated = c10::GetCPUAllocator()->allocate(static_cast<std::size_t>(bytes));
     buffer = static_cast<std::byte*>(allocated.get());
   }

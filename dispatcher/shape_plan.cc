@@ -14,14 +14,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kVersion = 1;
+constexpr std::uint64_t kShapePlanVersion = 1;
 constexpr std::size_t kMaxNameLength = 128;
-constexpr std::string_view kEntryPrefix = "eagercache_kernel_";
+constexpr std::string_view kShapedEntryPrefix = "eagercache_kernel_";
 constexpr std::string_view kShapePrefix = "eagercache_shape_";
 
-constexpr std::string_view kPlanName = "shape plan";
+constexpr std::string_view kShapePlanName = "shape plan";
 
-Status malformed(const char* what) { return malformed_plan(kPlanName, what); }
+Status malformed_shape_plan(const char* what) { return malformed_plan(kShapePlanName, what); }
 
 bool is_number(const json& value, std::uint64_t limit) {
   return value.is_number_unsigned() && value.get<std::uint64_t>() <= limit;
@@ -151,42 +151,42 @@ bool ShapePlan::chooses_kernel(std::int64_t elements) const noexcept {
 
 Result<ShapePlan> parse_shape_plan(std::string_view text) {
   const Result<json> read =
-      read_plan(text, kPlanName, kVersion,
+      read_plan(text, kShapePlanName, kShapePlanVersion,
                 {"choice", "entry", "inputs", "outputs", "pattern", "scratch", "shape", "version"});
   if (!read) {
     return read.status();
   }
   const json& all = read.value();
   ShapePlan plan;
-  if (!is_name(all["entry"], kEntryPrefix) || !is_name(all["shape"], kShapePrefix)) {
-    return malformed("the functions' names");
+  if (!is_name(all["entry"], kShapedEntryPrefix) || !is_name(all["shape"], kShapePrefix)) {
+    return malformed_shape_plan("the functions' names");
   }
   plan.entry = all["entry"].get<std::string>();
   plan.shape = all["shape"].get<std::string>();
   if (!is_number(all["inputs"], ShapePlan::kMaxInputs) ||
       !is_number(all["scratch"], ShapePlan::kMaxScratch)) {
-    return malformed("inputs or scratch");
+    return malformed_shape_plan("inputs or scratch");
   }
   plan.num_inputs = all["inputs"].get<std::size_t>();
   plan.num_scratch = all["scratch"].get<std::size_t>();
   if (!read_outputs(all["outputs"], &plan.outputs)) {
-    return malformed("outputs");
+    return malformed_shape_plan("outputs");
   }
   if (plan.count_numbers() > ShapePlan::kMaxNumbers) {
-    return malformed("too many numbers");
+    return malformed_shape_plan("too many numbers");
   }
   auto pattern = read_pattern(all["pattern"]);
   if (!pattern) {
-    return malformed("the pattern");
+    return malformed_shape_plan("the pattern");
   }
   plan.pattern = std::move(*pattern);
   for (const ShapePattern::Symbol& symbol : plan.pattern.symbols) {
     if (symbol.tensor >= plan.num_inputs) {
-      return malformed("the pattern");
+      return malformed_shape_plan("the pattern");
     }
   }
   if (!read_choice(all["choice"], &plan.choice)) {
-    return malformed("the choice");
+    return malformed_shape_plan("the choice");
   }
   return plan;
 }

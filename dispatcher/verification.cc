@@ -17,7 +17,7 @@ namespace {
 constexpr double kUlps = 1024.0;
 constexpr double kAll = 4294967296.0;  // 2^32
 
-std::atomic<std::uint64_t> threshold{0};  // of 2^32
+std::atomic<std::uint64_t> checked_share{0};  // of 2^32
 
 std::uint32_t next_random() noexcept {
   thread_local std::uint64_t state =
@@ -90,13 +90,13 @@ std::string difference(const c10::IValue& kernel, const c10::IValue& native) {
 
 void set_verification_share(double share) noexcept {
   const double bounded = share > 0 ? std::min(share, 1.0) : 0.0;  // NaN is off
-  threshold.store(static_cast<std::uint64_t>(bounded * kAll), std::memory_order_relaxed);
+  checked_share.store(static_cast<std::uint64_t>(bounded * kAll), std::memory_order_relaxed);
 }
 
-bool verification_is_on() noexcept { return threshold.load(std::memory_order_relaxed) != 0; }
+bool verification_is_on() noexcept { return checked_share.load(std::memory_order_relaxed) != 0; }
 
 bool verification_chosen() noexcept {
-  const std::uint64_t limit = threshold.load(std::memory_order_relaxed);
+  const std::uint64_t limit = checked_share.load(std::memory_order_relaxed);
   return limit != 0 && next_random() < limit;
 }
 

@@ -12,7 +12,7 @@ namespace eagercache {
 namespace {
 
 using namespace call_key_names;  // NOLINT(google-build-using-namespace): private to this file
-using Json = nlohmann::json;
+using ParsedJson = nlohmann::json;
 
 // What is wrong with the text; caught by parse_call().
 class BadText : public std::runtime_error {
@@ -31,14 +31,15 @@ std::int64_t number_of(const std::array<const char*, kCount>& names, const std::
 
 // By its name, else by its number.
 template <std::size_t kCount>
-Word named_word(const Json& json, const std::array<const char*, kCount>& names, const char* what) {
+Word named_word(const ParsedJson& json, const std::array<const char*, kCount>& names,
+                const char* what) {
   if (json.contains(what)) {
     return static_cast<Word>(number_of(names, json.at(what).get<std::string>(), what));
   }
   return static_cast<Word>(json.at("value").get<std::int64_t>());
 }
 
-std::uint8_t dtype_number(const Json& json) {
+std::uint8_t dtype_number(const ParsedJson& json) {
   return static_cast<std::uint8_t>(number_of(kScalarTypeNames, json.get<std::string>(), "dtype"));
 }
 
@@ -64,7 +65,7 @@ Device device_of(const std::string& text) {
   return device;
 }
 
-Word bits_of(const Json& json) {
+Word bits_of(const ParsedJson& json) {
   const std::string text = json.get<std::string>();
   Word bits = 0;
   const char* const end = text.data() + text.size();
@@ -76,7 +77,7 @@ Word bits_of(const Json& json) {
   return bits;
 }
 
-std::string text_of(const Json& json) {
+std::string text_of(const ParsedJson& json) {
   if (json.contains("value")) return json.at("value").get<std::string>();
   const std::string hex = json.at("hex").get<std::string>();
   if (hex.size() % 2 != 0) throw BadText("half a byte in a string");
@@ -92,9 +93,9 @@ std::string text_of(const Json& json) {
   return text;
 }
 
-std::vector<Word> list_of(const Json& json, ArgumentKind kind) {
+std::vector<Word> list_of(const ParsedJson& json, ArgumentKind kind) {
   std::vector<Word> words;
-  for (const Json& value : json.at(kind == ArgumentKind::kFloatList ? "bits" : "values")) {
+  for (const ParsedJson& value : json.at(kind == ArgumentKind::kFloatList ? "bits" : "values")) {
     if (kind == ArgumentKind::kFloatList) {
       words.push_back(bits_of(value));
     } else if (kind == ArgumentKind::kBoolList) {
@@ -106,7 +107,7 @@ std::vector<Word> list_of(const Json& json, ArgumentKind kind) {
   return words;
 }
 
-void read_tensor(const Json& json, DecodedArgument* argument) {
+void read_tensor(const ParsedJson& json, DecodedArgument* argument) {
   const Device device = device_of(json.at("device").get<std::string>());
   argument->sizes = json.at("sizes").get<std::vector<std::int64_t>>();
   argument->strides = json.at("strides").get<std::vector<std::int64_t>>();
@@ -130,7 +131,7 @@ ArgumentKind kind_of(const std::string& name) {
   return static_cast<ArgumentKind>(number_of(kNames, name, "kind of argument") + 1);
 }
 
-DecodedArgument argument_of(const Json& json, int depth) {
+DecodedArgument argument_of(const ParsedJson& json, int depth) {
   DecodedArgument argument;
   argument.kind = kind_of(json.at("kind").get<std::string>());
   switch (argument.kind) {
@@ -143,7 +144,7 @@ DecodedArgument argument_of(const Json& json, int depth) {
     case ArgumentKind::kTensorList:
     case ArgumentKind::kScalarList:
       if (depth > 0) throw BadText("a list in a list");
-      for (const Json& element : json.at("elements")) {
+      for (const ParsedJson& element : json.at("elements")) {
         argument.elements.push_back(argument_of(element, depth + 1));
       }
       break;
@@ -191,20 +192,20 @@ DecodedArgument argument_of(const Json& json, int depth) {
 
 bool parse_call(std::string_view text, KeyBuffer* buffer, std::string* problem) {
   try {
-    const Json json = Json::parse(text);
-    const Json& state = json.at("state");
+    const ParsedJson json = ParsedJson::parse(text);
+    const ParsedJson& state = json.at("state");
     DecodedCall call;
     call.state = {.default_dtype = dtype_number(state.at("default_dtype")),
                   .deterministic = state.at("deterministic").get<bool>(),
                   .deterministic_warn_only = state.at("deterministic_warn_only").get<bool>(),
                   .fill_uninitialized_memory = state.at("fill_uninitialized_memory").get<bool>(),
                   .num_threads = state.at("num_threads").get<std::uint16_t>()};
-    for (const Json& argument : json.at("args")) {
+    for (const ParsedJson& argument : json.at("args")) {
       call.arguments.push_back(argument_of(argument, 0));
     }
     if (encode_call(call, buffer)) return true;
     *problem = "the call is too long, or a value is out of range";
-  } catch (const Json::exception& error) {
+  } catch (const ParsedJson::exception& error) {
     *problem = error.what();
   } catch (const BadText& error) {
     *problem = error.what();

@@ -21,9 +21,11 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 # Of each program whose tests rows with mutations name, the sources.
 PROGRAMS = {
-    "guards_key_fields_test": ["guards/key_fields_test.cc"],
-    "guards_call_key_test": ["guards/call_key_test.cc"],
-    "guards_upstream_guard_test": ["guards/upstream_guard_test.cc"],
+    "guards_key_test": [
+        "guards/call_key_test.cc",
+        "guards/key_fields_test.cc",
+        "guards/upstream_guard_test.cc",
+    ],
     "dispatcher_key_builder_test": [
         "dispatcher/aside_reason_test.cc",
         "dispatcher/key_builder_kinds_test.cc",

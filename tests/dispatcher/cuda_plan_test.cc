@@ -26,7 +26,7 @@ json plan() {
                     ["value", "int32", -5], ["null"]]}]})");
 }
 
-StatusCode code_of(const json& value) { return parse_cuda_plan(value.dump()).code(); }
+StatusCode cuda_code_of(const json& value) { return parse_cuda_plan(value.dump()).code(); }
 
 TEST(CudaPlan, SaysWhatItsTextSays) {
   const Result<CudaPlan> parsed = parse_cuda_plan(plan().dump());
@@ -52,7 +52,7 @@ TEST(CudaPlan, SaysWhatItsTextSays) {
 TEST(CudaPlan, OfAnotherVersionIsIncompatible) {
   json other = plan();
   other["version"] = 2;
-  EXPECT_EQ(code_of(other), StatusCode::kIncompatible);
+  EXPECT_EQ(cuda_code_of(other), StatusCode::kIncompatible);
 }
 
 TEST(CudaPlan, CutAnywhereIsCorrupt) {
@@ -67,16 +67,16 @@ TEST(CudaPlan, EveryFieldIsNeededAndNoneMore) {
   for (const auto& [name, value] : whole.items()) {
     json without = plan();
     without.erase(name);
-    EXPECT_EQ(code_of(without), StatusCode::kCorrupt) << name;
+    EXPECT_EQ(cuda_code_of(without), StatusCode::kCorrupt) << name;
   }
   for (const auto& [name, value] : whole["launches"][0].items()) {
     json without = plan();
     without["launches"][0].erase(name);
-    EXPECT_EQ(code_of(without), StatusCode::kCorrupt) << name;
+    EXPECT_EQ(cuda_code_of(without), StatusCode::kCorrupt) << name;
   }
   json more = plan();
   more["launches"][0]["stream"] = 0;
-  EXPECT_EQ(code_of(more), StatusCode::kCorrupt);
+  EXPECT_EQ(cuda_code_of(more), StatusCode::kCorrupt);
 }
 
 TEST(CudaPlan, NumbersOutOfRangeAreCorrupt) {
@@ -104,7 +104,8 @@ TEST(CudaPlan, NumbersOutOfRangeAreCorrupt) {
        }) {
     json bad = plan();
     bad["launches"][0][change.field] = change.value;
-    EXPECT_EQ(code_of(bad), StatusCode::kCorrupt) << change.field << " " << change.value.dump();
+    EXPECT_EQ(cuda_code_of(bad), StatusCode::kCorrupt)
+        << change.field << " " << change.value.dump();
   }
 }
 
@@ -119,10 +120,10 @@ TEST(CudaPlan, WritesAreInputsInOrderAndMayStandForOutputs) {
   for (const json& bad :
        {json::array({1, 0}), json::array({0, 0}), json::array({2}), json::array({-1}), json(0)}) {
     writing["writes"] = bad;
-    EXPECT_EQ(code_of(writing), StatusCode::kCorrupt) << bad.dump();
+    EXPECT_EQ(cuda_code_of(writing), StatusCode::kCorrupt) << bad.dump();
   }
   writing["writes"] = json::array();
-  EXPECT_EQ(code_of(writing), StatusCode::kCorrupt);
+  EXPECT_EQ(cuda_code_of(writing), StatusCode::kCorrupt);
 }
 
 TEST(CudaKernel, NeedsADriver) {

@@ -34,7 +34,7 @@ json example() {
           {"version", 1}};
 }
 
-StatusCode code_of(const json& plan) { return parse_shape_plan(plan.dump()).status().code(); }
+StatusCode shape_code_of(const json& plan) { return parse_shape_plan(plan.dump()).status().code(); }
 
 TEST(ShapePlan, IsReadBack) {
   const Result<ShapePlan> plan = parse_shape_plan(example().dump());
@@ -60,7 +60,7 @@ TEST(ShapePlan, IsRefusedWhereAFieldIsNotWhatItMustBe) {
   const auto refused = [](auto change) {
     json plan = example();
     change(plan);
-    return code_of(plan) == StatusCode::kCorrupt;
+    return shape_code_of(plan) == StatusCode::kCorrupt;
   };
   EXPECT_FALSE(refused([](json&) {}));
   EXPECT_TRUE(refused([](json& p) { p["entry"] = "system"; }));
@@ -86,7 +86,7 @@ TEST(ShapePlan, IsRefusedWhereAFieldIsNotWhatItMustBe) {
 TEST(ShapePlan, IsOfOneVersionAndOneSpelling) {
   json other = example();
   other["version"] = 2;
-  EXPECT_EQ(code_of(other), StatusCode::kIncompatible);
+  EXPECT_EQ(shape_code_of(other), StatusCode::kIncompatible);
   EXPECT_EQ(parse_shape_plan(example().dump(1)).status().code(), StatusCode::kCorrupt);
   EXPECT_EQ(parse_shape_plan("").status().code(), StatusCode::kCorrupt);
 }

@@ -102,26 +102,26 @@ constexpr bool kWritersMayAllocate = false;
 #else
 constexpr bool kWritersMayAllocate = true;
 #endif
-constexpr Word kKeys = 400;
+constexpr Word kForkedKeys = 400;
 
 void change_until(const std::atomic<bool>& stop, GuardTable& table, const std::vector<int>& kernels,
                   std::atomic<long>& changes) {
   std::array<Word, 10> key;
   for (Word i = 0; !stop.load(); ++i) {
-    key.fill(i % kKeys);
-    table.set_kernel(key, hash_words(key), &kernels[i % kKeys]);
+    key.fill(i % kForkedKeys);
+    table.set_kernel(key, hash_words(key), &kernels[i % kForkedKeys]);
     if (kWritersMayAllocate && i % 5 == 0) table.erase(key, hash_words(key));
     ++changes;
   }
 }
 
 TEST(GuardTableFork, AChildForkedAmidChangesHasWholeTablesAndFreeLocks) {
-  const std::vector<int> kernels(kKeys);
-  const std::size_t bound = kWritersMayAllocate ? kKeys * 3 / 4 : kKeys;
+  const std::vector<int> kernels(kForkedKeys);
+  const std::size_t bound = kWritersMayAllocate ? kForkedKeys * 3 / 4 : kForkedKeys;
   GuardTable table(bound);
   GuardTable other(bound);
   std::array<Word, 10> key;
-  for (Word i = 0; i < kKeys; ++i) {
+  for (Word i = 0; i < kForkedKeys; ++i) {
     key.fill(i);
     table.set_kernel(key, hash_words(key), &kernels[i]);
     other.set_kernel(key, hash_words(key), &kernels[i]);

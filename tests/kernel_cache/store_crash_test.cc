@@ -5,6 +5,7 @@
 #include "tests/kernel_cache/store_fixture.h"
 #include "tests/support/crash_file_layer.h"
 #include "tests/support/fault_file_layer.h"
+#include "tests/support/sweep.h"
 
 namespace eagercache {
 namespace {
@@ -184,7 +185,9 @@ class FaultTest : public CrashTest {
 
   void fail_every_call_with(int error) {
     const std::size_t descriptors = open_descriptors();
-    for (std::uint64_t n = 1;; ++n) {
+    // Under a sanitizer other calls for each error.
+    const std::size_t step = sweep_step(5);
+    for (std::uint64_t n = 1 + static_cast<std::size_t>(error) % step;; n += step) {
       std::filesystem::remove_all(root());
       FaultFileLayer files;
       files.set_sync_enabled(false);

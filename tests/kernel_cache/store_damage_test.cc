@@ -4,6 +4,7 @@
 
 #include "tests/kernel_cache/store_fixture.h"
 #include "tests/support/fault_file_layer.h"
+#include "tests/support/sweep.h"
 
 namespace eagercache {
 namespace {
@@ -49,13 +50,8 @@ class DamageTest : public StoreTest {
 
 TEST_F(DamageTest, AFlipInAnyByteOfAnObjectIsRejectedAndTheObjectMadeAnew) {
   ASSERT_LE(good_.size(), 64U * 1024);
-  // Sanitizers make this ten times as long; every byte is done without them.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr std::size_t kStep = 23;
-#else
-  constexpr std::size_t kStep = 1;
-#endif
-  for (std::size_t byte = 0; byte < good_.size(); byte += kStep) {
+  const std::size_t step = sweep_step(23);
+  for (std::size_t byte = 0; byte < good_.size(); byte += step) {
     std::string damaged = good_;
     damaged[byte] = static_cast<char>(damaged[byte] ^ (1 << (byte % 8)));
     expect_rejected_and_recreated(damaged, "byte " + std::to_string(byte));
@@ -71,7 +67,8 @@ TEST_F(DamageTest, TruncatedAndExtendedObjectsAreRejected) {
   for (std::size_t page = 4096; page < good_.size(); page += 4096) {
     lengths.insert(lengths.end(), {page - 1, page, page + 1});
   }
-  for (int i = 0; i < 500; ++i) lengths.push_back(random() % good_.size());
+  const std::size_t step = sweep_step(5);
+  for (std::size_t i = 0; i < 500; i += step) lengths.push_back(random() % good_.size());
   for (const std::size_t length : lengths) {
     expect_rejected_and_recreated(good_.substr(0, length), "length " + std::to_string(length));
     if (HasFatalFailure()) return;
@@ -82,7 +79,9 @@ TEST_F(DamageTest, TruncatedAndExtendedObjectsAreRejected) {
 
 TEST_F(DamageTest, AFlipOfAnyBitOfAManifestIsAMissAndIsMadeAnew) {
   const std::string good = read_bytes(manifest_path(1));
-  for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
+  const std::size_t step = sweep_step(7);
+  std::size_t flips = 0;
+  for (std::size_t bit = 0; bit < 8 * good.size(); bit += step, ++flips) {
     std::string damaged = good;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     write_bytes(manifest_path(1), damaged);
@@ -91,7 +90,7 @@ TEST_F(DamageTest, AFlipOfAnyBitOfAManifestIsAMissAndIsMadeAnew) {
     restore();
     ASSERT_EQ(read_bytes(manifest_path(1)), good);
   }
-  EXPECT_EQ(store_->quarantined(), 8 * good.size());
+  EXPECT_EQ(store_->quarantined(), flips);
 }
 
 TEST_F(DamageTest, EveryLengthOfAManifestIsAMiss) {

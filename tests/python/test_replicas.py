@@ -106,7 +106,9 @@ def _train(kind: str, caches: list[Path]) -> list[dict[str, object]]:
     return reports
 
 
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.once)])
+@pytest.mark.parametrize(
+    "kind", ["ddp", pytest.param("fsdp", marks=(pytest.mark.once, pytest.mark.long))]
+)
 def test_a_warm_and_an_empty_cache_give_equal_parameters_after_100_steps(
     kind: str, warm_cache: Path, cache: Path
 ) -> None:
