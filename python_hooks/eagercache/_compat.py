@@ -303,6 +303,34 @@ def prepare_inductor() -> None:
     # none.
     torch._inductor.config.compile_threads = 1
 
+    _compute_as_cpu_does()
+
+
+def _compute_as_cpu_does() -> None:
+    """Has Inductor decompose what torch 2.15 lowers in the order of CUDA's kernels, on CPU.
+
+    Native computes ``self + value * tensor1 / tensor2`` from the left there, as the decompositions
+    do that 2.11 has and 2.15 took out; in any other order the last bit differs.
+    """
+    import torch
+    from torch._decomp import decomposition_table
+    from torch._inductor.decomposition import decompositions
+
+    aten = torch.ops.aten
+    for op in (aten.addcmul.default, aten.addcdiv.default, aten.lerp.Scalar, aten.lerp.Tensor):
+        if op not in decompositions and op in decomposition_table:
+            decompositions[op] = _on_cpu(decomposition_table[op])
+
+
+def _on_cpu(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(decomposition)
+    def decompose(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if first.device.type != "cpu":
+            return NotImplemented  # the operator stays as it is
+        return decomposition(first, *args, **kwargs)
+
+    return decompose
+
 
 def graph_fields(wrapper: str) -> tuple[int, int, int]:
     """Inputs, outputs and constants of a generated AOTInductor wrapper's text.
