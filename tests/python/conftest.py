@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from launcher import Finished, Launcher
+from prepared_worker import Preparer
 
 PACKAGE_ROOT = str(Path(__import__("eagercache").__file__).parent.parent)
 
@@ -93,17 +94,26 @@ def _launcher() -> Launcher:
     return launcher
 
 
+@functools.cache
+def _preparer() -> Preparer:
+    preparer = Preparer(clean_environment())
+    atexit.register(preparer.close)
+    return preparer
+
+
 def run_python(
     code: str,
     environment: dict[str, str],
     *arguments: str,
     folder: Path | None = None,
     timeout: float = 240,
+    fills: bool = False,
 ) -> Finished:
     """Runs `code` as a program of its own, in `folder`, until it ends: `python -c code arguments`.
 
     It is forked from a process that has imported torch, unless torch or the interpreter would read
-    something else of `environment` when they start.
+    something else of `environment` when they start. One that only fills a store for others may have
+    its compile workers quickly (prepared_worker.py): `fills`.
     """
     changed = {
         name
@@ -112,7 +122,8 @@ def run_python(
     }
     folder = folder or Path.cwd()
     if all(name.startswith("EAGERCACHE_") or name == "PATH" for name in changed):
-        return _launcher().run(code, arguments, environment, folder, timeout)
+        workers = _preparer().address if fills else ""
+        return _launcher().run(code, arguments, environment, folder, timeout, workers)
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=environment,
@@ -126,11 +137,18 @@ def run_python(
 
 
 def run_program(
-    code: str, cache: Path | None, *, timeout: float = 240, check: bool = True, **variables: str
+    code: str,
+    cache: Path | None,
+    *,
+    timeout: float = 240,
+    check: bool = True,
+    fills: bool = False,
+    **variables: str,
 ) -> dict[str, Any]:
     """Runs `code` as a program of its own; it may call `report(name=value, ...)` once.
 
-    Returns the reported values, plus "stdout", "stderr" and "returncode".
+    Returns the reported values, plus "stdout", "stderr" and "returncode". For `fills` see
+    `run_python`.
     """
     prelude = textwrap.dedent(
         """
@@ -142,7 +160,10 @@ def run_program(
     if cache is not None:
         variables.setdefault("EAGERCACHE_DIR", str(cache))
     done = run_python(
-        prelude + textwrap.dedent(code), clean_environment(**variables), timeout=timeout
+        prelude + textwrap.dedent(code),
+        clean_environment(**variables),
+        timeout=timeout,
+        fills=fills,
     )
     if check and done.returncode != 0:
         pytest.fail(f"exit {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -213,6 +234,7 @@ torch.var(x, -1)
 """,
         path,
         timeout=600,
+        fills=True,
     )
     yield path
 

@@ -57,8 +57,9 @@ class Launcher:
         environment: dict[str, str],
         folder: Path,
         timeout: float,
+        workers: str = "",
     ) -> Finished:
-        """Runs `code` to its end.
+        """Runs `code` to its end; its compile workers are those at the address `workers`, if any.
 
         Raises:
             subprocess.TimeoutExpired: it was still running after `timeout` seconds, and was killed.
@@ -68,6 +69,7 @@ class Launcher:
             "arguments": list(arguments),
             "environment": environment,
             "folder": str(folder),
+            "workers": workers,
         }
         body = json.dumps(request).encode()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -138,6 +140,10 @@ def _become(request: dict[str, Any]) -> None:
     for name in set(os.environ) - set(request["environment"]):
         del os.environ[name]
     os.environ.update(request["environment"])
+    if request["workers"]:
+        import prepared_worker
+
+        prepared_worker.use(request["workers"])
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["-c", *request["arguments"]]

@@ -48,6 +48,7 @@ report(kernels={k.op: [k.decision, k.reason, k.facts.get("form", "")]
 """,
         path,
         timeout=600,
+        fills=True,
     )
     kernels = seen["kernels"]
     assert len(kernels) == 10

@@ -71,7 +71,7 @@ def test_the_snippets_of_a_page_run(page: Path, documentation_cache: Path, tmp_p
         tool.chmod(0o755)
     environment = clean_environment(EAGERCACHE_DIR=str(documentation_cache))
     environment["PATH"] = f"{tools}:{environment['PATH']}"
-    done = run_python(program_of(page), environment, folder=tmp_path, timeout=400)
+    done = run_python(program_of(page), environment, folder=tmp_path, timeout=400, fills=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

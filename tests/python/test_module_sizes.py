@@ -74,7 +74,7 @@ def size_cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     """A store that the calls have filled, and what was seen meanwhile."""
     path = tmp_path_factory.mktemp("sizes") / "cache"
     path.mkdir(mode=0o700)
-    return path, run_program(FILL.format(here=HERE), path, timeout=900)["rows"]
+    return path, run_program(FILL.format(here=HERE), path, timeout=900, fills=True)["rows"]
 
 
 def test_one_kernel_answers_all_sizes_that_its_guards_admit(

@@ -80,7 +80,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def filled(store: Path) -> dict[str, Any]:
     """What the program that filled the store reported."""
-    return run_program(FILL.format(here=HERE, on_miss="wait", names=NAMES), store, timeout=600)
+    return run_program(
+        FILL.format(here=HERE, on_miss="wait", names=NAMES), store, timeout=600, fills=True
+    )
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ report(compiles=stats.compiles, hits=stats.hits,
 """,
         path,
         timeout=600,
+        fills=True,
     )
     return path, seen
 

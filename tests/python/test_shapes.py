@@ -64,6 +64,7 @@ report(wrong=wrong, hits=stats.hits, compiles=stats.compiles, failures=stats.fai
 """,
         path,
         timeout=900,
+        fills=True,
     )
     yield path, seen
 

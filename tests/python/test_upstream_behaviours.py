@@ -66,7 +66,7 @@ report(
 )
 """
     )
-    cold = run_program(code.replace("MODE", "'wait'"), cache, timeout=600)
+    cold = run_program(code.replace("MODE", "'wait'"), cache, timeout=600, fills=True)
     warm = run_program(code.replace("MODE", "'native'"), cache)
     return {"cold": cold, "warm": warm, "cache": cache}
 

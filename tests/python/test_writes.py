@@ -81,6 +81,7 @@ report(decisions={f"{k.op}.{k.overload}": [k.decision, k.reason] for k in eagerc
 """,
         path,
         timeout=600,
+        fills=True,
     )
     print(done["decisions"])
     return path

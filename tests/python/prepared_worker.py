@@ -1,0 +1,191 @@
+"""Compile workers that are forked from a process which has imported Inductor.
+
+A worker is started by exec, and its imports cost six seconds of processor time. Programs that only
+fill a store for other tests can do without: a service in them gets a fork, with a session, an
+environment and descriptors of its own, that goes on as `python -m eagercache.worker` does. Tests of
+how workers start, live and end take none.
+
+Run as a script with the number of a listening Unix socket. Each connection asks for one worker: a
+frame (4 bytes of length, JSON) with the descriptors of its stdin, stdout and stderr. The answers
+are a line with its process id and one with its wait status; where the asker goes, so does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Preparer:
+    """The forking process. Workers are started by `use` in programs."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.address = str(Path(self._folder.name) / "workers")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(self.address)
+            listening.listen(8)
+            # What a worker for CPU starts with, where it is read by an import.
+            more = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(listening.fileno())],
+                env={**environment, **more, "OPENBLAS_NUM_THREADS": "1"},
+                pass_fds=[listening.fileno()],
+                stdin=subprocess.PIPE,
+            )
+
+    def close(self) -> None:
+        """Ends it and what workers there are."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._folder.cleanup()
+
+
+def use(address: str) -> None:
+    """From here on this process's compile workers are forks of the process at `address`."""
+    real = subprocess.Popen
+
+    class Popen(real):  # type: ignore[type-arg]
+        def __new__(cls, args: Any, *rest: Any, **settings: Any) -> Any:
+            if list(args[1:3]) == ["-m", "eagercache.worker"]:
+                return _PreparedWorker(address, args[3:], settings["env"])
+            return super().__new__(cls)
+
+    subprocess.Popen = Popen  # type: ignore[misc]
+
+
+class _PreparedWorker:
+    """As much of subprocess.Popen as the compile service uses."""
+
+    def __init__(self, address: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(address)
+        theirs_in, mine_in = os.pipe()
+        mine_out, theirs_out = os.pipe()
+        mine_err, theirs_err = os.pipe()
+        theirs = [theirs_in, theirs_out, theirs_err]
+        body = json.dumps({"arguments": list(arguments), "environment": environment}).encode()
+        socket.send_fds(self._connection, [struct.pack("<I", len(body))], theirs)
+        self._connection.sendall(body)
+        for descriptor in theirs:
+            os.close(descriptor)
+        self.stdin = os.fdopen(mine_in, "wb")
+        self.stdout = os.fdopen(mine_out, "rb")
+        self.stderr = os.fdopen(mine_err, "rb")
+        self._answers = self._connection.makefile("r")
+        self.pid = int(self._answers.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("worker", timeout or 0)
+            self.returncode = os.waitstatus_to_exitcode(int(self._answers.readline()))
+        return self.returncode
+
+
+class _Server:
+    """Forks a worker for every connection. Returns from `run` in a worker alone."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._events = selectors.DefaultSelector()
+        self._events.register(listening, selectors.EVENT_READ, self._accept)
+        self._events.register(0, selectors.EVENT_READ, self._end)
+        self._child: dict[str, Any] | None = None
+        self._running = True
+
+    def run(self) -> dict[str, Any] | None:
+        """The request, in the worker that it asks for; None at the end."""
+        while self._running:
+            for key, _ in self._events.select():
+                key.data()
+                if self._child is not None:
+                    return self._child
+        return None
+
+    def _end(self) -> None:
+        self._running = False
+
+    def _accept(self) -> None:
+        connection, _ = self._listening.accept()
+        head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
+        body = b""
+        while len(body) < struct.unpack("<I", head)[0]:
+            body += connection.recv(1 << 20)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            for number, descriptor in enumerate(descriptors):
+                os.dup2(descriptor, number)
+            self._events.close()
+            self._child = json.loads(body)
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        connection.sendall(f"{pid}\n".encode())
+        ended = os.pidfd_open(pid)
+        self._events.register(
+            ended, selectors.EVENT_READ, lambda: self._reap(pid, ended, connection)
+        )
+        self._events.register(
+            connection, selectors.EVENT_READ, lambda: self._abandon(pid, connection)
+        )
+
+    def _reap(self, pid: int, ended: int, connection: socket.socket) -> None:
+        _, status = os.waitpid(pid, 0)
+        self._events.unregister(ended)
+        os.close(ended)
+        with contextlib.suppress(KeyError, ValueError):
+            self._events.unregister(connection)
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{status}\n".encode())
+        connection.close()
+
+    def _abandon(self, pid: int, connection: socket.socket) -> None:
+        self._events.unregister(connection)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _become(request: dict[str, Any], parent: int) -> None:
+    """Runs the worker in the place of `__main__`."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None
+    sys.argv = ["worker", *request["arguments"][:-1], str(parent)]
+    runpy.run_module("eagercache.worker", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    import torch._inductor.compile_fx  # noqa: F401 - what all this is for
+
+    if len(list(Path("/proc/self/task").iterdir())) != 1:
+        sys.exit("importing Inductor started threads, which forks would not have")
+    gc.collect()
+    gc.freeze()
+    me = os.getpid()
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
+        worker = _Server(listening).run()
+    if worker is not None:
+        _become(worker, me)
