@@ -100,6 +100,11 @@ bool verification_chosen() noexcept {
   return limit != 0 && next_random() < limit;
 }
 
+std::string difference_from_native(const at::Tensor& kernel, const at::Tensor& native) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return difference(kernel, native);
+}
+
 std::string difference_from_native(const torch::jit::Stack& kernel, const torch::jit::Stack& native,
                                    std::size_t count) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

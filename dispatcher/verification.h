@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
 #include <cstddef>
@@ -18,11 +19,14 @@ bool verification_chosen() noexcept;
 // Whether any share of calls is checked: one relaxed load.
 bool verification_is_on() noexcept;
 
+// Empty when a kernel's tensor agrees with native's; otherwise what differs, in a few words.
+// Metadata, integers, NaN and infinities must be equal; floating-point values may differ by 1024
+// units (half precision: 16) in the last place of the largest number in the tensor, since a proved
+// kernel need not round as native does. May throw what ATen throws.
+std::string difference_from_native(const at::Tensor& kernel, const at::Tensor& native);
+
 // Compares the last `count` values of two stacks, all tensors: the kernel's answers and native's.
-// Empty when they agree; otherwise what differs, in a few words. Metadata, integers, NaN and
-// infinities must be equal; floating-point values may differ by 1024 units (half precision: 16) in
-// the last place of the largest number in the tensor, since a proved kernel need not round as
-// native does. May throw what ATen throws.
+// One by one, as above.
 std::string difference_from_native(const torch::jit::Stack& kernel, const torch::jit::Stack& native,
                                    std::size_t count);
 

@@ -1,6 +1,7 @@
 #include "python_hooks/module_binding.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "dispatcher/cuda_driver.h"
+#include "dispatcher/verification.h"
 #include "kernel_cache/disk_store.h"
 #include "kernel_cache/shared_library.h"
 #include "python_hooks/module_call.h"
@@ -177,6 +179,9 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
     }
     kernel->ranges.push_back({input, low, high});
   }
+  if (const auto* entry = std::get_if<Entry>(&source)) {
+    kernel->digest = entry->second;
+  }
   kernel->output_strides = output_strides;
   if (!unflatten.is_none()) {
     kernel->unflatten = unflatten;
@@ -230,10 +235,18 @@ void bind_calls(py::module_& module) {
   module.def(
       "set_module_handlers",
       [](const py::object& select, const py::object& look, const py::object& missed,
-         const py::object& unfit) {
-        ModuleRegistry::instance().set_handlers({select, look, missed, unfit});
+         const py::object& unfit, const py::object& is_wrong) {
+        ModuleRegistry::instance().set_handlers({select, look, missed, unfit, is_wrong});
       },
-      py::arg("select"), py::arg("look"), py::arg("missed"), py::arg("unfit"));
+      py::arg("select"), py::arg("look"), py::arg("missed"), py::arg("unfit"),
+      py::arg("is_wrong") = py::none());
+  module.def(
+      "difference_from_native",
+      [](py::handle kernel, py::handle native) {
+        return difference_from_native(THPVariable_Unpack(kernel.ptr()),
+                                      THPVariable_Unpack(native.ptr()));
+      },
+      py::arg("kernel"), py::arg("native"));
   module.def("set_modules_active",
              [](bool active) { ModuleRegistry::instance().set_active(active); });
 }

@@ -19,6 +19,7 @@
 #include "dispatcher/cuda_driver.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/thread_state.h"
+#include "dispatcher/verification.h"
 #include "guards/key_builder.h"
 #include "python_hooks/module_training.h"
 
@@ -302,6 +303,34 @@ PyObject* answer_pending(ModuleRegistry& registry, ModuleRecord& record, const C
   return result;
 }
 
+// Asks the forward too. A new reference to what is right; nullptr where the forward raised.
+PyObject* verified(ModuleRecord& record, const ModuleKernel& kernel, const Call& call,
+                   PyObject* answer) {
+  const py::object mine = py::reinterpret_steal<py::object>(answer);
+  const InsideGuard inside;  // native answers operators
+  modules_step_aside(true);
+  const py::object expected = py::reinterpret_steal<py::object>(call.forward());
+  modules_step_aside(false);
+  if (!expected) {
+    ++record.native;
+    return nullptr;  // with what it raised
+  }
+  const ModuleRegistry& registry = ModuleRegistry::instance();
+  const py::object wrong = call_handler(registry.handlers().is_wrong, py::handle(call.args[0]),
+                                        py::str(kernel.digest), mine, expected);
+  if (wrong.ptr() == Py_False) {
+    ++record.hits;
+    return mine.inc_ref().ptr();
+  }
+  if (wrong.ptr() == Py_True) {
+    for (const std::shared_ptr<ModuleRecord>& other : registry.records()) {
+      other->drop(&kernel);
+    }
+  }
+  ++record.native;
+  return expected.inc_ref().ptr();
+}
+
 // `strides` are those of the outputs: the kernel's own, or what its class says for the call.
 PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
                            const ModuleShapeClass::Strides& strides, const Call& call,
@@ -317,6 +346,9 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   PyObject* result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
                               : run_kernel(kernel, strides, *record.guard, form, &failed);
   if (result != nullptr) [[likely]] {
+    if (verification_chosen() && !training) [[unlikely]] {
+      return verified(record, kernel, call, result);
+    }
     ++record.hits;
     record.training_hits += training ? 1 : 0;
     return result;
@@ -327,7 +359,7 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   }
   ModuleVariant* variant = record.find({form.words.data(), form.words.size()});
   if (failed && kernel.shape != nullptr) {
-    record.drop_class(&kernel);
+    record.drop(&kernel);
   } else if (failed && variant != nullptr) {
     variant->state = ModuleVariant::State::kNative;
   }

@@ -26,6 +26,10 @@ struct ModuleHandlers {
   pybind11::object missed;
   // (module): it keeps being called with an argument that no kernel can take, and has no kernel.
   pybind11::object unfit;
+  // (module, digest, answer, expected) -> bool: what the kernel of that entry answered, and what
+  // the forward did, in a call that was chosen to be checked (verification.h). True: the kernel is
+  // wrong and answers no more, anywhere.
+  pybind11::object is_wrong;
 };
 
 // The modules met in this process. Guarded by the GIL. One leaked object.

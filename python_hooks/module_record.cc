@@ -84,9 +84,17 @@ ModuleShapeClass* ModuleRecord::find_class(std::span<const Word> words,
   return nullptr;
 }
 
-void ModuleRecord::drop_class(const ModuleKernel* kernel) {
+void ModuleRecord::drop(const ModuleKernel* kernel) noexcept {
   for (auto& [identity, classes] : classes_by_identity_) {
     std::erase_if(classes, [&](const auto& known) { return known->kernel() == kernel; });
+  }
+  for (auto& [identity, variants] : by_identity_) {
+    for (ModuleVariant& variant : variants) {
+      if (variant.kernel == kernel) {
+        variant.kernel = nullptr;
+        variant.state = ModuleVariant::State::kNative;
+      }
+    }
   }
 }
 

@@ -41,6 +41,7 @@ struct ModuleKernel {
   };
 
   ModelContainer* model = nullptr;
+  std::string digest;  // of its entry; empty where it is of no store
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   std::vector<Input> inputs;
   std::vector<IndexRange> ranges;
@@ -90,8 +91,8 @@ class ModuleRecord {
   // outputs; nullptr when there is none. `chosen`: whether its kernel was faster at such sizes.
   ModuleShapeClass* find_class(std::span<const Word> words, ModuleShapeClass::Strides& strides,
                                bool* chosen) const;
-  // No kernel of a class answers any more: it failed.
-  void drop_class(const ModuleKernel* kernel);
+  // That kernel answers no more: it failed, or was wrong. The forward does.
+  void drop(const ModuleKernel* kernel) noexcept;
 
   // Something below the module changed: its forward answers until the Python side has looked again.
   void invalidate() noexcept {

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ._load import core
 from .module_transfer import Transferred
 from .prove import ProofFailed, same_bits
 
@@ -62,6 +63,26 @@ def compare_structure(native: Any, answer: Any, where: str) -> None:
                 raise ProofFailed(f"output {index} has another {name} ({where})")
         if a.stride() != b.stride() or a.is_inference() != b.is_inference():
             raise ProofFailed(f"output {index} has other strides or another mode ({where})")
+
+
+def difference_from_forward(answer: Any, expected: Any) -> str:
+    """Why a kernel's answer may not stand for the forward's, of one call; "" where it may.
+
+    Floating-point values as `EAGERCACHE_VERIFY` compares those of operators (verification.h).
+    """
+    assert core is not None
+    try:
+        compare_structure(expected, answer, "")
+    except ProofFailed as failure:
+        return str(failure).removesuffix(" ()")
+    for index, (mine, native) in enumerate(
+        zip(pytree.tree_leaves(answer), pytree.tree_leaves(expected), strict=True)
+    ):
+        if isinstance(native, torch.Tensor):
+            difference = core.difference_from_native(mine, native)
+            if difference:
+                return f"output {index}: {difference}"
+    return ""
 
 
 def compare(

@@ -177,6 +177,14 @@ class SizeBook:
             made.add(digest)
             return True
 
+    def retire(self, digest: str, reason: str) -> None:
+        """No kernel of the class whose entry ``digest`` is is used or made any more."""
+        with self._lock:
+            for known in self._classes.values():
+                if digest in map(known.digest, range(len(known.kernels))):
+                    known.kernels.clear()
+                    known.closed = reason
+
     def load(
         self,
         size_class: SizeClass,

@@ -140,7 +140,9 @@ class ModuleManager:
     def _install_handlers(self) -> None:
         assert core is not None
         install_hooks(core)
-        core.set_module_handlers(self._select, self._look, self._missed, self._unfit)
+        core.set_module_handlers(
+            self._select, self._look, self._missed, self._unfit, self._is_wrong
+        )
         core.set_eager_gradients(eager_gradients)
         core.set_modules_training(read_settings().module_training)
 
@@ -210,6 +212,27 @@ class ModuleManager:
         info = self._infos.get(module)
         if info is not None:
             self._refuse(module, info, "it is called with an object that no kernel can take")
+
+    def _is_wrong(self, module: torch.nn.Module, digest: str, answer: Any, expected: Any) -> bool:
+        """A checked call's two answers (`EAGERCACHE_VERIFY`): puts a wrong kernel's entry aside."""
+        from .module_proof import difference_from_forward  # what else workers alone need
+
+        difference = difference_from_forward(answer, expected)
+        if not difference:
+            return False
+        reason = f"a checked call differed from its forward ({difference})"
+        log.warning("%s: %s; its kernel was put aside", class_name(module), reason)
+        self._sizes.retire(digest, reason)
+        info = self._infos.get(module)
+        if info is not None:
+            info.kernels[False] = 0
+            self._refuse(module, info, reason)
+        store = session.store
+        if store is not None and digest:
+            assert core is not None
+            with contextlib.suppress(core.StoreError):
+                store.quarantine(digest, reason)
+        return True
 
     # ---- our thread ------------------------------------------------------------------------------
 

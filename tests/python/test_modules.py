@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import module_kernels, run_program
 from eagercache import module_job
+from eagercache._load import core
 from eagercache.module_compile import ModuleResult
 from eagercache.modules import explain_module, manager
 from eagercache.session import session
@@ -136,6 +137,31 @@ def test_another_process_compiles_nothing_and_hits_from_the_second_call(
     assert again["compiles"] == 0
     assert again["rows"]["Block"]["hits"] == 3
     assert again["rows"]["Words"]["hits"] == 3
+
+
+def test_a_checked_call_finds_what_was_not_noticed(
+    store: Path, filled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert core is not None and filled["rows"]["Block"]["hits"] > 0
+    copy = tmp_path / "cache"
+    shutil.copytree(store, copy)
+    model, x, old = module_zoo.make("Block"), module_zoo.example("Block"), torch.tanh
+    with module_kernels(copy), torch.no_grad():
+        model(x)
+        core.set_verification_share(1.0)
+        try:
+            _, by_kernel = answered_by_kernel(model, x)
+            assert by_kernel  # and right
+            # What a forward calls is not looked at again while its kernel answers.
+            monkeypatch.setattr(torch, "tanh", lambda x: old(x) + 1)
+            answer, by_kernel = answered_by_kernel(model, x)
+        finally:
+            core.set_verification_share(0.0)
+        assert not by_kernel
+        assert torch.equal(answer, forward(model, x))
+        assert not answered_by_kernel(model, x)[1]
+        assert "a checked call differed from its forward" in explain_module(model)[0]
+        assert session.store is not None and session.store.quarantined == 1
 
 
 @pytest.mark.parametrize(
