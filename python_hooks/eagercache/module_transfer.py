@@ -168,16 +168,7 @@ class Transferred:
 
     def move(self, seed: int) -> None:
         """Moves every floating-point number by its own last place, up or down."""
-        with torch.no_grad():
-            for number, tensor in enumerate(self._tensors):
-                if not tensor.is_floating_point():
-                    continue
-                generator = torch.Generator(tensor.device).manual_seed(seed * 10_007 + number)
-                signs = torch.randint(
-                    0, 2, tensor.size(), generator=generator, device=tensor.device
-                )
-                step = (signs * 2 - 1).to(tensor.dtype) * torch.finfo(tensor.dtype).eps
-                tensor.copy_(tensor * (1 + step))
+        move_last_places(self._tensors, seed)
 
     def require_gradients(self) -> None:
         """Lets the tensors that needed gradients need them, the call's arguments too."""
@@ -204,6 +195,18 @@ class Transferred:
         member = Transferred(self.module, args, kwargs, tensors, standins)
         member.draw(seed=0)
         return member
+
+
+def move_last_places(tensors: Sequence[torch.Tensor], seed: int) -> None:
+    """Moves every floating-point number of the tensors by its own last place, up or down."""
+    with torch.no_grad():
+        for number, tensor in enumerate(tensors):
+            if not tensor.is_floating_point():
+                continue
+            generator = torch.Generator(tensor.device).manual_seed(seed * 10_007 + number)
+            signs = torch.randint(0, 2, tensor.size(), generator=generator, device=tensor.device)
+            step = (signs * 2 - 1).to(tensor.dtype) * torch.finfo(tensor.dtype).eps
+            tensor.copy_(tensor * (1 + step))
 
 
 def _resized(standin: _Standin, sizes: Sequence[int]) -> _Standin:
