@@ -94,6 +94,13 @@ def warm(store: Path, filled: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def own_store(store: Path, filled: dict[str, Any], tmp_path: Path) -> Path:
+    """A copy of the filled store, to be changed."""
+    assert filled["rows"]["Block"]["hits"] > 0, filled
+    return Path(shutil.copytree(store, tmp_path / "cache"))
+
+
 def hits(model: nn.Module) -> int:
     """Calls of the module that a kernel answered."""
     return sum(row.hits for part, row in manager.stats() if part is model)
@@ -140,13 +147,11 @@ def test_another_process_compiles_nothing_and_hits_from_the_second_call(
 
 
 def test_a_checked_call_finds_what_was_not_noticed(
-    store: Path, filled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert core is not None and filled["rows"]["Block"]["hits"] > 0
-    copy = tmp_path / "cache"
-    shutil.copytree(store, copy)
+    assert core is not None
     model, x, old = module_zoo.make("Block"), module_zoo.example("Block"), torch.tanh
-    with module_kernels(copy), torch.no_grad():
+    with module_kernels(own_store), torch.no_grad():
         model(x)
         core.set_verification_share(1.0)
         try:
@@ -385,6 +390,14 @@ class PlayedService:
         self.asked.append((description, on_done))
 
 
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> PlayedService:
+    """Stands for the compile service."""
+    played = PlayedService()
+    monkeypatch.setattr(session, "compile_service", lambda: played)
+    return played
+
+
 def undecided(store: Any, kernel: dict[str, Any], measured: int) -> None:
     """Puts the verdict into the kernel's place that noise hid whether it is faster."""
     store.remove(kernel["key"])
@@ -393,23 +406,19 @@ def undecided(store: Any, kernel: dict[str, Any], measured: int) -> None:
 
 
 def test_a_module_whose_gain_noise_hid_is_measured_again_and_gets_its_kernel(
-    store: Path, filled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_store: Path, service: PlayedService
 ) -> None:
-    here = tmp_path / "cache"
-    shutil.copytree(store, here)
-    service = PlayedService()
-    monkeypatch.setattr(session, "compile_service", lambda: service)
-    with module_kernels(here), torch.no_grad():
+    with module_kernels(own_store), torch.no_grad():
         entries = session.store.entries()
         (kernel,) = [
             row
             for row in entries
             if row["kind"] == "kernel" and row["facts"]["op"].endswith("module_zoo.Block")
         ]
-        objects = [("so", str(next(store.rglob(f"{kernel['objects'][0]['digest']}.so"))))]
+        objects = [("so", str(next(own_store.rglob(f"{kernel['objects'][0]['digest']}.so"))))]
         undecided(session.store, kernel, 1)
         eagercache.enable(
-            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=here
+            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=own_store
         )
         model, x = module_zoo.make("Block"), module_zoo.example("Block")
         for _ in range(4):
@@ -422,7 +431,7 @@ def test_a_module_whose_gain_noise_hid_is_measured_again_and_gets_its_kernel(
         answer_first({"verdict": "failed"})  # nothing is known that was not
         assert len(service.asked) == 1
         eagercache.enable(
-            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=here
+            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=own_store
         )
         for _ in range(4):
             model(x)
@@ -443,18 +452,14 @@ def test_a_module_whose_gain_noise_hid_is_measured_again_and_gets_its_kernel(
 
 
 def test_the_third_measurement_of_a_module_is_final(
-    store: Path, filled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_store: Path, service: PlayedService
 ) -> None:
-    here = tmp_path / "cache"
-    shutil.copytree(store, here)
-    service = PlayedService()
-    monkeypatch.setattr(session, "compile_service", lambda: service)
-    with module_kernels(here), torch.no_grad():
+    with module_kernels(own_store), torch.no_grad():
         for kernel in session.store.entries():
             if kernel["kind"] == "kernel":
                 undecided(session.store, kernel, 3)
         eagercache.enable(
-            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=here
+            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=own_store
         )
         model, x = module_zoo.make("Block"), module_zoo.example("Block")
         for _ in range(4):
