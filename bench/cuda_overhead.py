@@ -3,8 +3,9 @@
     python bench/cuda_overhead.py PATH/eagercache_overhead_bench [--rounds 7] [--json FILE]
 
 Compiles the kernels into a store of its own, hands them to the binary as files, and runs its two
-phases (nothing hooked; hooked) by turns, on one core. Nothing waits for the device within the
-blocks of calls that are timed.
+phases (nothing hooked; hooked) by turns, on one core, and then its phase "pairs", which tells what
+a hook costs a call that is decided for native. Nothing waits for the device within the blocks of
+calls that are timed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ def write_kernels(folder: Path, store: Path) -> None:
         (folder / f"{name}.plan").write_text(facts["launch_plan"])
 
 
-def run(binary: Path, phase: str, kernels: Path) -> dict[str, float]:
-    """Nanoseconds by "FORM/OPERATOR/..."."""
+def _output(binary: Path, phase: str, kernels: Path) -> Any:
     import torch
 
     libraries = Path(torch.__file__).parent / "lib"
@@ -65,11 +65,34 @@ def run(binary: Path, phase: str, kernels: Path) -> dict[str, float]:
     )
     if done.returncode != 0:
         raise SystemExit(f"{binary.name} failed:\n{done.stderr}")
-    rows = json.loads(done.stdout)["benchmarks"]
+    return json.loads(done.stdout)
+
+
+def run(binary: Path, phase: str, kernels: Path) -> dict[str, float]:
+    """Nanoseconds by "FORM/OPERATOR/..."."""
+    rows = _output(binary, phase, kernels)["benchmarks"]
     for row in rows:
         if row.get("error_occurred"):
             raise SystemExit(f"{row['name']}: {row['error_message']}")
     return {row["name"].partition("/iterations")[0]: row["real_time"] for row in rows}
+
+
+def _differences(sides: dict[str, list[float]], side: str) -> tuple[float, float, float]:
+    """Quartiles, in ns, of what a side's calls took more than those without a hook beside them."""
+    low, middle, high = statistics.quantiles(
+        [ns - stock for ns, stock in zip(sides[side], sides["stock"], strict=True)], n=4
+    )
+    return low, middle, high
+
+
+def print_pairs(pairs: dict[str, dict[str, list[float]]]) -> None:
+    """What the phase "pairs" has seen."""
+    print(f"\n{'left to native':26} {'no hook ns':>10}  more with it (quartiles; no hook again)")
+    for name, sides in pairs.items():
+        low, middle, high = _differences(sides, "hooked")
+        noise = _differences(sides, "again")[1]
+        stock = statistics.median(sides["stock"])
+        print(f"{name:26} {stock:10.0f}  {middle:+.0f} ns ({low:+.0f}..{high:+.0f}; {noise:+.0f})")
 
 
 def main() -> None:
@@ -89,16 +112,17 @@ def main() -> None:
             for phase in ("stock", "hooked"):
                 for name, ns in run(options.binary.absolute(), phase, kernels).items():
                     times.setdefault(name, []).append(ns)
+        pairs = _output(options.binary.absolute(), "pairs", kernels)
     result: dict[str, Any] = {name: statistics.median(values) for name, values in times.items()}
     if options.json:
-        options.json.write_text(json.dumps(times, indent=1))
-    print(f"{'call':24} {'stock ns':>9} {'hit':>16} {'decided native':>18}")
+        options.json.write_text(json.dumps({"rounds": times, "pairs": pairs}, indent=1))
+    print(f"{'call':18} {'stock ns':>9} {'hit':>14}")
     for name, stock in result.items():
         form, _, call = name.partition("/")
-        if form != "stock":
-            continue
-        hit, native = result[f"hit/{call}"], result[f"native/{call}"]
-        print(f"{call:24} {stock:9.0f} {hit:8.0f} x{hit / stock:.2f}   {native - stock:+10.0f} ns")
+        if form == "stock":
+            hit = result[f"hit/{call}"]
+            print(f"{call:18} {stock:9.0f} {hit:8.0f} x{hit / stock:.2f}")
+    print_pairs(pairs)
 
 
 if __name__ == "__main__":

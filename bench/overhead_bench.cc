@@ -1,11 +1,13 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <sched.h>
 
+#include <array>
 #include <barrier>
 #include <chrono>
 #include <cstdint>
@@ -41,6 +43,13 @@
 // 0 elements stand for one element without dimensions; tensors are "inference" or "plain" ones
 // (that autograd looks at), and "boxed" calls are those of inference tensors by callBoxed. The two
 // of "threads" are the wall time of a call where one or two threads make calls, each on a core.
+//
+// A third phase, "pairs", tells what a hook costs a call that it leaves to native to within
+// nanoseconds, which two processes cannot: in one process PyTorch's own kernel is registered over
+// the hook and taken away again, and blocks of calls take turns. Printed as JSON,
+// {FORM/OPERATOR/ELEMENTS/TENSORS: {"stock": [ns], "hooked": [ns], "again": [ns]}}, an item for
+// each turn: a call without the hook, with it, and without it once more (what differs between the
+// first and the last is noise). FORM is native, run or mixed.
 //
 // On a GPU (EAGERCACHE_BENCH_KERNELS, a folder of cuda_overhead.py's) hits are real kernels on 8
 // floats, and what is measured is the host's time: nothing waits for the device.
@@ -201,20 +210,25 @@ std::uint64_t num_hits() {
   return total;
 }
 
-// The host's time of one call, while the device is behind and its queue is not full.
-void time_on_gpu(benchmark::State& state, const Case& example) {
-  constexpr int kCalls = 200;
-  const c10::impl::VirtualGuardImpl gpu(c10::DeviceType::CUDA);
-  for (auto _ : state) {
-    gpu.synchronizeDevice(0);
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCalls; ++i) {
-      example.call();
-    }
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-    state.SetIterationTime(elapsed.count() / kCalls);
+// Seconds of one call, of `count` in a row. On a GPU the host's time, while the device is behind;
+// of a few hundred calls, so that its queue is not full.
+double seconds_a_call(const Case& example, int count) {
+  if (cuda_kernels() != nullptr) {
+    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).synchronizeDevice(0);
   }
-  gpu.synchronizeDevice(0);
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < count; ++i) {
+    example.call();
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  return elapsed.count() / count;
+}
+
+void time_on_gpu(benchmark::State& state, const Case& example) {
+  for (auto _ : state) {
+    state.SetIterationTime(seconds_a_call(example, 200));
+  }
+  c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).synchronizeDevice(0);
 }
 
 // Brings the hook into the state that `form` means, for `example`; `other` is another call.
@@ -230,7 +244,7 @@ void prepare(const std::string& form, const std::string& op, const Case& example
   if (form == "mixed") {
     decide(other, op, "hit");
   }
-  for (std::uint32_t i = 0; cuda_kernels() == nullptr && i < 2 * kLongRun; ++i) {
+  for (std::uint32_t i = 0; i < 2 * kLongRun; ++i) {
     example.call();
   }
 }
@@ -270,6 +284,64 @@ void run(benchmark::State& state, const std::string& form, const std::string& op
     }
   }
   hooks_answer.store(false);
+}
+
+// One operator of the phase "pairs", as a member of a JSON object.
+void print_pairs(const std::string& form, const std::string& op, std::int64_t n,
+                 const std::string& tensors) {
+  constexpr std::size_t kTurns = 301;
+  const int calls = cuda_kernels() != nullptr ? 200 : 1'000;
+  at::set_num_threads(1);
+  std::optional<c10::InferenceMode> mode;
+  if (tensors != "plain") {
+    mode.emplace();
+  }
+  const at::NoGradGuard no_grad;
+  const Case example = make_case(op, n);
+  prepare(form, op, example, make_case(op, n + 1));
+  const c10::KernelFunction native = hook_of(example).native_kernel();
+  const auto without_hook = [&] {
+    const c10::RegistrationHandleRAII registered = c10::Dispatcher::singleton().registerImpl(
+        {example.op, example.overload}, dispatch_key(), native, std::nullopt, nullptr, "bench");
+    return seconds_a_call(example, calls);
+  };
+  std::map<std::string, std::vector<double>> times;
+  for (std::size_t turn = 0; turn < kTurns; ++turn) {
+    // Each of the three is first as often as the others.
+    for (std::size_t place = 0; place < 3; ++place) {
+      const std::size_t side = (turn + place) % 3;
+      const double seconds = side == 1 ? seconds_a_call(example, calls) : without_hook();
+      times[std::array{"stock", "hooked", "again"}[side]].push_back(seconds * 1e9);
+    }
+  }
+  std::printf("\"%s/%s/%lld/%s\": {", form.c_str(), op.c_str(), static_cast<long long>(n),
+              tensors.c_str());
+  for (const auto& [side, values] : times) {
+    std::printf("%s\"%s\": [", side == times.begin()->first ? "" : ", ", side.c_str());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::printf("%s%.1f", i == 0 ? "" : ", ", values[i]);
+    }
+    std::printf("]");
+  }
+  std::printf("}");
+}
+
+void print_all_pairs() {
+  std::vector<const char*> operators{"abs", "add", "add_"};
+  if (cuda_kernels() == nullptr) {
+    operators.insert(operators.end(), {"add_out", "clamp", "cat", "native_layer_norm"});
+  }
+  const char* separator = "{";
+  for (const char* form : {"native", "run", "mixed"}) {
+    for (const char* op : operators) {
+      for (const char* tensors : {"inference", "plain"}) {
+        std::printf("%s", separator);
+        print_pairs(form, op, 8, tensors);
+        separator = ",\n";
+      }
+    }
+  }
+  std::printf("}\n");
 }
 
 // Threads that call for their tensors, each on a core of its own where there are so many.
@@ -376,6 +448,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   const char* phase = std::getenv("EAGERCACHE_BENCH_PHASE");
+  if (phase != nullptr && std::string_view(phase) == "pairs") {
+    eagercache::print_all_pairs();
+    return 0;
+  }
   if (phase != nullptr && std::string_view(phase) == "hooked") {
     eagercache::register_all({"off", "native", "run", "mixed", "hit"});
   } else {
