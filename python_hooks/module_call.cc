@@ -324,7 +324,7 @@ PyObject* verified(ModuleRecord& record, const ModuleKernel& kernel, const Call&
   }
   if (wrong.ptr() == Py_True) {
     for (const std::shared_ptr<ModuleRecord>& other : registry.records()) {
-      other->drop(&kernel);
+      other->drop(kernel);
     }
   }
   ++record.native;
@@ -357,11 +357,8 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
     PyErr_Clear();  // of rebuilding the outputs; the forward decides what the user sees
     failed = true;
   }
-  ModuleVariant* variant = record.find({form.words.data(), form.words.size()});
-  if (failed && kernel.shape != nullptr) {
-    record.drop(&kernel);
-  } else if (failed && variant != nullptr) {
-    variant->state = ModuleVariant::State::kNative;
+  if (failed) {
+    record.drop(kernel);
   }
   ++record.native;
   return call.forward_watched();

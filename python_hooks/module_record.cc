@@ -84,13 +84,18 @@ ModuleShapeClass* ModuleRecord::find_class(std::span<const Word> words,
   return nullptr;
 }
 
-void ModuleRecord::drop(const ModuleKernel* kernel) noexcept {
+void ModuleRecord::drop(const ModuleKernel& kernel) noexcept {
+  // Each module object loads an entry's kernel for itself.
+  const auto is_dropped = [&kernel](const ModuleKernel* other) {
+    return other == &kernel ||
+           (other != nullptr && !kernel.digest.empty() && other->digest == kernel.digest);
+  };
   for (auto& [identity, classes] : classes_by_identity_) {
-    std::erase_if(classes, [&](const auto& known) { return known->kernel() == kernel; });
+    std::erase_if(classes, [&](const auto& known) { return is_dropped(known->kernel()); });
   }
   for (auto& [identity, variants] : by_identity_) {
     for (ModuleVariant& variant : variants) {
-      if (variant.kernel == kernel) {
+      if (is_dropped(variant.kernel)) {
         variant.kernel = nullptr;
         variant.state = ModuleVariant::State::kNative;
       }

@@ -91,8 +91,9 @@ class ModuleRecord {
   // outputs; nullptr when there is none. `chosen`: whether its kernel was faster at such sizes.
   ModuleShapeClass* find_class(std::span<const Word> words, ModuleShapeClass::Strides& strides,
                                bool* chosen) const;
-  // That kernel answers no more: it failed, or was wrong. The forward does.
-  void drop(const ModuleKernel* kernel) noexcept;
+  // That kernel answers no more, nor another of the same entry: it failed, or was wrong. The
+  // forward does.
+  void drop(const ModuleKernel& kernel) noexcept;
 
   // Something below the module changed: its forward answers until the Python side has looked again.
   void invalidate() noexcept {

@@ -151,8 +151,11 @@ def test_a_checked_call_finds_what_was_not_noticed(
 ) -> None:
     assert core is not None
     model, x, old = module_zoo.make("Block"), module_zoo.example("Block"), torch.tanh
+    other = module_zoo.make("Block")
     with module_kernels(own_store), torch.no_grad():
         model(x)
+        other(x)
+        assert answered_by_kernel(other, x)[1]
         core.set_verification_share(1.0)
         try:
             _, by_kernel = answered_by_kernel(model, x)
@@ -165,6 +168,7 @@ def test_a_checked_call_finds_what_was_not_noticed(
         assert not by_kernel
         assert torch.equal(answer, forward(model, x))
         assert not answered_by_kernel(model, x)[1]
+        assert not answered_by_kernel(other, x)[1]
         assert "a checked call differed from its forward" in explain_module(model)[0]
         assert session.store is not None and session.store.quarantined == 1
 
@@ -405,6 +409,16 @@ def undecided(store: Any, kernel: dict[str, Any], measured: int) -> None:
     store.publish({"key": kernel["key"], "kind": "native", "facts": facts})
 
 
+def meet_in_background(store: Path, model: nn.Module, x: torch.Tensor) -> None:
+    """Calls the module until what the store says of it has been heard."""
+    eagercache.enable(
+        ops=(), modules="auto", on_miss="background", choose="always", cache_dir=store
+    )
+    for _ in range(4):
+        model(x)
+        manager.wait()
+
+
 def test_a_module_whose_gain_noise_hid_is_measured_again_and_gets_its_kernel(
     own_store: Path, service: PlayedService
 ) -> None:
@@ -417,25 +431,15 @@ def test_a_module_whose_gain_noise_hid_is_measured_again_and_gets_its_kernel(
         ]
         objects = [("so", str(next(own_store.rglob(f"{kernel['objects'][0]['digest']}.so"))))]
         undecided(session.store, kernel, 1)
-        eagercache.enable(
-            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=own_store
-        )
         model, x = module_zoo.make("Block"), module_zoo.example("Block")
-        for _ in range(4):
-            model(x)
-            manager.wait()
+        meet_in_background(own_store, model, x)
         assert hits(model) == 0 and "undecided" in explain_module(model)[0]
         ((first, answer_first),) = service.asked
         assert (first["digest"], first["again"]) == (kernel["key"], 1) and first["payload"]
 
         answer_first({"verdict": "failed"})  # nothing is known that was not
         assert len(service.asked) == 1
-        eagercache.enable(
-            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=own_store
-        )
-        for _ in range(4):
-            model(x)
-            manager.wait()
+        meet_in_background(own_store, model, x)
         _, answer_second = service.asked[1]
         undecided(session.store, kernel, 2)
         answer_second({"verdict": "native"})
@@ -458,13 +462,8 @@ def test_the_third_measurement_of_a_module_is_final(
         for kernel in session.store.entries():
             if kernel["kind"] == "kernel":
                 undecided(session.store, kernel, 3)
-        eagercache.enable(
-            ops=(), modules="auto", on_miss="background", choose="always", cache_dir=own_store
-        )
         model, x = module_zoo.make("Block"), module_zoo.example("Block")
-        for _ in range(4):
-            model(x)
-            manager.wait()
+        meet_in_background(own_store, model, x)
         assert "undecided" in explain_module(model)[0]
         assert not [row for row, _ in service.asked if "again" in row]
 
