@@ -234,11 +234,11 @@ void hook_operators(const std::vector<OperatorAtKey>& operators,
 void load_kernels(const std::vector<Manifest>& kernels) {
   Runtime& runtime = Runtime::instance();
   for (const Manifest& kernel : kernels) {
-    const auto [name, overload] = split(fact_of(kernel, "op"));
-    OperatorHook* const hook = runtime.find_hook(name, overload, fact_of(kernel, "dispatch_key"));
+    const auto [name, overload] = split(kernel.fact("op"));
+    OperatorHook* const hook = runtime.find_hook(name, overload, kernel.fact("dispatch_key"));
     KeyBuffer key;
     std::string problem;
-    if (hook != nullptr && hook->active() && parse_call(fact_of(kernel, "call"), &key, &problem) &&
+    if (hook != nullptr && hook->active() && parse_call(kernel.fact("call"), &key, &problem) &&
         hook->entry_digest(key.words(), runtime.policy_tag()) == kernel.key) {
       runtime.load_now(*hook, key.words(), hash_words(key.words()));
     }

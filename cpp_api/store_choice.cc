@@ -115,23 +115,18 @@ Result<Bundle> read_usable_bundle(const fs::path& path, const std::vector<fs::pa
   return bundle;
 }
 
-std::string fact_of(const Manifest& manifest, const char* name) {
-  const auto found = manifest.facts.find(name);
-  return found == manifest.facts.end() ? std::string() : found->second;
-}
-
 Result<StoreContents> list_contents(DiskStore& store, const std::string& policy_tag) {
   StoreContents contents;
   const Status status = store.for_each(false, [&](const EntryInfo& entry) {
     const Manifest& manifest = entry.manifest;
-    if (manifest.kind == EntryKind::kFailed || fact_of(manifest, "choose") != policy_tag) {
+    if (manifest.kind == EntryKind::kFailed || manifest.fact("choose") != policy_tag) {
       return;
     }
     if (manifest.kind == EntryKind::kNative) {
       ++contents.decisions;
       return;
     }
-    contents.operators.emplace(fact_of(manifest, "op"), fact_of(manifest, "dispatch_key"));
+    contents.operators.emplace(manifest.fact("op"), manifest.fact("dispatch_key"));
     contents.kernels.push_back(manifest);
   });
   if (!status) {

@@ -32,9 +32,6 @@ Result<StoredEnvironment> choose_environment(const std::filesystem::path& root,
 Result<Bundle> read_usable_bundle(const std::filesystem::path& path,
                                   const std::vector<std::filesystem::path>& trusted_keys);
 
-// A fact of an entry; empty when it has none of that name.
-std::string fact_of(const Manifest& manifest, const char* name);
-
 // The entries that a policy of that tag may use, and the operators of its kernels: (operator,
 // dispatch key) pairs, "aten::var.correction" and "CPU".
 struct StoreContents {

@@ -184,7 +184,6 @@ class Runtime {
                            const std::string& reason);
   void queue_alone(Pending& pending);
   // What the kernels of classes and of single keys have in common; see runtime_miss.cc.
-  static std::string fact(const Manifest& manifest, const char* name);
   Result<Manifest> find_entry(const std::string& digest) const;
   void put_aside(const std::string& digest, const std::string& reason) const;
   bool join_in_flight(const std::string& digest, Pending& pending);

@@ -29,7 +29,7 @@ int number_of(const std::string& text) {
 
 void Runtime::measure_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                             const Manifest& manifest) {
-  const int measured = number_of(fact(manifest, kMeasured));
+  const int measured = number_of(manifest.fact(kMeasured));
   if (manifest.kind != EntryKind::kNative || measured < 1 || measured >= kMostMeasurements ||
       policy().on_miss == OnMiss::kNative || frozen()) {
     return;
@@ -99,7 +99,7 @@ void Runtime::complete_again(const std::string& digest) {
   try {
     const Result<Manifest> manifest = find_entry(digest);
     // The same measurement as before: the service could not make another one.
-    if (manifest && number_of(fact(manifest.value(), kMeasured)) != pending.measured) {
+    if (manifest && number_of(manifest.value().fact(kMeasured)) != pending.measured) {
       install(*pending.hook, pending.words, pending.hash, manifest.value());
     }
   } catch (const std::exception& error) {

@@ -160,12 +160,6 @@ Found Runtime::load_now(OperatorHook& hook, std::span<const Word> words, std::ui
   return found;
 }
 
-// Empty where the entry does not have it.
-std::string Runtime::fact(const Manifest& manifest, const char* name) {
-  const auto found = manifest.facts.find(name);
-  return found == manifest.facts.end() ? std::string() : found->second;
-}
-
 // kNotFound also where there is no store, or the digest is none.
 Result<Manifest> Runtime::find_entry(const std::string& digest) const {
   const std::shared_ptr<DiskStore> files = store();
@@ -234,13 +228,13 @@ std::string Runtime::rejected_by_policy(const OperatorHook& hook, std::span<cons
   }
   DecodedCall call;
   const bool known = decode_call(words, &call);
-  return numerics_refusal(fact(manifest, "numerics"), policy().numerics,
+  return numerics_refusal(manifest.fact("numerics"), policy().numerics,
                           known && call.state.deterministic,
                           hook.writes_in(call) && !hook.writes_statistics());
 }
 
 LoadedKernel* Runtime::for_replicas(LoadedKernel* kernel, const Manifest& manifest) {
-  if (!policy().replicas || fact(manifest, "numerics") == "bitwise") {
+  if (!policy().replicas || manifest.fact("numerics") == "bitwise") {
     return kernel;
   }
   std::lock_guard lock(registry_mutex_);
@@ -255,7 +249,7 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
                        const Manifest& manifest) {
   if (manifest.kind != EntryKind::kKernel) {
     install_native(hook, words, hash, manifest.kind == EntryKind::kNative ? "native" : "failed",
-                   fact(manifest, "reason"), manifest.facts);
+                   manifest.fact("reason"), manifest.facts);
     measure_again(hook, words, hash, manifest);
     return {EntryState::kNative, nullptr};
   }
@@ -309,8 +303,8 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
     return Status(StatusCode::kIncompatible, "the entry has no object");
   }
   const c10::Device device = hook.device_of(words);
-  const KernelForm form{fact(manifest, "form"), fact(manifest, "launch_plan"),
-                        fact(manifest, "output_strides")};
+  const KernelForm form{manifest.fact("form"), manifest.fact("launch_plan"),
+                        manifest.fact("output_strides")};
   const std::string cache_key = kernel_identity(manifest.objects, device, form);
   {
     std::lock_guard lock(registry_mutex_);

@@ -44,14 +44,14 @@ bool Runtime::install_scalars(OperatorHook& hook, std::span<const Word> words,
     record(hook, words, {digest, {}, decision, reason, manifest.facts});
     return false;
   };
-  if (manifest.kind == EntryKind::kNative && fact(manifest, "of_all_numbers") == "1") {
+  if (manifest.kind == EntryKind::kNative && manifest.fact("of_all_numbers") == "1") {
     hook.scalars().put_native(words);  // kernels for single numbers would fare no better
-    record(hook, words, {digest, {}, "native", fact(manifest, "reason"), manifest.facts});
+    record(hook, words, {digest, {}, "native", manifest.fact("reason"), manifest.facts});
     return true;
   }
   if (manifest.kind != EntryKind::kKernel) {
     return refuse(manifest.kind == EntryKind::kNative ? "native" : "failed",
-                  fact(manifest, "reason"));
+                  manifest.fact("reason"));
   }
   if (std::string reason = rejected_by_policy(hook, words, manifest); !reason.empty()) {
     return refuse("native", reason);

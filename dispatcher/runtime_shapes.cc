@@ -84,7 +84,7 @@ bool Runtime::install_class(OperatorHook& hook, std::span<const Word> words, std
   };
   if (manifest.kind != EntryKind::kKernel) {
     return refuse(manifest.kind == EntryKind::kNative ? "native" : "failed",
-                  fact(manifest, "reason"));
+                  manifest.fact("reason"));
   }
   if (std::string reason = rejected_by_policy(hook, words, manifest); !reason.empty()) {
     return refuse("native", reason);

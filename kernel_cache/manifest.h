@@ -52,6 +52,12 @@ struct Manifest {
   // UTF-8 text; both are stored and covered by the digest.
   std::map<std::string, std::string> facts;
 
+  // One of them; empty where it is not there.
+  std::string fact(const std::string& name) const {
+    const auto found = facts.find(name);
+    return found == facts.end() ? std::string() : found->second;
+  }
+
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
