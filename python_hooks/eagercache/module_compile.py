@@ -400,10 +400,7 @@ def prove_calls(
     numerics = "bitwise"
     worst = native_worst = 0.0
     for seed, spread in draws:
-
-        def draw(seed: int = seed, spread: float = spread) -> None:
-            rebuilt.draw(seed, spread)
-
+        draw = partial(rebuilt.draw, seed, spread)
         draw()
         native, answer = answers.by_forward(), answers.by_kernel()
         where = f"draw {seed}"

@@ -529,10 +529,7 @@ def _prove(
     errors = _Errors()
     numerics = "bitwise"
     for seed, spread in zip(SEEDS, SPREADS, strict=True):
-
-        def draw(seed: int = seed, spread: float = spread) -> None:
-            answers.draw(seed, spread)
-
+        draw = partial(answers.draw, seed, spread)
         draw()
         alone = range(answers.num_tangents) if answers.num_tangents > 1 and seed == 0 else ()
         for only in (None, *alone):
