@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -55,6 +56,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if costly := COSTLY_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(min(costly)))
+
+
+def make_tools(folder: Path) -> Path:
+    """A new folder for PATH, in which `python` and `eagercache` are this environment's."""
+    folder.mkdir()
+    for name, command in (("python", ""), ("eagercache", "-m eagercache ")):
+        tool = folder / name
+        tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command}"$@"\n')
+        tool.chmod(0o755)
+    return folder
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

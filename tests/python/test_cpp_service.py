@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import clean_environment, run_python
+from conftest import clean_environment, make_tools, run_python
 from eagercache import _C, bundle, environment
 from test_docs import ROOT, program_of
 
@@ -82,12 +80,7 @@ def cpp_service(tmp_path_factory: pytest.TempPathFactory) -> Service:
         pytest.skip("NOT RUN: cmake not found")
     folder = tmp_path_factory.mktemp("cpp_service")
     (folder / "examples").symlink_to(ROOT / "examples")
-    tools = folder / "bin"
-    tools.mkdir()
-    for name, command in (("python", ""), ("eagercache", "-m eagercache ")):
-        tool = tools / name
-        tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command}"$@"\n')
-        tool.chmod(0o755)
+    tools = make_tools(folder / "bin")
     variables = clean_environment(EAGERCACHE_TORCH_ROOT=str(Path(torch.__file__).parent))
     variables["PATH"] = f"{tools}:{variables['PATH']}"
     done = run_python(program_of(PAGE), variables, folder=folder, timeout=600)

@@ -9,12 +9,10 @@ tests.
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment, run_python
+from conftest import clean_environment, make_tools, run_python
 from eagercache import config
 
 pytestmark = pytest.mark.once
@@ -62,13 +60,7 @@ def documentation_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda page: page.stem,
 )
 def test_the_snippets_of_a_page_run(page: Path, documentation_cache: Path, tmp_path: Path) -> None:
-    # `eagercache` and `python` are this environment's.
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name, command in (("python", ""), ("eagercache", "-m eagercache ")):
-        tool = tools / name
-        tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command}"$@"\n')
-        tool.chmod(0o755)
+    tools = make_tools(tmp_path / "bin")
     environment = clean_environment(EAGERCACHE_DIR=str(documentation_cache))
     environment["PATH"] = f"{tools}:{environment['PATH']}"
     done = run_python(program_of(page), environment, folder=tmp_path, timeout=400, fills=True)
