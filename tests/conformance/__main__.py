@@ -32,10 +32,12 @@ def _words(_: Any, __: Any, text: str) -> list[str]:
 
 @click.command()
 @click.option("--state", type=click.Path(path_type=Path), default=Path("build/conformance"))
+@click.option("--also", type=click.Path(path_type=Path), multiple=True, help="A state to add.")
+@click.option("--work", type=click.Path(path_type=Path), default=None, help="For kernels, logs.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @click.option("--ops", callback=_words, default="", help="Names of the database; * at the end.")
 @click.option("--dtypes", callback=_words, default="", help="float32,bfloat16,int64,bool,...")
-@click.option("--stages", callback=_words, default="", help="first, errors, rest")
+@click.option("--stages", callback=_words, default="", help="first, errors, rest, forms")
 @click.option("--shard", callback=_shard, default="1/1", help="i/n: every n-th operator.")
 @click.option("--jobs", type=click.IntRange(1), default=2, help="Child processes.")
 @click.option("--seconds", type=float, default=None, help="Stop in time; to be gone on with.")
@@ -47,6 +49,8 @@ def _words(_: Any, __: Any, text: str) -> list[str]:
 @click.option("--write-docs", type=click.Path(path_type=Path), default=None, multiple=True)
 def main(
     state: Path,
+    also: tuple[Path, ...],
+    work: Path | None,
     device: str,
     ops: list[str],
     dtypes: list[str],
@@ -63,16 +67,18 @@ def main(
 ) -> None:
     """Puts every eligible operator through eagercache and compares it with native.
 
-    Goes on where an earlier run with the same --state ended. Exit code 1: a disagreement or a
-    crash; 2: it could not be run.
+    Goes on where an earlier run with the same --state ended. What --also names (states of runs
+    elsewhere) counts as done and is left as it is. Exit code 1: a disagreement or a crash; 2: it
+    could not be run.
     """
     console = Console(stderr=True)
-    kept = State.open(state.absolute())
+    kept = State.open(state.absolute(), [folder.absolute() for folder in also])
     if redo:
         kept.forget_failures()
-    options = Options(device, jobs, seconds, max_kernels, samples)
+    work = work.absolute() if work is not None else None
+    options = Options(device, jobs, seconds, max_kernels, samples, work)
     try:
-        known = list_units(kept, options)
+        known = list_units(kept, options, ops)
     except RuntimeError as error:
         console.print(str(error))
         sys.exit(2)
@@ -121,7 +127,7 @@ def _run(run: Run, console: Console) -> None:
             if not console.is_terminal and time.monotonic() > said + 30:
                 said = time.monotonic()
                 fields = bar.tasks[0].fields["left"]
-                console.print(f"{now.done}/{now.total} units, {fields}")
+                console.print(f"{now.done}/{now.total} units, {now.stage}, {fields}")
 
         run.run(say)
 

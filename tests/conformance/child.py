@@ -133,7 +133,7 @@ class Child:
         for work in works:
             if time.time() > self._compile_until:
                 work.tally.complete = False
-            elif work.unit.stage == "first":
+            elif work.unit.stage == "forms":
                 self._note(work.unit.name, "forms", "", "native")
                 self._form(work)
         self._pass(works, "formed", "neighbour")
@@ -175,14 +175,10 @@ class Child:
     def _add_samples(self, work: Work, op: Any) -> None:
         unit = work.unit
         dtype = getattr(torch, unit.dtype)
-        first, last = 0, units.FIRST_SAMPLES
-        if unit.dtype in units.SAMPLED_DTYPES:
-            last = units.SAMPLED_SAMPLES
-        limit: int | None = CALLS_OF_AN_OVERLOAD
-        if unit.stage == "rest":
-            first, last, limit = units.FIRST_SAMPLES, None, None
+        first, last = unit.samples()
+        limit = None if unit.stage == "rest" else CALLS_OF_AN_OVERLOAD
         if self._samples is not None:
-            last, limit = first + self._samples, self._samples
+            last, limit = min(last, first + self._samples), self._samples
         made = database.samples(op, unit.device, dtype, first, last)
         collected = Collected()
         collector = Collector(self._ours.hooked, limit, collected)
@@ -190,8 +186,11 @@ class Child:
         for call in database.user_calls(op, made):
             item = _user_item(call, grad)
             observe(item.make, item.arguments(), backward=item.backward, around=collector)
-            work.items.append(item)
+            if unit.stage != "forms":
+                work.items.append(item)
         work.calls = collected.calls
+        if unit.stage == "forms":
+            work.calls = self._claimed(unit, collected.calls)
         work.items += [_backend_item(call, index) for index, call in enumerate(work.calls)]
         work.tally.not_hooked += collected.not_hooked
         work.tally.not_plain += collected.not_plain
@@ -208,14 +207,19 @@ class Child:
             call = UserCall(op, erroneous.sample_input, f"error {index}")
             work.items.append(_user_item(call, False))
 
-    def _form(self, work: Work) -> None:
-        """Other forms of calls of overloads that no other unit takes care of."""
+    def _claimed(self, unit: units.Unit, calls: Sequence[BackendCall]) -> list[BackendCall]:
+        """A few calls of each overload that no other unit takes care of."""
         count: Counter[str] = Counter()
+        chosen = []
+        for call in calls:
+            if count[call.name] < FORMED_CALLS and self._claim(unit, call.name):
+                count[call.name] += 1
+                chosen.append(call)
+        return chosen
+
+    def _form(self, work: Work) -> None:
+        """Other forms of the unit's calls."""
         for call in work.calls:
-            most = min(FORMED_CALLS, self._samples or FORMED_CALLS)
-            if count[call.name] >= most or not self._claim(work.unit, call.name):
-                continue
-            count[call.name] += 1
             for other in forms.forms(call, self._ours.hooked):
                 work.formed.append(_backend_item(other, len(work.formed)))
 
@@ -412,7 +416,6 @@ def _die_with_parent() -> None:
 def main(arguments: Sequence[str]) -> int:
     """Serves jobs until the end of the input."""
     _die_with_parent()
-    store, device, folder = Path(arguments[0]), arguments[1], Path(arguments[2])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)
@@ -422,9 +425,16 @@ def main(arguments: Sequence[str]) -> int:
         answers.write(json.dumps(line) + "\n")
         answers.flush()
 
-    if "--list" in arguments:
-        say(database.supported_dtypes(device))
+    if arguments[0] == "--list":
+        patterns = [pattern for pattern in arguments[2].split(",") if pattern]
+
+        def wanted(op: str) -> bool:
+            return not patterns or any(units.matches(op, pattern) for pattern in patterns)
+
+        dtypes = (*units.WHOLE_DTYPES, *units.SAMPLED_DTYPES)
+        say(database.sample_counts(arguments[1], dtypes, wanted))
         return 0
+    store, device, folder = Path(arguments[0]), arguments[1], Path(arguments[2])
     database.operators()
     ours = Ours(store, device)
     child = Child(ours, folder)

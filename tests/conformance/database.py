@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,13 +31,33 @@ def operators() -> dict[str, Any]:
     return found
 
 
-def supported_dtypes(device: str) -> dict[str, list[str]]:
-    """For each operator of the database the dtypes that it takes on the device."""
-    table = {}
-    for name, op in operators().items():
-        dtypes = op.supported_dtypes(device)
-        table[name] = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-    return table
+def sample_counts(
+    device: str, dtypes: Sequence[str], wanted: Callable[[str], bool]
+) -> dict[str, dict[str, int]]:
+    """For each wanted operator of the database how many samples it has of those dtypes it takes.
+
+    They are made on the CPU, in a process for each core.
+    """
+    names = [name for name in operators() if wanted(name)]
+    count = functools.partial(_counts, device, dtypes)
+    processes = min(len(names) // 64, len(os.sched_getaffinity(0)), 24)
+    if processes < 2:
+        return dict(zip(names, map(count, names), strict=True))
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        return dict(zip(names, pool.map(count, names, chunksize=8), strict=True))
+
+
+def _counts(device: str, dtypes: Sequence[str], name: str) -> dict[str, int]:
+    op = operators()[name]
+    taken = {str(dtype).removeprefix("torch.") for dtype in op.supported_dtypes(device)}
+    return {dtype: _count(op, getattr(torch, dtype)) for dtype in dtypes if dtype in taken}
+
+
+def _count(op: Any, dtype: torch.dtype) -> int:
+    try:
+        return len(samples(op, "cpu", dtype, 0, None))
+    except Exception:  # whoever asks for them is told why
+        return 0
 
 
 def samples(op: Any, device: str, dtype: torch.dtype, first: int, last: int | None) -> list[Any]:

@@ -114,6 +114,8 @@ class Ours:
 
         def answered(digest: str, response: dict[str, Any]) -> None:
             with changed:
+                if done.cut:
+                    return
                 verdict = done.verdicts[digest] = str(response.get("verdict", "failed"))
                 if verdict == "failed":
                     done.failures[general(str(response.get("reason", "")))] += 1

@@ -1,13 +1,15 @@
 """A run: child processes that are fed units, and a state that a later run goes on from.
 
-The state is a folder: `results.jsonl` has a line for each unit that was done (the last one counts),
-`crashes.jsonl` one for each call that ended a child or did not return, `store` the kernels. A child
+The state is a folder: `results.jsonl` has a line for each unit that was done (the last one counts;
+a full file is followed by `results-2.jsonl`), `crashes.jsonl` one for each call that ended a child
+or did not return. Kernels and logs lie in the work folder, whose loss costs time alone. A child
 that crashes is replaced, and its job is done again without the call that it was at.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -25,11 +27,15 @@ from . import units
 from .units import Unit
 
 TESTS = Path(__file__).resolve().parent.parent
-# Units of one job, whose kernels are compiled together.
+# Units and samples of one job, whose kernels are compiled together: at most so many.
 UNITS_OF_A_JOB = {"cpu": 4, "cuda": 1}
+SAMPLES_OF_A_JOB = 24
 # A child that is at one call for so long is taken to hang.
-HANG_SECONDS = 300.0
-# Before the end of the time, children stop to compile and compare what there is.
+HANG_SECONDS = 120.0
+# A file of results grows to so many bytes.
+FULL_FILE = 12 << 20
+# So long before the end of the time children get no more units and compile no more: they compare
+# what there is.
 LAST_SECONDS = 20.0
 # A unit that was crashed in so often is left.
 MOST_CRASHES = 12
@@ -37,9 +43,15 @@ MOST_CRASHES = 12
 
 @dataclass
 class State:
-    """What earlier runs left in a folder, and where this one adds to it. Thread-safe."""
+    """What runs left in folders, and where this one adds to it. Thread-safe.
+
+    Attributes:
+        folder: of this run and of those that it goes on from.
+        others: of runs elsewhere, which are read and not written.
+    """
 
     folder: Path
+    others: Sequence[Path] = ()
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     crashes: list[dict[str, Any]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -49,18 +61,29 @@ class State:
         """Why overloads that samples reached are not hooked."""
         return {
             name: why
-            for line in _lines(self.folder / "ineligible.jsonl")
+            for folder in (*self.others, self.folder)
+            for line in _lines(folder / "ineligible.jsonl")
             for name, why in line.items()
         }
 
+    def about(self, device: str) -> dict[str, Any]:
+        """What the first child said of itself."""
+        for folder in (self.folder, *self.others):
+            for line in _lines(folder / f"about-{device}.json"):
+                return line
+        return {}
+
     @staticmethod
-    def open(folder: Path) -> State:
-        """The state in the folder, which is made where it is missing."""
+    def open(folder: Path, others: Sequence[Path] = ()) -> State:
+        """The state in the folders, the first of which is made where it is missing."""
         folder.mkdir(parents=True, exist_ok=True)
-        state = State(folder)
-        for line in _lines(folder / "results.jsonl"):
-            state.results[line["unit"]] = line
-        state.crashes = list(_lines(folder / "crashes.jsonl"))
+        state = State(folder, others)
+        for one in (*others, folder):
+            for line in itertools.chain(*map(_lines, _results(one))):
+                known = state.results.get(line["unit"])
+                if known is None or one == folder or not known["complete"] or line["complete"]:
+                    state.results[line["unit"]] = line
+            state.crashes += _lines(one / "crashes.jsonl")
         return state
 
     def forget_failures(self) -> None:
@@ -81,7 +104,10 @@ class State:
             if reasons := result.pop("reasons", None):
                 self._append("ineligible.jsonl", reasons)
             self.results[result["unit"]] = result
-            self._append("results.jsonl", result)
+            files = _results(self.folder)
+            full = bool(files) and files[-1].stat().st_size > FULL_FILE
+            last = len(files) + 1 if full else max(len(files), 1)
+            self._append(f"results-{last}.jsonl" if last > 1 else "results.jsonl", result)
 
     def add_crash(self, crash: dict[str, Any]) -> None:
         """Keeps what ended a child."""
@@ -97,6 +123,12 @@ class State:
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def _results(folder: Path) -> list[Path]:
+    """The files of results, oldest first."""
+    files = folder.glob("results*.jsonl")
+    return sorted(files, key=lambda path: (len(path.name), path.name))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -115,6 +147,7 @@ class Options:
     seconds: float | None
     most_kernels: int | None
     samples: int | None = None
+    work: Path | None = None  # for kernels and logs; None: the state's folder
     python: str = sys.executable
 
 
@@ -126,8 +159,9 @@ class _Child:
     """One child process; belongs to one thread."""
 
     def __init__(self, state: State, options: Options, number: int) -> None:
-        self._folder = state.folder
-        self.log = (state.folder / f"child-{options.device}-{number}.log").open("ab")
+        self._folder = options.work or state.folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.log = (self._folder / f"child-{options.device}-{number}.log").open("ab")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("EAGERCACHE_")}
         paths = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -140,9 +174,9 @@ class _Child:
                 options.python,
                 "-m",
                 "conformance.child",
-                str(state.folder / "store"),
+                str(self._folder / "store"),
                 options.device,
-                str(state.folder),
+                str(self._folder),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -192,6 +226,12 @@ class _Child:
             return place
         return ["", "start", "", "native"]
 
+    def last_words(self) -> str:
+        """The end of what the child printed."""
+        with contextlib.suppress(OSError):
+            return Path(self.log.name).read_bytes()[-600:].decode(errors="replace")
+        return ""
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -227,6 +267,7 @@ class Run:
         self.done = len(chosen) - len(self._todo)
         self.kernels = 0
         self.disagreements = 0
+        self.stage = ""  # of the last unit done
         self.problem = ""
         self._lock = threading.Lock()
         self._began = time.time()
@@ -269,10 +310,16 @@ class Run:
 
     def _take(self) -> list[Unit]:
         with self._lock:
-            if self.over:
+            if self.over or time.time() > self._until - LAST_SECONDS:
                 return []
-            count = UNITS_OF_A_JOB[self._options.device]
-            taken, self._todo = self._todo[:count], self._todo[count:]
+            taken: list[Unit] = []
+            samples = 0
+            while self._todo and len(taken) < UNITS_OF_A_JOB[self._options.device]:
+                first, last = self._todo[0].samples()
+                samples += last - first
+                if taken and samples > SAMPLES_OF_A_JOB:
+                    break
+                taken.append(self._todo.pop(0))
             return taken
 
     def _serve(self, number: int) -> None:
@@ -324,8 +371,10 @@ class Run:
     def _take_result(self, result: dict[str, Any]) -> None:
         self._state.add(result)
         with self._lock:
-            self.done += 1
+            self.done += bool(result["complete"])
             self._finished_here += 1
+            unit = Unit.parse(result["unit"])
+            self.stage = f"{unit.stage} {unit.dtype}"
             self.kernels += result["compiled"]
             self.disagreements += len(result["disagreements"]) + result["dropped"]
 
@@ -339,6 +388,7 @@ class Run:
             "label": label,
             "side": side,
             "reason": reason,
+            "log": child.last_words(),
         }
         self._state.add_crash(crash)
         again = []
@@ -357,29 +407,39 @@ def _write_once(path: Path, line: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(line), encoding="utf-8")
 
 
-def list_units(state: State, options: Options) -> list[Unit]:
-    """Every unit of the device; asked of a child, and kept with the state."""
+def list_units(state: State, options: Options, ops: Sequence[str]) -> list[Unit]:
+    """Every unit of the named operators of the device (none: of all), and those asked for before.
+
+    A child counts their samples; that is kept with the state.
+    """
     path = state.folder / f"units-{options.device}.json"
-    if not path.exists():
-        environment = {**os.environ}
-        paths = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-        done = subprocess.run(
-            [
-                options.python,
-                "-m",
-                "conformance.child",
-                "-",
-                options.device,
-                str(state.folder),
-                "--list",
-            ],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"the operator database cannot be read: {done.stderr[-600:]}")
-        path.write_text(done.stdout.splitlines()[-1], encoding="utf-8")
-    return units.all_units(options.device, units.load(path.read_text(encoding="utf-8")))
+    asked: set[str] = set()
+    counts: dict[str, dict[str, int]] = {}
+    for folder in (*state.others, state.folder):
+        for line in _lines(folder / path.name):
+            asked.update(line["asked"])
+            for op, known in line["counts"].items():
+                counts[op] = {**counts.get(op, {}), **known}
+    if "*" not in asked and not asked.issuperset(ops or ["*"]):
+        counts.update(_count_samples(options, ops))
+        asked.update(ops or ["*"])
+        line = {"asked": sorted(asked), "counts": counts}
+        path.write_text(json.dumps(line, separators=(",", ":")) + "\n", encoding="utf-8")
+    return units.all_units(options.device, counts)
+
+
+def _count_samples(options: Options, ops: Sequence[str]) -> dict[str, dict[str, int]]:
+    environment = {**os.environ}
+    paths = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    done = subprocess.run(
+        [options.python, "-m", "conformance.child", "--list", options.device, ",".join(ops)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the operator database cannot be read: {done.stderr[-600:]}")
+    counts: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return counts

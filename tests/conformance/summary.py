@@ -79,18 +79,10 @@ def groups(state: State) -> list[tuple[str, str, int, dict[str, Any]]]:
     )
 
 
-def _about(state: State, device: str) -> dict[str, Any]:
-    path = state.folder / f"about-{device}.json"
-    if not path.exists():
-        return {}
-    about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return about
-
-
 def document(state: State, known: Sequence[Unit], device: str) -> str:
     """docs/reference/conformance.md."""
     numbers = totals(state, known)
-    about = _about(state, device)
+    about = state.about(device)
     lines = [
         f"# Conformance on {device.upper()}",
         "",

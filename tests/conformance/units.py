@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ SAMPLED_DTYPES = ("float64", "complex64")
 # The samples of the first stage, and of dtypes that are only sampled.
 FIRST_SAMPLES = 6
 SAMPLED_SAMPLES = 2
+# At most so many samples are one unit: their kernels stay in one process.
+SAMPLES_OF_A_PART = 48
 
 # In this order: where compiled code and native disagree most easily.
 RISKS: Sequence[tuple[str, str]] = (
@@ -49,26 +50,37 @@ class Unit:
 
     Attributes:
         op: the database's name, variant included ("nn.functional.gelu", "add", "_foreach_add").
-        stage: "first" (a few samples, and the other forms of calls), "rest" (all other samples), or
-            "errors" (the database's erroneous calls).
+        stage: "first" (a few samples), "rest" (all others), "forms" (other layouts, values and
+            writing forms of the first samples' calls) or "errors" (the database's erroneous ones).
+        part: of "rest", counted from 0: which `SAMPLES_OF_A_PART` samples.
     """
 
     device: str
     op: str
     dtype: str
     stage: str
+    part: int = 0
 
     @property
     def name(self) -> str:
         """Unique, and the same in every run."""
-        return f"{self.device}/{self.op}/{self.dtype}/{self.stage}"
+        part = f"-{self.part}" if self.part else ""
+        return f"{self.device}/{self.op}/{self.dtype}/{self.stage}{part}"
 
     @staticmethod
     def parse(name: str) -> Unit:
         """The unit of that name."""
         device, rest = name.split("/", 1)
         op, dtype, stage = rest.rsplit("/", 2)
-        return Unit(device, op, dtype, stage)
+        stage, _, part = stage.partition("-")
+        return Unit(device, op, dtype, stage, int(part or 0))
+
+    def samples(self) -> tuple[int, int]:
+        """The first and the last but one of the database's samples that it is about."""
+        if self.stage == "rest":
+            first = FIRST_SAMPLES + self.part * SAMPLES_OF_A_PART
+            return first, first + SAMPLES_OF_A_PART
+        return 0, SAMPLED_SAMPLES if self.dtype in SAMPLED_DTYPES else FIRST_SAMPLES
 
 
 def risk(op: str) -> int:
@@ -78,23 +90,34 @@ def risk(op: str) -> int:
     return min(found, default=len(RISKS))
 
 
-def all_units(device: str, supported: Mapping[str, Iterable[str]]) -> list[Unit]:
-    """Every unit, those of most risk first.
+def all_units(device: str, counts: Mapping[str, Mapping[str, int]]) -> list[Unit]:
+    """Every unit: dtype by dtype all samples, then the forms, then what is only sampled.
 
-    ``supported`` are the dtypes of each operator. First a few samples of everything, dtype by
-    dtype, errors after the first; then all that is left.
+    ``counts`` are the samples of each operator and dtype. Within a stage those of most risk come
+    first, and first parts of every operator before second ones. Errors follow the first samples,
+    whose kernels are then there.
     """
-    keyed: list[tuple[tuple[float, float, int], Unit]] = []
-    for op, dtypes in supported.items():
-        known = set(dtypes)
-        chosen = [d for d in (*WHOLE_DTYPES, *SAMPLED_DTYPES) if d in known]
-        for dtype in chosen:
-            order = (*WHOLE_DTYPES, *SAMPLED_DTYPES).index(dtype)
-            keyed.append(((0, order, risk(op)), Unit(device, op, dtype, "first")))
-            if dtype in WHOLE_DTYPES:
-                keyed.append(((2, order, risk(op)), Unit(device, op, dtype, "rest")))
-        if chosen:
-            keyed.append(((0, 0.5, risk(op)), Unit(device, op, "any", "errors")))
+    keyed: list[tuple[tuple[float, float, int, int], Unit]] = []
+
+    def add(group: float, stage: float, unit: Unit) -> None:
+        keyed.append(((group, stage, unit.part, risk(unit.op)), unit))
+
+    forms = len(WHOLE_DTYPES)
+    for op, known in counts.items():
+        for index, dtype in enumerate(WHOLE_DTYPES):
+            if dtype not in known:
+                continue
+            add(index, 0, Unit(device, op, dtype, "first"))
+            add(forms, index, Unit(device, op, dtype, "forms"))
+            left = max(0, known[dtype] - FIRST_SAMPLES)
+            for part in range(-(-left // SAMPLES_OF_A_PART)):
+                add(index, 2, Unit(device, op, dtype, "rest", part))
+        for index, dtype in enumerate(SAMPLED_DTYPES):
+            if dtype in known:
+                add(forms + 1 + index, 0, Unit(device, op, dtype, "first"))
+                add(forms + 1 + index, 1, Unit(device, op, dtype, "forms"))
+        if known.keys() & {*WHOLE_DTYPES, *SAMPLED_DTYPES}:
+            add(0, 1, Unit(device, op, "any", "errors"))
     keyed.sort(key=lambda pair: (pair[0], pair[1].op))
     return [unit for _, unit in keyed]
 
@@ -113,7 +136,7 @@ def select(
     chosen = [
         unit
         for unit in units
-        if (not ops or any(_matches(unit.op, one) for one in ops))
+        if (not ops or any(matches(unit.op, one) for one in ops))
         and (not dtypes or unit.dtype in (*dtypes, "any"))
         and (not stages or unit.stage in stages)
     ]
@@ -123,18 +146,8 @@ def select(
     return [unit for unit in chosen if unit.op in mine]
 
 
-def _matches(op: str, pattern: str) -> bool:
+def matches(op: str, pattern: str) -> bool:
+    """Whether the pattern is the name, or its beginning and a star."""
     if pattern.endswith("*"):
         return op.startswith(pattern[:-1])
     return op == pattern
-
-
-def dump(supported: Mapping[str, Iterable[str]]) -> str:
-    """As JSON, to be read by `load`."""
-    return json.dumps({op: sorted(dtypes) for op, dtypes in supported.items()}, indent=0)
-
-
-def load(text: str) -> dict[str, list[str]]:
-    """What `dump` wrote."""
-    supported: dict[str, list[str]] = json.loads(text)
-    return supported

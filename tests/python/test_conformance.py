@@ -16,20 +16,22 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import units
+from conformance import runner, units
 from conformance.judge import compare, observe
 from conformance.reference import Wider
+from conformance.runner import State
 from conftest import PACKAGE_ROOT, clean_environment
 
 TESTS = Path(__file__).resolve().parent.parent
 OPERATORS = "roll,amax,cumsum,where,index_select,softmax,nan_to_num,masked_fill"
+STAGES = "first,forms"
 
 
 @pytest.fixture(scope="session")
 def conformance_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state of a run of a few operators, with the kernels that it compiled."""
     folder = tmp_path_factory.mktemp("conformance")
-    _run(folder, "--ops", OPERATORS, "--dtypes", "float32", "--stages", "first", "--samples", "1")
+    _run(folder, "--ops", OPERATORS, "--dtypes", "float32", "--stages", STAGES, "--samples", "1")
     return folder
 
 
@@ -66,7 +68,7 @@ def test_operators_of_most_risk_equal_native(conformance_state: Path) -> None:
 
 def test_a_second_run_has_nothing_left_to_do(conformance_state: Path) -> None:
     before = (conformance_state / "results.jsonl").read_text()
-    arguments = ("--dtypes", "float32", "--stages", "first", "--samples", "1")
+    arguments = ("--dtypes", "float32", "--stages", STAGES, "--samples", "1")
     _run(conformance_state, "--ops", OPERATORS, *arguments)
     assert (conformance_state / "results.jsonl").read_text() == before
 
@@ -309,13 +311,44 @@ def test_nan_infinity_and_the_sign_of_zero_count(wrong: float) -> None:
 
 
 def test_units_come_worst_first_and_shards_hold_each_once() -> None:
-    table = {"abs": ["float32"], "roll": ["float32", "bool"], "sum": ["int64"]}
+    table = {"abs": {"float32": 3}, "roll": {"float32": 200, "bool": 6}, "sum": {"int64": 7}}
     every = units.all_units("cpu", table)
     assert every[0].op == "roll"
     assert [units.Unit.parse(unit.name) for unit in every] == every
     shards = [units.select(every, shard=(index, 2)) for index in range(2)]
     assert sorted(shards[0] + shards[1], key=str) == sorted(every, key=str)
     assert {unit.op for unit in units.select(every, ["r*"])} == {"roll"}
+
+
+def test_units_hold_every_sample_of_the_whole_dtypes_once() -> None:
+    every = units.all_units("cpu", {"roll": {"float32": 200, "complex64": 9}, "abs": {"bool": 6}})
+    chosen = units.select(every, ["roll"], ["float32"], ["first", "rest"])
+    held = [sample for unit in chosen for sample in range(*unit.samples())]
+    assert chosen[0].samples() == (0, units.FIRST_SAMPLES)
+    assert held[:200] == list(range(200))
+    assert chosen[-1].samples()[0] < 200
+    assert not units.select(every, ["abs"], [], ["rest"])
+    assert not units.select(every, [], ["complex64"], ["rest"])
+
+
+def test_results_of_another_place_count_as_done(tmp_path: Path) -> None:
+    here, there = State.open(tmp_path / "here"), State.open(tmp_path / "there")
+    one, two = (units.Unit("cpu", op, "float32", "first") for op in ("roll", "sum"))
+    there.add({"unit": one.name, "complete": True})
+    there.add({"unit": two.name, "complete": True})
+    here.add({"unit": two.name, "complete": False})
+    both = State.open(tmp_path / "here", [tmp_path / "there"])
+    assert both.done(one) and not both.done(two)  # what was run here is the later
+    assert not here.done(one)
+
+
+def test_full_files_are_followed_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "FULL_FILE", 100)
+    state = State.open(tmp_path)
+    for op in map(str, range(40)):
+        state.add({"unit": f"cpu/{op}/bool/first", "complete": True})
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) < 200
+    assert list(State.open(tmp_path).results) == list(state.results)
 
 
 def test_what_is_looked_at_is_no_part_of_the_call() -> None:
