@@ -72,11 +72,12 @@ def main(
     could not be run.
     """
     console = Console(stderr=True)
+    until = time.time() + seconds if seconds else None
     kept = State.open(state.absolute(), [folder.absolute() for folder in also])
     if redo:
         kept.forget_failures()
     work = work.absolute() if work is not None else None
-    options = Options(device, jobs, seconds, max_kernels, samples, work)
+    options = Options(device, jobs, until, max_kernels, samples, work)
     try:
         known = list_units(kept, options, ops)
     except RuntimeError as error:

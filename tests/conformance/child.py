@@ -413,6 +413,18 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
+def _count(device: str, ops: str, index: str, count: str) -> dict[str, dict[str, int]]:
+    """The samples of every count-th operator that matches one of ``ops`` ("": all), by dtype."""
+    patterns = [pattern for pattern in ops.split(",") if pattern]
+    names = [
+        op
+        for op in database.operators()
+        if not patterns or any(units.matches(op, pattern) for pattern in patterns)
+    ]
+    dtypes = (*units.WHOLE_DTYPES, *units.SAMPLED_DTYPES)
+    return database.sample_counts(device, dtypes, names[int(index) :: int(count)])
+
+
 def main(arguments: Sequence[str]) -> int:
     """Serves jobs until the end of the input."""
     _die_with_parent()
@@ -426,13 +438,7 @@ def main(arguments: Sequence[str]) -> int:
         answers.flush()
 
     if arguments[0] == "--list":
-        patterns = [pattern for pattern in arguments[2].split(",") if pattern]
-
-        def wanted(op: str) -> bool:
-            return not patterns or any(units.matches(op, pattern) for pattern in patterns)
-
-        dtypes = (*units.WHOLE_DTYPES, *units.SAMPLED_DTYPES)
-        say(database.sample_counts(arguments[1], dtypes, wanted))
+        say(_count(*arguments[1:]))
         return 0
     store, device, folder = Path(arguments[0]), arguments[1], Path(arguments[2])
     database.operators()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import multiprocessing
-import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,19 +30,13 @@ def operators() -> dict[str, Any]:
 
 
 def sample_counts(
-    device: str, dtypes: Sequence[str], wanted: Callable[[str], bool]
+    device: str, dtypes: Sequence[str], names: Iterable[str]
 ) -> dict[str, dict[str, int]]:
-    """For each wanted operator of the database how many samples it has of those dtypes it takes.
+    """For each of these operators how many samples it has of those dtypes that it takes.
 
-    They are made on the CPU, in a process for each core.
+    They are made on the CPU.
     """
-    names = [name for name in operators() if wanted(name)]
-    count = functools.partial(_counts, device, dtypes)
-    processes = min(len(names) // 64, len(os.sched_getaffinity(0)), 24)
-    if processes < 2:
-        return dict(zip(names, map(count, names), strict=True))
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        return dict(zip(names, pool.map(count, names, chunksize=8), strict=True))
+    return {name: _counts(device, dtypes, name) for name in names}
 
 
 def _counts(device: str, dtypes: Sequence[str], name: str) -> dict[str, int]:

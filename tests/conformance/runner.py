@@ -32,6 +32,8 @@ UNITS_OF_A_JOB = {"cpu": 4, "cuda": 1}
 SAMPLES_OF_A_JOB = 24
 # A child that is at one call for so long is taken to hang.
 HANG_SECONDS = 120.0
+# Processes that count samples, at most.
+LISTING = 8
 # A file of results grows to so many bytes.
 FULL_FILE = 12 << 20
 # So long before the end of the time children get no more units and compile no more: they compare
@@ -140,11 +142,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: see `python -m conformance --help`."""
+    """How to run: see `python -m conformance --help`. ``until`` is a time.time()."""
 
     device: str
     jobs: int
-    seconds: float | None
+    until: float | None
     most_kernels: int | None
     samples: int | None = None
     work: Path | None = None  # for kernels and logs; None: the state's folder
@@ -271,7 +273,7 @@ class Run:
         self.problem = ""
         self._lock = threading.Lock()
         self._began = time.time()
-        self._until = time.time() + (options.seconds if options.seconds else 1e9)
+        self._until = options.until or time.time() + 1e9
         self._finished_here = 0
 
     @property
@@ -282,7 +284,7 @@ class Run:
 
     def seconds_left(self) -> float | None:
         """Until the end, as far as can be told."""
-        limit = self._until - time.time() if self._options.seconds else None
+        limit = self._until - time.time() if self._options.until else None
         if not self._finished_here:
             return limit
         pace = (time.time() - self._began) / self._finished_here
@@ -429,17 +431,28 @@ def list_units(state: State, options: Options, ops: Sequence[str]) -> list[Unit]
 
 
 def _count_samples(options: Options, ops: Sequence[str]) -> dict[str, dict[str, int]]:
-    environment = {**os.environ}
+    count = 1 if ops else min(max(options.jobs // 4, 1), LISTING)
+    parts = [_start_counting(options, ops, index, count) for index in range(count)]
+    counts: dict[str, dict[str, int]] = {}
+    for part in parts:
+        said, errors = part.communicate()
+        if part.returncode != 0:
+            raise RuntimeError(f"the operator database cannot be read: {errors[-600:]}")
+        counts.update(json.loads(said.splitlines()[-1]))
+    return counts
+
+
+def _start_counting(
+    options: Options, ops: Sequence[str], index: int, count: int
+) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     paths = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    done = subprocess.run(
-        [options.python, "-m", "conformance.child", "--list", options.device, ",".join(ops)],
-        capture_output=True,
+    arguments = ("--list", options.device, ",".join(ops), str(index), str(count))
+    return subprocess.Popen(
+        [options.python, "-m", "conformance.child", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        check=False,
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"the operator database cannot be read: {done.stderr[-600:]}")
-    counts: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
-    return counts

@@ -1,16 +1,19 @@
 """`make fuzz`: random operator programs, with and without kernels, compared after every call.
 
-    python -m fuzz [--calls N | --seconds S] [--seed N] [--keys N] [--json FILE]
+    python -m fuzz [--calls N | --seconds S] [--seed N] [--keys N] [--jobs N] [--json FILE]
 
 First the programs that once failed are replayed (corpus.txt), then the kernels of the keys that
 programs are drawn from are compiled, as far as the store lacks them, and then programs run. They
 run in a child process: if it dies, the program that it died of is a finding, and another goes on.
-Each finding is shrunk and written to a script in --scripts. Exit status 1 when there was one.
+Each finding is shrunk and written to a script in --scripts. Exit status 1 when there was one. With
+--jobs the first process compiles, and then as many have a part of the calls each, from seeds of
+their own that follow the first; findings are printed last, with what repeats them.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import mmap
 import os
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus.txt"
 ROOT = HERE.parent.parent
+POOL = "a single call"  # where a finding was that each process on the same keys has
 LATEST_FINDINGS = 20  # then the rest of the run says nothing new
 
 
@@ -45,6 +50,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--json", type=Path, help="write the totals here")
     add("--cache", type=Path, default=ROOT / "build" / "fuzz-cache", help="where kernels are kept")
     add("--scripts", type=Path, default=ROOT / "build" / "fuzz-findings", help="for findings")
+    add("--jobs", type=int, default=1, help="processes that run programs (1)")
     add("--workers", type=int, default=0, help="processes that compile (all cores)")
     add("--corpus", type=Path, default=CORPUS, help="programs that once failed")
     add("--only", type=int, help="run one program of the seed: its number")
@@ -119,7 +125,7 @@ class Child:
                  **prepared.verdicts)  # fmt: skip
         self.show(f"keys: {prepared.verdicts}", now=True)
         for found in prepared.found:
-            self._report(found, "a single call")
+            self._report(found, POOL)
         before = eagercache.stats()
         began = time.monotonic()
         self._programs(prepared.pool, began)
@@ -291,6 +297,49 @@ def supervise(options: argparse.Namespace) -> dict[str, Any]:
     return {**result, "totals": asdict(totals), "corpus": corpus}
 
 
+def supervise_jobs(options: argparse.Namespace) -> dict[str, Any]:
+    """As `supervise`, with --jobs processes."""
+    if options.jobs == 1:
+        return supervise(options)
+    alone = copy.copy(options)
+    alone.calls = 0
+    result = supervise(alone)
+    shares = []
+    for number in range(options.jobs):
+        share = copy.copy(options)
+        share.seed, share.workers = options.seed + number, 1
+        share.calls = -(-options.calls // options.jobs)
+        share.corpus = Path(os.devnull)
+        share.quiet = options.quiet or number > 0
+        shares.append(share)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for one in pool.map(supervise, shares):
+            merge(result, one)
+    return result
+
+
+def merge(result: dict[str, Any], other: dict[str, Any]) -> None:
+    """Adds another process's result. Seconds are the longest's; a pool's findings count once."""
+    from fuzz.both_ways import Totals
+
+    known = {found["message"] for found in result["findings"]}
+    result["findings"] += [
+        found
+        for found in other["findings"]
+        if found["where"] != POOL or found["message"] not in known
+    ]
+    result["crashes"] += other["crashes"]
+    result["seconds"] = max(result["seconds"], other["seconds"])
+    result["loaded"] = max(result.get("loaded", 0), other.get("loaded", 0))
+    totals = Totals(**result["totals"])
+    totals.add(other["totals"])
+    result["totals"] = asdict(totals)
+    for name in ("answered", "asides"):
+        counts = result.setdefault(name, {})
+        for reason, count in other.get(name, {}).items():
+            counts[reason] = counts.get(reason, 0) + count
+
+
 def facts(options: argparse.Namespace) -> dict[str, Any]:
     """What the totals were measured on."""
     import torch
@@ -311,6 +360,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         "cpu": model or platform.processor(),
         "cores": os.cpu_count(),
         "seed": options.seed,
+        "jobs": options.jobs,
         "pool_seed": options.pool_seed,
     }
 
@@ -321,7 +371,7 @@ def summary(result: dict[str, Any]) -> str:
     every = sum(answered.values())
     lines = [
         f"torch {result['torch']}, commit {result['commit']}, {result['date']}, {result['cpu']}, "
-        f"{result['cores']} cores, seed {result['seed']}",
+        f"{result['cores']} cores, {result['jobs']} processes, seed {result['seed']}",
         f"pool: {pool.get('templates', 0)} calls with {pool.get('keys', 0)} keys: "
         f"{pool.get('kernels', 0)} kernels, {pool.get('native', 0)} native, "
         f"{pool.get('failed', 0)} failed, {pool.get('ineligible', 0)} not eligible",
@@ -349,7 +399,7 @@ def main() -> int:
     options.seed = options.seed or int(time.time())
     options.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     print(f"seed {options.seed}, {options.keys} keys, {options.calls:,} calls", flush=True)
-    result = {**facts(options), **supervise(options)}
+    result = {**facts(options), **supervise_jobs(options)}
     print(summary(result))
     for finding in result["findings"]:
         print(f"- {finding['where']}: {finding.get('small', finding['message'])}")
