@@ -137,12 +137,15 @@ def example_inputs(call: Call) -> tuple[torch.Tensor, ...]:
 class Tools:
     """What one worker process compiles with. Not thread-safe: one compile at a time.
 
-    ``private`` is a directory that lives as long as the object, for precompiled headers.
+    ``private`` is a directory that lives as long as the object, for precompiled headers; that of
+    bare kernels is kept in ``store``, the store's directory, for other workers.
     """
 
-    def __init__(self, compiler: Compiler, isa: Isa, private: Path | None) -> None:
+    def __init__(
+        self, compiler: Compiler, isa: Isa, private: Path | None, store: Path | None = None
+    ) -> None:
         self.commands = BuildCommands(compiler, isa, private)
-        self.bare = BareBuilder(compiler, isa, private)
+        self.bare = BareBuilder(compiler, isa, private, store)
         self._taker: _TextTaker | _TextChecker | _TextReader | None = None
         _compat.set_text_handler(self._take)
 

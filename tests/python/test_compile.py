@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,7 +150,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildCommands:
         monkeypatch.setattr(container._compat, name, lambda *_: None)
     headers = tmp_path / "headers"
     headers.mkdir()
-    return BuildCommands(compiler_script(tmp_path, "sleep 0.3"), SCALAR, headers)
+    return BuildCommands(compiler_script(tmp_path, ""), SCALAR, headers)
 
 
 def run_build(commands: BuildCommands, tmp_path: Path, number: int) -> Path:
@@ -173,12 +173,22 @@ def run_build(commands: BuildCommands, tmp_path: Path, number: int) -> Path:
     return build
 
 
+# Says that it has started; the wrapper's and the kernel's end once both have.
+MEETS = """
+case "$*" in *.wrapper.cpp*) me=wrapper other=kernel;; *.kernel.cpp*) me=kernel other=wrapper;;
+*) exit 0;; esac
+: > {folder}/$me.started
+while [ ! -e {folder}/$other.started ]; do sleep 0.01; done
+"""
+
+
 def test_wrapper_and_kernel_are_compiled_side_by_side(
-    commands: BuildCommands, tmp_path: Path
+    commands: BuildCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = time.monotonic()
+    compiler_script(tmp_path, MEETS.format(folder=tmp_path))
+    # One after the other, the first would wait for the second until it is ended.
+    monkeypatch.setattr(running, "COMMAND_TIMEOUT", 20.0)
     run_build(commands, tmp_path, 0)
-    assert time.monotonic() - begin < 1.15  # four commands of 0.3 s
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 4
     assert calls[3].split()[0].endswith("a.wrapper.o") and "-shared" in calls[3]
@@ -223,7 +233,102 @@ def test_bare_kernels_share_a_precompiled_header_and_do_without_where_it_fails(
         assert (folder / "kernels.so").exists()
     calls = (tmp_path / "calls").read_text().splitlines()
     assert sum("c++-header" in call for call in calls) == 1
-    assert sum(f"-include {private}/bare.h" in call for call in calls) == included
+    assert sum(f"-include {private}/bare/bare.h" in call for call in calls) == included
+
+
+# As MAKES_FILES, and the list of what a header is made of.
+MAKES_HEADERS = """
+case "$*" in *c++-header*)
+  for w in "$@"; do case $w in *.d) printf 'a: \\\\\\n %s\\n' {source} > $w;; esac; done;;
+esac
+{makes}"""
+
+
+class Builds:
+    """Builders of one compiler, that share headers in one store; and what the compiler was told."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.made = folder, 0
+        self.source = folder / "cpp_prefix.h"
+        self.source.write_text("// one")
+        self.store = folder / "store"
+        self.store.mkdir(mode=0o700)
+        body = MAKES_HEADERS.format(source=self.source, makes=MAKES_FILES)
+        self.compiler = compiler_script(folder, body)
+        monkeypatch.setattr(bare._compat, "kernel_compile_command", lambda path: [path, "-O3"])
+
+    def builder(self, compiler: Compiler | None = None) -> bare.BareBuilder:
+        self.made += 1
+        private = self.folder / f"private{self.made}"
+        private.mkdir()
+        return bare.BareBuilder(compiler or self.compiler, SCALAR, private, self.store)
+
+    def build(self, builder: bare.BareBuilder) -> list[str]:
+        """The commands of one unit."""
+        before = self.calls()
+        self.made += 1
+        folder = self.folder / f"build{self.made}"
+        folder.mkdir()
+        plan: Any = SimpleNamespace(entry="kernel", source="void kernel() {}")
+        assert builder.build([plan], folder).exists()
+        return self.calls()[len(before) :]
+
+    def calls(self) -> list[str]:
+        calls = self.folder / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def fill(self) -> Path:
+        """Has a worker leave its header; the header."""
+        first = self.builder()
+        for _ in range(bare.UNITS_BEFORE_HEADER + 1):
+            self.build(first)
+        (header,) = self.store.glob("HEADERS/*/bare.h")
+        return header
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
+    return Builds(tmp_path, monkeypatch)
+
+
+def test_a_worker_takes_the_header_that_another_one_left(builds: Builds) -> None:
+    header = builds.fill()
+    assert not list(builds.folder.glob("private*/bare"))  # moved, not copied: it is large
+    told = builds.build(builds.builder())
+    assert [f"-include {header}" in line for line in told] == [True, False]  # compile, link
+
+
+def test_a_header_is_made_again_when_what_it_was_made_of_has_changed(builds: Builds) -> None:
+    header = builds.fill()
+    builds.source.write_text("// another one")
+    other = builds.builder()
+    for _ in range(bare.UNITS_BEFORE_HEADER):
+        assert not any("-include" in line for line in builds.build(other))
+    told = builds.build(other)
+    assert sum("c++-header" in line for line in told) == 1
+    assert any(f"-include {header}" in line for line in told)
+    assert any("-include" in line for line in builds.build(builds.builder()))
+
+
+def test_another_compiler_has_a_header_of_its_own(builds: Builds) -> None:
+    builds.fill()
+    newer = replace(builds.compiler, version="gcc version 13.0.0")
+    assert not any("-include" in line for line in builds.build(builds.builder(newer)))
+
+
+def test_a_header_that_others_may_have_written_is_not_used(builds: Builds) -> None:
+    builds.fill()
+    builds.store.chmod(0o777)
+    assert not any("-include" in line for line in builds.build(builds.builder()))
+
+
+def test_a_header_that_does_not_work_is_done_without_and_removed(builds: Builds) -> None:
+    header = builds.fill()
+    body = 'case "$*" in *-include*) exit 1;; esac\n' + MAKES_FILES
+    compiler_script(builds.folder, body)
+    told = builds.build(builds.builder())
+    assert [("-include" in line) for line in told[:2]] == [True, False]
+    assert not header.exists()
 
 
 @pytest.mark.parametrize(
