@@ -21,7 +21,15 @@ from typing import Any
 
 from .log import event
 from .operators import described_name
-from .service_request import OnDone, Request, Response, cpu_seconds, failure_of, message
+from .service_request import (
+    OnDone,
+    Request,
+    Response,
+    cpu_seconds,
+    failure_of,
+    message,
+    note_lost_batch,
+)
 from .service_settings import ServiceSettings
 from .slots import Slot, Slots
 from .worker_process import WorkerLost, WorkerProcess, give_way_to_callers
@@ -324,12 +332,11 @@ class CompileService:
         except WorkerLost as lost:
             self._discard(process)
             process = None
-            event(INFO, "worker_lost", calls=len(left), reason=lost, retry="one by one")
+            note_lost_batch(left, lost)
         with self._changed:
             closed = self._closed
             if not closed:
                 for request in left.values():
-                    request.alone = True
                     self._push(request, delay=0.0)
         if closed:
             reason = "the compile service is closed"

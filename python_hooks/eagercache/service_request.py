@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .log import event
+from .operators import described_name
 from .service_settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from .worker_process import WorkerLost
 
 Response = dict[str, Any]
 OnDone = Callable[[Response], None]
+
+# A request goes on alone once it was in so many batches whose worker was lost over another one.
+MOST_LOST_BATCHES = 2
 
 
 @dataclass
@@ -27,6 +36,7 @@ class Request:
     crashes: int = 0
     again: bool = False  # to be measured again, when the machine is idle: nobody waits for it
     alone: bool = False  # not in a batch: one that it was in has failed
+    lost_batches: int = 0  # batches that it was in whose worker was lost
 
     @property
     def gain(self) -> float:
@@ -54,6 +64,25 @@ def cpu_seconds(response: Mapping[str, Any]) -> float:
     # Parts of a step ("compile.link") are in the step.
     return float(
         sum(value for name, value in response.get("seconds", {}).items() if "." not in name)
+    )
+
+
+def note_lost_batch(left: Mapping[int, Request], lost: WorkerLost) -> None:
+    """Who of a batch that a worker left unanswered goes on alone: the one that it died of."""
+    suspect = left.get(-1 if lost.at is None else lost.at)
+    for request in left.values():
+        request.lost_batches += 1
+        if request is suspect or suspect is None or request.lost_batches >= MOST_LOST_BATCHES:
+            request.alone = True
+    if suspect is not None and not lost.timed_out:
+        suspect.crashes += 1
+    event(
+        logging.INFO,
+        "worker_lost",
+        calls=len(left),
+        op=described_name(suspect.description) if suspect else None,
+        reason=lost,
+        retry="one by one" if suspect is None else "that one alone",
     )
 
 

@@ -2,7 +2,9 @@
 
 A persistent process of its own session that reads requests from its standard input and answers on a
 private duplicate of its standard output. Both carry frames: four bytes of length, little-endian,
-then JSON. A frame is one request, or {"batch": [...]} of several, each of which gets a response.
+then JSON. A frame is one request, or {"batch": [...]} of several, each of which gets a response; in
+between come {"at": index} of the request that is begun next, so that whoever reads knows which one
+the worker died of.
 Whatever libraries print to file descriptor 1 goes to standard error and cannot break a frame.
 
 It exits at the end of its input, and takes its whole process group (compilers included) with it
@@ -93,19 +95,26 @@ class Worker:
     def handle(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """The responses to some requests, each with its "index" among them, in any order.
 
-        Their kernels are built together. Never raises for what a request asks.
+        Their kernels are built together. Before something is done for a single one of several,
+        {"at": its index}; None where it is done for all. Never raises for what a request asks.
         """
         jobs: dict[int, Job] = {}
         folder: Path | None = None
         try:
             for index, request in enumerate(requests):
+                if len(requests) > 1:
+                    yield {"at": index}
                 job = _make_job(request, self._core)
                 jobs[index] = job
                 job.begin(functools.partial(self._store, request), self._find_tools(request))
                 if job.outcome is not None:
                     yield self._finish(jobs, index)
+            if len(jobs) > 1:
+                yield {"at": None}
             folder = self._build([job for job in jobs.values() if job.plan is not None])
             for index in list(jobs):
+                if len(requests) > 1:
+                    yield {"at": index}
                 jobs[index].conclude(self._find_tools(jobs[index].request))
                 yield self._finish(jobs, index)
         finally:
@@ -189,7 +198,8 @@ class Worker:
             headers = scratch / "headers"
             headers.mkdir()
             compiler = find_compiler(request.get("cxx"))
-            self._tools = Tools(compiler, pick_isa(self._core.host_cpu_features()), headers)
+            isa = pick_isa(self._core.host_cpu_features())
+            self._tools = Tools(compiler, isa, headers, Path(request["store_root"]))
         return self._tools
 
     def _make_scratch(self, store: Any) -> Path:

@@ -44,7 +44,12 @@ _DROPPED_VARIABLES = (
 
 
 class WorkerLost(Exception):
-    """The worker is gone. ``timed_out`` when we ended it."""
+    """The worker is gone. ``timed_out`` when we ended it.
+
+    ``at`` is the index of the request of a batch that it was at, where that is known.
+    """
+
+    at: int | None = None
 
     def __init__(self, reason: str, *, timed_out: bool = False) -> None:
         super().__init__(reason)
@@ -193,17 +198,27 @@ class WorkerProcess:
 
         stdin = self._process.stdin
         assert stdin is not None
+        at: int | None = None
         try:
             if not self._ready:
                 self._read(settings.start_timeout, "start")
                 self._ready = True
             write_frame(stdin, frame)
-            for _ in range(count):
+            while count > 0:
                 response = self._read(settings.request_timeout, "answer")
+                if "at" in response:
+                    at = response["at"]
+                    continue
+                count -= 1
                 self.served += 1
                 yield response
         except (OSError, ValueError) as error:
-            raise WorkerLost(self._obituary()) from error
+            lost = WorkerLost(self._obituary())
+            lost.at = at
+            raise lost from error
+        except WorkerLost as lost:
+            lost.at = at
+            raise
 
     def _read(self, timeout: float, what: str) -> Response:
         """One frame. The worker writes frames whole, so that only their beginning is waited for."""

@@ -51,7 +51,10 @@ def requests():
     while (frame := read_frame(source)) is not None:
         if "batch" in frame:
             note(f"batch {len(frame['batch'])}")
-        yield from enumerate(frame.get("batch", [frame]))
+        for index, request in enumerate(frame.get("batch", [frame])):
+            if os.environ.get("SAYS_WHERE"):
+                write_frame(sink, {"at": index})
+            yield index, request
 for index, request in requests():
     call = request["description"]
     do = call["do"]
@@ -230,6 +233,35 @@ def test_a_batch_whose_worker_dies_is_tried_one_by_one(bench: Bench) -> None:
     assert len(answers.all) == 5
     assert sum(note.startswith("batch") for note in bench.notes) == 1
     assert sum(note.startswith("crash 2") for note in bench.notes) == 3  # with others, alone, again
+
+
+def test_of_a_batch_only_the_one_goes_on_alone_that_the_worker_died_of(bench: Bench) -> None:
+    service, answers = bench.service({"SAYS_WHERE": "1"}, largest_batch=8), Answers()
+    service.submit(call(0, "slow"), answers)
+    assert wait_until(lambda: "slow 0 faster" in bench.notes, 60)
+    for number, do in enumerate(["answer", "crash", "answer", "answer", "answer"], start=1):
+        service.submit(call(number, do), answers)
+    assert service.wait(60)
+    verdicts = {number: answer["verdict"] for number, answer in answers.by_id().items()}
+    assert verdicts == {0: "kernel", 1: "kernel", 2: "failed", **dict.fromkeys((3, 4, 5), "kernel")}
+    assert len(answers.all) == 6
+    assert "SIGSEGV" in answers.by_id()[2]["reason"]
+    assert [note for note in bench.notes if note.startswith("crash 2")] == ["crash 2 faster"] * 2
+    assert len(bench.pids("start")) == 3  # the batch's, the lonely one's, and one for the rest
+    # Together, or, where the lonely one's turn was first, in the batch that had room.
+    assert "batch 3" in bench.notes
+
+
+def test_one_that_loses_batch_after_batch_goes_on_alone(bench: Bench) -> None:
+    service, answers = bench.service({"SAYS_WHERE": "1"}, largest_batch=8), Answers()
+    service.submit(call(0, "slow"), answers)
+    assert wait_until(lambda: "slow 0 faster" in bench.notes, 60)
+    for number, do in enumerate(["crash", "crash", "answer"], start=1):
+        service.submit(call(number, do), answers)
+    assert service.wait(60)
+    verdicts = {number: answer["verdict"] for number, answer in answers.by_id().items()}
+    assert verdicts == {0: "kernel", 1: "failed", 2: "failed", 3: "kernel"}
+    assert len(answers.all) == 4
 
 
 def test_what_saves_most_is_compiled_first(bench: Bench) -> None:
