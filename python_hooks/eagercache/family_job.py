@@ -28,9 +28,18 @@ class FamilyJob(Job):
         return probe
 
     def _prove_member(
-        self, member: Call, library: Path, launch_plan: str, outcome: Outcome, where: str
+        self,
+        member: Call,
+        library: Path,
+        launch_plan: str,
+        outcome: Outcome,
+        where: str,
+        others: int = 0,
     ) -> None:
-        """Proves the kernel on one call; what is proved of all so far is in ``outcome``."""
+        """Proves the kernel on one call; what is proved of all so far is in ``outcome``.
+
+        It is proved on ``others`` beside this one.
+        """
         assert outcome.kernel is not None
         with self.clock.step("prove"):
             natives = prove.native_answers(member)
@@ -39,7 +48,7 @@ class FamilyJob(Job):
             probe.load(str(library), launch_plan)
             reduces = outcome.kernel.lowered.text.reduces
             try:
-                proof = prove.prove(member, probe, natives, reduces=reduces)
+                proof = prove.prove(member, probe, natives, reduces=reduces, others=others)
             except prove.ProofFailed as error:
                 raise type(error)(f"{error}, {where}") from error
         before = outcome.proof

@@ -113,7 +113,8 @@ class ShapeJob(FamilyJob):
             for values in proved:
                 where = f"sizes {sizes_text(values)}"
                 member, plan_text = family.member(values), kernel.launch_plan
-                self._prove_member(member, self._library, plan_text, outcome, where)
+                others = len(proved) - 1
+                self._prove_member(member, self._library, plan_text, outcome, where, others)
             choice = self._choose(family, plan, outcome)
         outcome.kernel = Built(objects, self.lowered, "shapes", plan.to_json(choice))
         outcome.facts = {
