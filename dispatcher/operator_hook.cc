@@ -17,6 +17,7 @@
 #include "dispatcher/counters.h"
 #include "dispatcher/cuda_driver.h"
 #include "dispatcher/explain.h"
+#include "dispatcher/integer_samples.h"
 #include "dispatcher/probe.h"
 #include "dispatcher/recorder.h"
 #include "dispatcher/runtime.h"
@@ -276,7 +277,12 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
   // Native first: a key goes to the store and the compiler only after native has answered it. If it
   // throws, the call was wrong and nothing happened.
   if (left_out("check", "native_first")) {
-    runtime.note_missed_call(*this, view.key.words(), hash, note, 0);
+    runtime.note_missed_call(*this, view.key.words(), hash, note, 0, {});
+  }
+  // What native is given, before it may have changed it.
+  std::vector<IntegerSample> integers;
+  if (runtime.ask_for(*this, note) == Runtime::Ask::kCompile) {
+    integers = sample_integers(view.tensors.view());
   }
   const std::uint64_t native_ns = time_native(keys, stack);
   if (recording_calls.load(std::memory_order_relaxed)) [[unlikely]] {
@@ -287,7 +293,7 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
     table_.set_native(view.key.words(), hash);
     return;
   }
-  runtime.note_missed_call(*this, view.key.words(), hash, note, native_ns);
+  runtime.note_missed_call(*this, view.key.words(), hash, note, native_ns, std::move(integers));
 }
 
 bool OperatorHook::answer_by_class(const CallView& view, std::uint64_t hash,

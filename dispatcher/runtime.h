@@ -16,6 +16,7 @@
 
 #include "dispatcher/counters.h"
 #include "dispatcher/function_autograd.h"
+#include "dispatcher/integer_samples.h"
 #include "dispatcher/miss_handler.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/policy.h"
@@ -94,10 +95,16 @@ class Runtime {
   // key then is an entry like any other. On the caller's thread; reads no file.
   bool has_classes(const OperatorHook& hook) const;
   Found find_in_class(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash);
+  // What note_missed_call() is to do about a call: nothing, ask the store, or have a kernel
+  // compiled that the store does not have.
+  enum class Ask { kNothing, kStore, kCompile };
+  Ask ask_for(const OperatorHook& hook, const MissNote& note) const noexcept;
   // After native answered a missed call: queues what the policy asks for; waits under kWait.
-  // `native_ns` is what native took for this call.
+  // `native_ns` is what native took for this call, `integers` what its integer tensors held, where
+  // a kernel may be compiled for it.
   void note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
-                        const MissNote& note, std::uint64_t native_ns);
+                        const MissNote& note, std::uint64_t native_ns,
+                        std::vector<IntegerSample> integers);
   // A kernel reported an error: the key goes native for this process, one warning.
   void note_kernel_failure(OperatorHook& hook, std::span<const Word> words);
   // A kernel's answer differed from native's: the entry is quarantined, the key goes native for
@@ -141,6 +148,7 @@ class Runtime {
     std::uint64_t native_ns = 0;   // of one of them
     std::uint64_t generation = 0;  // of the policy under which it was queued
     bool may_compile = false;
+    std::vector<IntegerSample> integers;  // of the call that may be compiled
     // In flight for a kernel of the key's shape class, and for which of them.
     std::optional<std::size_t> class_number;
     bool scalars = false;  // in flight for the kernel of the key's scalar class

@@ -403,20 +403,29 @@ void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
   }
 }
 
-void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
-                               const MissNote& note, std::uint64_t native_ns) {
-  if (note.inserted) {
-    log_event(LogLevel::kDebug, "miss", {{"op", hook.full_name()}});
-  }
+Runtime::Ask Runtime::ask_for(const OperatorHook& hook, const MissNote& note) const noexcept {
   const Policy now = policy();
   if (now.on_miss == OnMiss::kNative || frozen()) {
-    return;
+    return Ask::kNothing;
   }
   const std::uint64_t threshold =
       now.on_miss == OnMiss::kWait ? 1 : now.compile_after * hook.compile_cost();
   // Asked again at every doubling: a request may have been dropped, or its worker lost.
   const bool doubled = note.calls > threshold && std::has_single_bit(note.calls);
   if (!note.inserted && note.calls != threshold && !doubled) {
+    return Ask::kNothing;
+  }
+  return note.calls >= threshold ? Ask::kCompile : Ask::kStore;
+}
+
+void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                               const MissNote& note, std::uint64_t native_ns,
+                               std::vector<IntegerSample> integers) {
+  if (note.inserted) {
+    log_event(LogLevel::kDebug, "miss", {{"op", hook.full_name()}});
+  }
+  const Ask ask = ask_for(hook, note);
+  if (ask == Ask::kNothing) {
     return;
   }
   try {
@@ -427,9 +436,10 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
     pending.calls = note.calls;
     pending.native_ns = native_ns;
     pending.generation = generation_.load(std::memory_order_relaxed);
-    pending.may_compile = note.calls >= threshold;
+    pending.may_compile = ask == Ask::kCompile;
+    pending.integers = std::move(integers);
     std::shared_ptr<Ticket> ticket;
-    if (now.on_miss == OnMiss::kWait && note.inserted) {
+    if (policy().on_miss == OnMiss::kWait && note.inserted) {
       ticket = std::make_shared<Ticket>();
       pending.tickets.push_back(ticket);
     }
@@ -525,8 +535,9 @@ void Runtime::process(Pending pending) {
       finish(pending);
       return;
     }
-    const CompileRequest request{digest, operator_call_json(*pending.hook, pending.words, digest,
-                                                            pending.calls, pending.native_ns)};
+    const CompileRequest request{
+        digest, operator_call_json(*pending.hook, pending.words, digest, pending.calls,
+                                   pending.native_ns, pending.integers)};
     submit(std::move(pending), request);
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning,

@@ -102,8 +102,8 @@ bool Runtime::hand_to_scalars(Pending& pending) {
   }
   CompileRequest request;
   request.digest = scalar_digest(hook, pending.words);
-  nlohmann::json call = nlohmann::json::parse(
-      operator_call_json(hook, pending.words, request.digest, pending.calls, pending.native_ns));
+  nlohmann::json call = nlohmann::json::parse(operator_call_json(
+      hook, pending.words, request.digest, pending.calls, pending.native_ns, pending.integers));
   call["kind"] = "scalars";
   call["class_args"] = nlohmann::json::parse(
       describe_call(scalar_class_of(pending.words), hook.plan().names))["args"];

@@ -137,8 +137,8 @@ bool Runtime::hand_to_class(Pending& pending) {
   }
   CompileRequest request;
   request.digest = class_digest(hook, pending.words, proposal->number);
-  nlohmann::json call = nlohmann::json::parse(
-      operator_call_json(hook, pending.words, request.digest, pending.calls, pending.native_ns));
+  nlohmann::json call = nlohmann::json::parse(operator_call_json(
+      hook, pending.words, request.digest, pending.calls, pending.native_ns, pending.integers));
   call["kind"] = "shapes";
   call["pattern"] = pattern_json(proposal->pattern);
   request.call_json = call.dump();

@@ -1,8 +1,9 @@
 """Operator calls rebuilt from their descriptions.
 
 A description is what the hook knows of a call (guards/call_key.h): the operator, every argument
-with its value, and of tensors all but the data. `Call` decodes one; `Call.sample` makes tensors of
-exactly the described metadata and fills them from a seed; `Call.invoke` calls the operator.
+with its value, and of tensors all but the data; of integer tensors it may say what they held.
+`Call` decodes one; `Call.sample` makes tensors of exactly the described metadata and fills them
+from a seed; `Call.invoke` calls the operator.
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ from typing import Any, TypeAlias
 import torch
 
 from ._load import core
+from .call_integers import (
+    OWN,
+    derive,
+    index_bounds,
+    ordered_places,
+    put_in_range,
+    read_integers,
+)
 from .operators import described_name
 
 ALIGNMENT = 64  # bytes; kAlignment of guards/call_key.h
@@ -157,6 +166,18 @@ class Call:
                 f"{self.name} takes {len(schema)} arguments, the description has "
                 f"{len(self._arguments)}"
             )
+        self.integers = read_integers(description)
+        by_name = {
+            argument.name: [(place, self.tensors[place].dtype) for place in _slots(value)]
+            for argument, value in zip(schema, self._arguments, strict=True)
+        }
+        self.index_ranges.update(index_bounds(self.op, by_name, self.integers))
+        self._ordered = frozenset(ordered_places(self.op, by_name, self.integers))
+
+    @property
+    def fills(self) -> tuple[str, ...]:
+        """The rules that data for this call can be made by."""
+        return (OWN, *FILLS) if self.integers else FILLS
 
     def _decode(self, argument: Mapping[str, Any]) -> Any:
         kind = argument["kind"]
@@ -223,7 +244,7 @@ class Call:
         return flatten_returns(self.op(*args, **kwargs))
 
     def sample(self, fill: str, seed: int) -> Sample:
-        """Values by the named rule (one of FILLS), the same for the same seed."""
+        """Values by the named rule (one of `fills`), the same for the same seed."""
         generators = {
             device: torch.Generator(device).manual_seed(seed)
             for device in {spec.device for spec in self.tensors}
@@ -231,10 +252,15 @@ class Call:
         sample = Sample([], [])
         for index, spec in enumerate(self.tensors):
             value, base = _allocate(spec, fill, generators[spec.device])
-            if index in self.index_ranges and isinstance(value, torch.Tensor):
-                _put_indices(value, self.index_ranges[index], generators[spec.device])
+            if isinstance(value, torch.Tensor) and index in self.index_ranges:
+                put_in_range(value, self.index_ranges[index], generators[spec.device])
             sample.values.append(value)
             sample.bases.append(base)
+        derived = derive(self.name, self.op, self.bind(sample.values)[0])
+        for index in self.integers if fill == OWN else self._ordered:
+            value, known = sample.values[index], self.integers[index]
+            if isinstance(value, torch.Tensor) and (known.whole or value is not derived):
+                known.put(value, generators[self.tensors[index].device])
         return sample
 
     def with_wide_floats(self) -> Call:
@@ -249,6 +275,7 @@ class Call:
             self.state, default_dtype=_WIDER.get(self.state.default_dtype, self.state.default_dtype)
         )
         wide.index_ranges = self.index_ranges
+        wide.integers, wide._ordered = self.integers, self._ordered
         wide.tensors = [
             replace(spec, dtype=_WIDER.get(spec.dtype, spec.dtype)) for spec in self.tensors
         ]
@@ -395,16 +422,6 @@ FILLS = (
     "wide",
     "cancelling",
 )
-
-
-def _put_indices(value: torch.Tensor, bounds: tuple[int, int], generator: torch.Generator) -> None:
-    low, high = bounds
-    memory = value.as_strided((_extent_of(value),), (1,), value.storage_offset())
-    memory.copy_(torch.randint(low, high, memory.size(), generator=generator, device=memory.device))
-
-
-def _extent_of(value: torch.Tensor) -> int:
-    return 1 + sum((n - 1) * s for n, s in zip(value.size(), value.stride(), strict=True))
 
 
 def _allocate(

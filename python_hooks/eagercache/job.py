@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import prove, timing
+from .call_integers import known_ranges
 from .calls import Call
 from .commands import CompileFailed, CompileRefused, FunctionRefused
 from .compile import Tools
@@ -155,6 +156,8 @@ class Job:
         entry = store.find(digest)
         if entry is not None and self._measures_again(entry):
             self._measured = int(self.description["again"])
+            known = json.loads(entry["facts"].get("integers", "[]"))
+            self.description = {**self.description, "integers": known}
         elif entry is not None:
             reason = entry.get("facts", {}).get("reason", "")
             self.outcome = Outcome(entry["kind"], reason, published=True)
@@ -422,6 +425,8 @@ def _facts(
         "reason": outcome.reason,
         "torch": str(torch.__version__),
     }
+    if "integers" in description:
+        facts["integers"] = json.dumps(known_ranges(description))
     facts.update({f"seconds_{name}": f"{value:.3f}" for name, value in seconds.items()})
     if outcome.proof is not None:
         facts["numerics"] = outcome.proof.numerics

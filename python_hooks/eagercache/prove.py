@@ -56,6 +56,9 @@ MINIMUM_FILLS = 2
 BITWISE_ELEMENTS = 2048
 MOST_ROUNDS = 256
 MOST_ROUND_ELEMENTS = 1 << 18
+# A kernel of many sizes is proved on some dozens of calls, which share these rounds: but each, with
+# loops and ends of loops of its own, has so many.
+LEAST_ROUNDS = 20
 EXTRA_FILLS = ("normal", "unit", "wide", "cancelling", "special")
 # Data that show whether a kernel is bitwise. Terms of any size, and ones that cancel, leave of a
 # sum what tells little of its rounding, and more steps than the sum itself (a mean, a square, a
@@ -74,7 +77,8 @@ _ACCUMULATING = frozenset({
     "native_batch_norm_backward", "_native_batch_norm_legit",
     "_native_batch_norm_legit_functional", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d",
     "avg_pool3d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "_foreach_norm",
+    "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "max_pool2d_with_indices_backward",
+    "_foreach_norm",
 })  # fmt: skip
 
 
@@ -121,14 +125,15 @@ def native_answers(call: Call) -> list[Native]:
     Reshaped.
     """
     size = sum(spec.extent * spec.dtype.itemsize for spec in call.tensors)
-    limit = FILLS_OF_LARGE_CALLS if size > LARGE_CALL_BYTES else len(FILLS)
+    limit = FILLS_OF_LARGE_CALLS if size > LARGE_CALL_BYTES else len(call.fills)
     accepted: list[Native] = []
     last_error = ""
-    for index, fill in enumerate(FILLS):
+    for fill in call.fills:
         if len(accepted) >= limit:
             break
+        seed = SEED + (FILLS.index(fill) if fill in FILLS else -1)
         try:
-            accepted.append(_native_answer(call, fill, SEED + index))
+            accepted.append(_native_answer(call, fill, seed))
         except (CallError, Reshaped):
             raise
         except Exception as error:
@@ -157,9 +162,9 @@ def _native_answer(call: Call, fill: str, seed: int) -> Native:
     return Native(fill, seed, sample, outputs, given if call.written else None)
 
 
-def _extra_answers(call: Call, native: Native) -> Iterator[Native]:
+def _extra_answers(call: Call, native: Native, others: int) -> Iterator[Native]:
     """Native's answers to further samples, as far as it accepts them."""
-    for fill, seed in _extra_draws(call, native):
+    for fill, seed in _extra_draws(call, native, others):
         try:
             yield _native_answer(call, fill, seed)
         except Exception as error:
@@ -167,8 +172,11 @@ def _extra_answers(call: Call, native: Native) -> Iterator[Native]:
                 raise
 
 
-def _extra_draws(call: Call, native: Native) -> Iterator[tuple[str, int]]:
-    """(fill, seed) of the samples that show whether a small call is bitwise by more than luck."""
+def _extra_draws(call: Call, native: Native, others: int) -> Iterator[tuple[str, int]]:
+    """(fill, seed) of the samples that show whether a small call is bitwise by more than luck.
+
+    The kernel is proved on ``others`` calls beside this one, which have their share of them.
+    """
     made = [*native.outputs, *_tensors_at(native.after, call.written)]
     counts = [tensor.numel() for tensor in made]
     # Of an expanded argument only so many numbers are different ones.
@@ -176,7 +184,8 @@ def _extra_draws(call: Call, native: Native) -> Iterator[tuple[str, int]]:
     smallest = max(min(counts), 1)
     taken = max(sum(spec.numel for spec in call.tensors), 1)
     rounds = min(MOST_ROUNDS, BITWISE_ELEMENTS // smallest, MOST_ROUND_ELEMENTS // taken)
-    for index in range(rounds):
+    least = min(rounds, LEAST_ROUNDS)
+    for index in range(max(least, -(-rounds // (1 + others)))):
         yield EXTRA_FILLS[index % len(EXTRA_FILLS)], SEED + len(FILLS) + index
 
 
@@ -274,11 +283,13 @@ def prove(
     *,
     reduces: bool = False,
     composed: bool = False,
+    others: int = 0,
 ) -> Proof:
     """Compares the probe's loaded kernel with native. The probe must have captured the call.
 
     ``reduces`` tells whether the kernel accumulates over elements, ``composed`` whether the
-    operator is a function of several; see `Tolerance`.
+    operator is a function of several; see `Tolerance`. The same kernel is proved on ``others``
+    calls, too.
 
     Raises ProofFailed (NotBitwise among them).
     """
@@ -290,7 +301,7 @@ def prove(
             raise NotBitwise(f"bitwise by luck at best: a rounded sum, {_WRITES}")
         numerics = "accurate"
     worst = native_worst = 0.0
-    for native in itertools.chain(natives, _extra_answers(call, natives[0])):
+    for native in itertools.chain(natives, _extra_answers(call, natives[0], others)):
         if numerics != "bitwise" and native.seed >= SEED + len(FILLS):
             if reduces:
                 break  # what it may err by is known: the further samples are about bits alone

@@ -52,6 +52,8 @@ class ShapeFamily:
                 argument["value"] = values[symbol]
             else:
                 raise CallError("the pattern ties something that is no integer")
+        if tuple(values) != self.values:
+            description.pop("integers", None)  # in range for the call's own sizes alone
         return Call(description)
 
     def symbolic(self) -> Call:

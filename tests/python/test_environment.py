@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import getpass
 import socket
@@ -38,6 +39,35 @@ def test_a_changed_field_alone_changes_the_key_and_is_named(
     monkeypatch.setattr(environment, "FIELDS", (*FIELDS[:index], changed, *FIELDS[index + 1 :]))
     after = environment.text_of(context)
     assert environment.diff(before, after) == [FIELDS[index].name]
+
+
+# What a worker imports, too, and what says nothing of a kernel: settings, processes, the way of a
+# request to the worker and of the verdict back.
+OTHER_SOURCES = {
+    *("_load", "api", "choices", "config", "cuda_gate", "left_native", "log", "module_selection"),
+    *("modules", "operators", "private_file", "service", "service_request", "service_settings"),
+    *("session", "slots", "version", "worker_process"),
+}
+
+
+def imported(source: Path) -> set[str]:
+    """The modules of this package that a module imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names |= {node.module} if node.module else {alias.name for alias in node.names}
+    return {name for name in names if (source.parent / f"{name}.py").exists()}
+
+
+def test_the_key_holds_the_source_of_all_that_makes_and_proves_kernels() -> None:
+    folder = Path(environment.__file__).parent
+    known, left = {"worker"}, ["worker"]
+    while left:
+        new = imported(folder / f"{left.pop()}.py") - known
+        known |= new
+        left += sorted(new - OTHER_SOURCES)
+    hashed = {name.removesuffix(".py") for name in environment._LOWERING_SOURCES}
+    assert hashed == known - OTHER_SOURCES
 
 
 def changed_compiler(name: str) -> Callable[[Context], Context]:
