@@ -54,8 +54,6 @@ constexpr auto kDefaultOperators = std::to_array<std::string_view>({
     // Pooling and resampling.
     "aten::avg_pool2d",
     "aten::avg_pool2d_backward",
-    "aten::max_pool2d_with_indices",
-    "aten::max_pool2d_with_indices_backward",
     "aten::_adaptive_avg_pool2d",
     "aten::_adaptive_avg_pool2d_backward",
     "aten::adaptive_max_pool2d",
@@ -209,8 +207,11 @@ constexpr auto kDefaultOperators = std::to_array<std::string_view>({
     "aten::triu",
 });
 
-// On CUDA a kernel of our own launch is cheaper for the host too, so that these win or tie.
+// On CUDA a kernel of our own launch is cheaper for the host too, so that these win or tie; what
+// Inductor makes of maximum pools for the CPU checks values and has no kernel.
 constexpr auto kMoreOnCuda = std::to_array<std::string_view>({
+    "aten::max_pool2d_with_indices",
+    "aten::max_pool2d_with_indices_backward",
     "aten::native_batch_norm",
     "aten::copy_",
 });

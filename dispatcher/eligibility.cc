@@ -121,8 +121,12 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
     result.reason = denial(c10::toString(op.operator_name()), c10::toString(key), {});
   }
   const auto rule = find_operator_rule(op.schema().name());
-  if (result.reason.empty() && rule && rule->kind != RuleKind::kIntegerDivision &&
+  if (result.reason.empty() && rule && rule->kind == RuleKind::kLibrary &&
       !left_out("eligible", "library")) {
+    result.reason = rule->reason;
+  }
+  if (result.reason.empty() && rule && rule->kind == RuleKind::kTrustedPositions &&
+      key == c10::DispatchKey::CPU) {
     result.reason = rule->reason;
   }
   if (!result.reason.empty()) {

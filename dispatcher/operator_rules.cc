@@ -58,6 +58,16 @@ constexpr auto kRules = std::to_array<Row>({
     {"aten::gcd", RuleKind::kIntegerDivision},
     {"aten::lcm", RuleKind::kIntegerDivision},
     {"aten::pow", RuleKind::kIntegerDivision},  // 0 to a negative power raises for integers
+    {"aten::max_pool2d_with_indices_backward", RuleKind::kTrustedPositions},
+    {"aten::max_pool3d_with_indices_backward", RuleKind::kTrustedPositions},
+    {"aten::adaptive_max_pool2d_backward", RuleKind::kTrustedPositions},
+    {"aten::adaptive_max_pool3d_backward", RuleKind::kTrustedPositions},
+    {"aten::grid_sampler_2d_backward", RuleKind::kTrustedPositions},
+    {"aten::nll_loss_backward", RuleKind::kTrustedPositions},
+    {"aten::nll_loss2d_backward", RuleKind::kTrustedPositions},
+    {"aten::segment_reduce", RuleKind::kTrustedPositions},
+    {"aten::_segment_reduce_backward", RuleKind::kTrustedPositions},
+    {"aten::_embedding_bag_backward", RuleKind::kTrustedPositions},
 });
 
 constexpr std::string_view reason_of(RuleKind kind) {
@@ -66,6 +76,8 @@ constexpr std::string_view reason_of(RuleKind kind) {
       return "it is a library call (matrix product, convolution, ...)";
     case RuleKind::kIntegerDivision:
       return "integral operands may trap in compiled code";
+    case RuleKind::kTrustedPositions:
+      return "it trusts the positions that it is given, which a proof would have to make up";
   }
   return "";
 }

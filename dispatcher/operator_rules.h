@@ -11,6 +11,8 @@ namespace eagercache {
 enum class RuleKind : std::uint8_t {
   kLibrary,          // a call into a math library whose precision state is not in the key
   kIntegerDivision,  // traps on a zero divisor when all operands are integral
+  // On the CPU: trusts the positions that it is given, so that made-up ones end a compile worker.
+  kTrustedPositions,
 };
 
 struct OperatorRule {
@@ -19,7 +21,7 @@ struct OperatorRule {
 };
 
 // The rule for an operator by its name without overload ("aten::mm"), if there is one; in-place and
-// list forms have the plain form's. kIntegerDivision leaves it eligible; the other does not.
+// list forms have the plain form's. kIntegerDivision leaves it eligible; the others do not.
 std::optional<OperatorRule> find_operator_rule(std::string_view name) noexcept;
 
 }  // namespace eagercache

@@ -355,7 +355,8 @@ def _user_item(call: UserCall, grad: bool) -> Item:
 
     def compute(arguments: Any) -> list[torch.Tensor]:
         made = observe(make, database.copy(arguments), backward=grad)
-        return [*_values(made), *(made.inputs[index].detach() for index in sorted(made.written))]
+        _raise_again(made)
+        return made.all_values()
 
     return Item(
         label=f"user {call.label}",
@@ -374,7 +375,9 @@ def _backend_item(call: BackendCall, index: int) -> Item:
         return call.func(*args, **kwargs)
 
     def compute(arguments: Any) -> list[torch.Tensor]:
-        return _values(observe(make, database.copy(arguments)))
+        made = observe(make, database.copy(arguments))
+        _raise_again(made)
+        return made.values
 
     wider = None
     channels = 0
@@ -398,10 +401,9 @@ def _backend_item(call: BackendCall, index: int) -> Item:
     )
 
 
-def _values(made: Observation) -> list[torch.Tensor]:
+def _raise_again(made: Observation) -> None:
     if made.error:
         raise RuntimeError(made.error[1])
-    return [value.detach() for value in made.values]
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -53,9 +53,12 @@ class Observation:
         made = [*self.outputs, *(g for g in self.gradients if g is not None)]
         return [_dense(tensor) for tensor in made if not tensor.is_meta]
 
-    def all_values(self, written: Sequence[int]) -> list[torch.Tensor]:
-        """`values`, and those inputs after the call."""
-        return self.values + [_dense(self.inputs[index]) for index in written]
+    def all_values(self) -> list[torch.Tensor]:
+        """`values`, and the inputs after the call.
+
+        All of them: which ones a call writes other numbers to depends on the numbers.
+        """
+        return self.values + [_dense(tensor) for tensor in self.inputs if not tensor.is_meta]
 
 
 Call = Callable[[Any], Any]
@@ -156,8 +159,7 @@ def compare(
     composed = wider is not None and wider.composed
     found += _left_behind(expected, actual, by_value=composed)
     if composed and not found:
-        both = sorted(expected.written & actual.written)
-        return differences(expected.all_values(both), actual.all_values(both), wider, notes)
+        return differences(expected.all_values(), actual.all_values(), wider, notes)
     # What was written is among the inputs and was compared there, bit for bit.
     return found or differences(expected.values, actual.values, wider, notes)
 

@@ -267,7 +267,9 @@ def _magnitudes(
             continue
         root = _root_mean_square(reference)
         floor = root if math.isfinite(root) and root > largest * 2.0**-40 else largest
-        made.append(answer.detach().abs().clamp_min(max(floor, least)))
+        # Absolute values may have no answer where the call has one: softmax with -inf among them.
+        known = torch.where(torch.isfinite(answer), answer, reference).detach().abs()
+        made.append(torch.nan_to_num(known, 0.0, 0.0, 0.0).clamp_min(max(floor, least)))
     return made
 
 

@@ -130,6 +130,16 @@ TEST(Eligibility, LibraryCallsAreNot) {
                  "library call");
 }
 
+TEST(Eligibility, OperatorsThatTrustPositionsAreNotOnCpu) {
+  expect_refused({"aten::max_pool2d_with_indices_backward", "aten::nll_loss_backward",
+                  "aten::nll_loss_backward.grad_input", "aten::segment_reduce"},
+                 "trusts the positions");
+  for (const char* name :
+       {"aten::max_pool2d_with_indices_backward", "aten::nll_loss2d_backward"}) {
+    EXPECT_FALSE(on_cpu(name).eligible);
+  }
+}
+
 TEST(Eligibility, UninitialisedOutputsAreNot) {
   expect_refused({"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided"},
                  "unspecified");
@@ -287,7 +297,7 @@ TEST(OperatorRules, KnowLinearAlgebraByItsPrefixAndTheNormAsAnException) {
 }
 
 TEST(OperatorRules, EveryRuleHasAReasonAndUnknownNamesHaveNoRule) {
-  for (const char* name : {"aten::mm", "aten::div"}) {
+  for (const char* name : {"aten::mm", "aten::div", "aten::nll_loss_backward"}) {
     ASSERT_TRUE(find_operator_rule(name)) << name;
     EXPECT_FALSE(find_operator_rule(name)->reason.empty()) << name;
   }

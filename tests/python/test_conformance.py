@@ -18,7 +18,7 @@ import pytest
 import torch
 from conformance import runner, units
 from conformance.judge import compare, observe
-from conformance.reference import Wider
+from conformance.reference import Wider, differences
 from conformance.runner import State
 from conftest import PACKAGE_ROOT, clean_environment
 
@@ -286,6 +286,45 @@ def test_floats_may_err_as_their_class_promises_and_no_more(ulps: int, found: bo
 
     good = observe(torch.exp, wider.arguments.clone())
     assert bool(compare(good, observe(other, wider.arguments.clone()), wider)) == found
+
+
+def test_terms_without_an_answer_for_their_absolute_values_count_by_the_rest() -> None:
+    x = torch.tensor([-5.3582, -float("inf"), 5.7149, 1.7728, -2.1544, 1.7195])
+    weights = torch.tensor([1.0, 1.125, 1.375, 1.5, 1.125, 1.25])
+
+    def gradient(a: torch.Tensor) -> list[torch.Tensor]:
+        y = torch.softmax(a, 0)
+        g = weights.to(a.dtype)
+        return [y * (g - (g * y).sum())]
+
+    # The largest one cancels: an error in its last places is one of the terms', not of the rest.
+    wider = Wider(gradient, x, pointwise=False, composed=True)
+    (good,) = gradient(x)
+    off = good.clone()
+    off[2] += 1e-7
+    assert differences([good], [off], wider) == []
+    off[2] += 2e-4
+    assert differences([good], [off], wider)
+
+
+def test_inputs_that_only_other_numbers_change_are_compared_too() -> None:
+    def add_norm(arguments: Any) -> Any:
+        x, mean = arguments
+        mean.mul_(0.9).add_(x.mean() * 0.1)
+        return x - mean
+
+    def compute(arguments: Any) -> list[torch.Tensor]:
+        made = observe(add_norm, [t.clone() for t in arguments])
+        return made.all_values()
+
+    def make() -> list[torch.Tensor]:
+        return [torch.tensor([0.5, 0.25]), torch.tensor([0.375])]
+
+    # In float32 the mean stays as it is; with other numbers it does not.
+    wider = Wider(compute, make(), pointwise=False, composed=True)
+    good = observe(add_norm, make())
+    assert compare(good, observe(lambda a: add_norm(a) * (1 + 2**-23), make()), wider) == []
+    assert compare(good, observe(lambda a: add_norm(a) * 1.01, make()), wider)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])
