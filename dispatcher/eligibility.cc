@@ -138,6 +138,7 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
     return result;
   }
   result.plan = std::move(plan.plan);
+  result.plan.reads_autocast = !op.schema().name().starts_with("aten::");
   result.plan.aside_if_integral = rule && rule->kind == RuleKind::kIntegerDivision;
   read_results(op, result);
   result.eligible = true;

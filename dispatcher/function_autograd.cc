@@ -1,5 +1,6 @@
 #include "dispatcher/function_autograd.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,11 +76,60 @@ std::uint64_t remembered(std::uint64_t hash) {
 
 }  // namespace
 
+AutocastState AutocastState::of_thread(c10::DeviceType device) {
+  return {device, at::autocast::is_autocast_enabled(device),
+          at::autocast::get_autocast_dtype(device)};
+}
+
+void AutocastState::set() const {
+  at::autocast::set_autocast_enabled(device, enabled);
+  at::autocast::set_autocast_dtype(device, dtype);
+}
+
+namespace {
+
+thread_local const AutocastState* formulas = nullptr;
+
+// While a node's gradients are computed: the thread's autocast is that of the forward, and the one
+// that was on before is that of the formulas of the gradients.
+class ForwardsAutocast {
+ public:
+  explicit ForwardsAutocast(const AutocastState& forward)
+      : before_(AutocastState::of_thread(forward.device)), outer_(formulas) {
+    forward.set();
+    formulas = &before_;
+    if (before_.enabled) {
+      by_function_.emplace();
+    }
+  }
+  ~ForwardsAutocast() {
+    formulas = outer_;
+    before_.set();
+  }
+  ForwardsAutocast(const ForwardsAutocast&) = delete;
+  ForwardsAutocast& operator=(const ForwardsAutocast&) = delete;
+
+ private:
+  const AutocastState before_;
+  const AutocastState* const outer_;
+  // Kernels are made for formulas without autocast, as where a program leaves its block before it
+  // calls backward.
+  std::optional<InsideGuard> by_function_;
+};
+
+}  // namespace
+
+std::optional<AutocastState> autocast_of_formulas() {
+  return formulas == nullptr ? std::nullopt : std::optional<AutocastState>(*formulas);
+}
+
 // What a call leaves in autograd's graph.
 class FunctionNode final : public torch::autograd::Node {
  public:
   FunctionNode(FunctionAutograd& owner, std::uint64_t hash, std::span<const c10::IValue> arguments)
-      : owner_(owner), hash_(hash) {
+      : owner_(owner),
+        hash_(hash),
+        autocast_(AutocastState::of_thread(owner.backward().device_type())) {
     arguments_.reserve(arguments.size());
     for (const c10::IValue& argument : arguments) {
       if (argument.isTensor()) {
@@ -112,6 +163,7 @@ class FunctionNode final : public torch::autograd::Node {
     for (const c10::IValue& argument : arguments_) {
       stack.push_back(argument.isTensor() ? c10::IValue(saved_[tensor++].unpack()) : argument);
     }
+    const ForwardsAutocast autocast(autocast_);
     look_who_answers(stack);
     owner_.backward().op().callBoxed(&stack);
     const c10::List<at::Tensor> computed = std::move(stack.back()).toTensorList();
@@ -163,6 +215,7 @@ class FunctionNode final : public torch::autograd::Node {
 
   FunctionAutograd& owner_;
   const std::uint64_t hash_;
+  const AutocastState autocast_;
   std::vector<c10::IValue> arguments_;  // tensors are placeholders for saved_
   std::mutex saved_mutex_;
   std::vector<torch::autograd::SavedVariable> saved_;  // guarded by saved_mutex_
@@ -184,6 +237,12 @@ std::span<const c10::IValue> FunctionAutograd::arguments(
 
 void FunctionAutograd::call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::span<const c10::IValue> own = arguments(*stack);
+  // A compiler's graph runs without autocast, so that it gets what the function does under it.
+  if (at::autocast::is_autocast_enabled(hook_.device_type()) && any_tensor(own, is_traced))
+      [[unlikely]] {
+    function_.callBoxed(op_, keys, stack);
+    return;
+  }
   const bool records = c10::GradMode::is_enabled() && any_tensor(own, needs_gradient);
   if (!records && !any_tensor(own, has_tangent)) [[likely]] {
     // Nothing is recorded below, so that autograd need not be switched off; a backward operator's

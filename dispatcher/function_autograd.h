@@ -6,11 +6,27 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "dispatcher/operator_hook.h"
 
 namespace eagercache {
+
+// Autocast on one kind of device.
+struct AutocastState {
+  c10::DeviceType device;
+  bool enabled;
+  c10::ScalarType dtype;
+
+  static AutocastState of_thread(c10::DeviceType device);
+  void set() const;
+};
+
+// Within a backward operator's own function: the autocast under which the formulas of its gradients
+// run in eager, that of the thread that computes gradients. Autocast itself is as in the forward
+// there, which the function runs again. Empty elsewhere.
+std::optional<AutocastState> autocast_of_formulas();
 
 // The gradient of an operator that is a Python function, at one autograd key. Where nothing needs a
 // gradient the call goes on to the backend. Else one node is put into autograd's graph, which saves

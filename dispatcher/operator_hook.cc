@@ -1,7 +1,6 @@
 #include "dispatcher/operator_hook.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
@@ -139,11 +138,6 @@ AsideReason OperatorHook::thread_reason() const noexcept {
   if (device_type_ == c10::DeviceType::CPU && at::in_parallel_region() &&
       applies(AsideReason::kParallelRegion)) [[unlikely]] {
     return AsideReason::kParallelRegion;
-  }
-  // Autocast is above us, and above the operators that the function itself calls.
-  if (!guard_native_ && at::autocast::is_autocast_enabled(device_type_) &&
-      applies(AsideReason::kAutocast)) [[unlikely]] {
-    return AsideReason::kAutocast;
   }
   return AsideReason::kNone;
 }
@@ -389,6 +383,11 @@ LoadedKernel::Outcome OperatorHook::call_kernel(LoadedKernel& kernel, const Call
     c10::SmallVector<at::Tensor, 4> outputs(kernel.num_outputs());
     {
       InsideGuard inside;
+      // A function's casts are in its kernel, whatever PyTorch's operators are called from there.
+      std::optional<c10::impl::ExcludeDispatchKeyGuard> below_autocast;
+      if (plan().reads_autocast) {
+        below_autocast.emplace(c10::autocast_dispatch_keyset);
+      }
       const LoadedKernel::Outcome outcome =
           kernel.answer(view.tensors.view(), {outputs.data(), outputs.size()}, view.device);
       if (outcome != LoadedKernel::Outcome::kAnswered) [[unlikely]] {

@@ -38,6 +38,9 @@ struct ArgumentPlan {
   std::vector<std::uint8_t> written;
   // Integral operands step aside: native raises on a zero divisor, compiled code traps.
   bool aside_if_integral = false;
+  // Whether autocast is part of the key: of an operator that is a function, whose own operators it
+  // changes.
+  bool reads_autocast = false;
 };
 
 // The plan for `schema`, or the reason why a call of it has no key ("argument 'generator' has type

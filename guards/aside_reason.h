@@ -26,9 +26,8 @@ enum class AsideReason : std::uint8_t {
   kFloatingPointMode,  // flush-denormal or another rounding mode is set on this thread
   kParallelRegion,     // called from inside an OpenMP region
   kOverlap,            // a written tensor shares memory with another one, or with itself
-  kAutocast,           // the operator's own function calls operators that autocast would change
 };
-inline constexpr std::size_t kAsideReasonCount = 17;
+inline constexpr std::size_t kAsideReasonCount = 16;
 
 constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
   switch (reason) {
@@ -64,8 +63,6 @@ constexpr std::string_view aside_reason_name(AsideReason reason) noexcept {
       return "parallel_region";
     case AsideReason::kOverlap:
       return "overlap";
-    case AsideReason::kAutocast:
-      return "autocast";
   }
   return "unknown";
 }

@@ -61,6 +61,9 @@ bool read_state(KeyReader& reader, GlobalState* state) {
   state->deterministic = read_field<KeyField::kStateDeterministic>(word) != 0;
   state->deterministic_warn_only = read_field<KeyField::kStateWarnOnly>(word) != 0;
   state->fill_uninitialized_memory = read_field<KeyField::kStateFillUninitialized>(word) != 0;
+  state->autocast = read_field<KeyField::kStateAutocast>(word) != 0;
+  state->autocast_dtype =
+      static_cast<std::uint8_t>(read_field<KeyField::kStateAutocastDtype>(word));
   state->num_threads = static_cast<std::uint16_t>(read_field<KeyField::kStateNumThreads>(word));
   return true;
 }

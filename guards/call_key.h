@@ -66,6 +66,10 @@ struct GlobalState {
   bool deterministic_warn_only = false;
   bool fill_uninitialized_memory = false;
   std::uint16_t num_threads = 1;  // at::get_num_threads(): reductions split by it
+  // Autocast of the call's device, for operators that are functions (ArgumentPlan::reads_autocast):
+  // the operators that they call are below it. ATen's own are not.
+  bool autocast = false;
+  std::uint8_t autocast_dtype = 0;  // c10::ScalarType's number; 0 where it is off
   friend bool operator==(const GlobalState&, const GlobalState&) = default;
 };
 
@@ -169,7 +173,7 @@ std::vector<Word> persistent_words(std::span<const Word> words);
 //   {"state": {"default_dtype": "float32", "deterministic": false,
 //    "deterministic_warn_only": false,
 //    "fill_uninitialized_memory": false,
-//    "num_threads": 1}, "args": [...]}
+//    "num_threads": 1}, "args": [...]}             and "autocast": "bfloat16" where it is on
 // with one object per argument, in schema order:
 //   {"kind": "none"}  {"kind": "undefined_tensor"}
 //   {"kind": "tensor", "dtype": "float32", "device": "cpu", "sizes": [...], "strides": [...],

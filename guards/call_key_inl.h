@@ -75,6 +75,8 @@ inline void KeyBuffer::put_state(const GlobalState& state) noexcept {
            field_bits<KeyField::kStateDeterministic>(state.deterministic) |
            field_bits<KeyField::kStateWarnOnly>(state.deterministic_warn_only) |
            field_bits<KeyField::kStateFillUninitialized>(state.fill_uninitialized_memory) |
+           field_bits<KeyField::kStateAutocast>(state.autocast) |
+           field_bits<KeyField::kStateAutocastDtype>(state.autocast_dtype) |
            field_bits<KeyField::kStateNumThreads>(state.num_threads))
               .word();
 }

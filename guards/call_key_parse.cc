@@ -200,6 +200,10 @@ bool parse_call(std::string_view text, KeyBuffer* buffer, std::string* problem) 
                   .deterministic_warn_only = state.at("deterministic_warn_only").get<bool>(),
                   .fill_uninitialized_memory = state.at("fill_uninitialized_memory").get<bool>(),
                   .num_threads = state.at("num_threads").get<std::uint16_t>()};
+    if (state.contains("autocast")) {
+      call.state.autocast = true;
+      call.state.autocast_dtype = dtype_number(state.at("autocast"));
+    }
     for (const ParsedJson& argument : json.at("args")) {
       call.arguments.push_back(argument_of(argument, 0));
     }

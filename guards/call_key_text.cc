@@ -81,11 +81,15 @@ std::string kind_name(ArgumentKind kind) {
 }
 
 Json state_json(const GlobalState& state) {
-  return {{"default_dtype", dtype_name(state.default_dtype)},
-          {"deterministic", state.deterministic},
-          {"deterministic_warn_only", state.deterministic_warn_only},
-          {"fill_uninitialized_memory", state.fill_uninitialized_memory},
-          {"num_threads", state.num_threads}};
+  Json json = {{"default_dtype", dtype_name(state.default_dtype)},
+               {"deterministic", state.deterministic},
+               {"deterministic_warn_only", state.deterministic_warn_only},
+               {"fill_uninitialized_memory", state.fill_uninitialized_memory},
+               {"num_threads", state.num_threads}};
+  if (state.autocast) {
+    json["autocast"] = dtype_name(state.autocast_dtype);
+  }
+  return json;
 }
 
 // JSON strings are UTF-8; other bytes are given in hexadecimal.

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
 #include <xmmintrin.h>
 
@@ -198,6 +199,13 @@ GlobalState read_global_state() noexcept {
   state.fill_uninitialized_memory = context.deterministicFillUninitializedMemory();
   state.num_threads = static_cast<std::uint16_t>(at::get_num_threads());
   return state;
+}
+
+void read_autocast(c10::DeviceType device_type, GlobalState& state) noexcept {
+  state.autocast = at::autocast::is_autocast_enabled(device_type);
+  state.autocast_dtype =
+      state.autocast ? static_cast<std::uint8_t>(at::autocast::get_autocast_dtype(device_type))
+                     : std::uint8_t{0};
 }
 
 bool floating_point_mode_is_default() noexcept {

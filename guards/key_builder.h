@@ -59,6 +59,8 @@ AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arg
 
 // The state word of this process and thread, read through ATen's getters.
 GlobalState read_global_state() noexcept;
+// Adds this thread's autocast on devices of that type.
+void read_autocast(c10::DeviceType device_type, GlobalState& state) noexcept;
 
 // True when the thread rounds to nearest and keeps denormals: the only mode in which kernels
 // were proved.

@@ -46,6 +46,8 @@ enum class KeyScope : std::uint8_t { kPersistent, kInMemory };
   X(StateDeterministic,      State,           8,  1, Persistent, "numerics: deterministic algorithms")                \
   X(StateWarnOnly,           State,           9,  1, Persistent, "numerics: deterministic algorithms, warn-only")     \
   X(StateFillUninitialized,  State,          10,  1, Persistent, "numerics: fill uninitialised memory")               \
+  X(StateAutocast,           State,          16,  1, Persistent, "numerics: autocast in an operator that is a function") \
+  X(StateAutocastDtype,      State,          17,  8, Persistent, "numerics: autocast's dtype")                        \
   X(StateNumThreads,         State,          32, 16, Persistent, "numerics: reductions split by thread count")        \
   X(PlainKind,               PlainHeader,     0,  8, Persistent, "scalars: None, undefined tensor and value differ")  \
   X(CountedKind,             CountedHeader,   0,  8, Persistent, "scalars: list kinds differ")                        \

@@ -192,6 +192,9 @@ AsideReason walk_call(const ArgumentPlan& plan, std::size_t count, c10::DeviceTy
   if (device_type != c10::DeviceType::CPU) {
     state.num_threads = 1;  // of the host, where nothing is computed
   }
+  if (plan.reads_autocast) {
+    read_autocast(device_type, state);
+  }
   view.key.put_state(state);
   Walk walk(device_type, view);
   WrittenTensors written;

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "dispatcher/cuda_driver.h"
 #include "dispatcher/cuda_kernel.h"
 #include "dispatcher/default_operators.h"
+#include "dispatcher/function_autograd.h"
 #include "dispatcher/log.h"
 #include "dispatcher/probe.h"
 #include "dispatcher/runtime.h"
@@ -216,6 +218,13 @@ void bind_runtime(py::module_& module) {
         }
       },
       py::arg("op"), py::arg("dispatch_key"), py::arg("backward"));
+  module.def("autocast_of_formulas", []() -> py::object {
+    const std::optional<AutocastState> state = autocast_of_formulas();
+    if (!state || !state->enabled) {
+      return py::none();
+    }
+    return py::make_tuple(c10::DeviceTypeName(state->device, /*lower_case=*/true), state->dtype);
+  });
   module.def("set_active",
              [](const std::string& op, const std::string& overload, const std::string& dispatch_key,
                 bool active) { require_hook(op, overload, dispatch_key).set_active(active); });

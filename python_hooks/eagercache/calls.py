@@ -106,6 +106,26 @@ class Sample:
         return Sample(values, bases)
 
 
+@contextlib.contextmanager
+def autocast_set(device: str, dtype: torch.dtype | None) -> Iterator[None]:
+    """Autocast on ``device`` to ``dtype``, or none, for the block; no cast is kept for later.
+
+    Unlike `torch.autocast` for every dtype, as a thread's state may be set, and with no end of a
+    block at which casts that the caller keeps would be dropped.
+    """
+    enabled, before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    keeps = torch.is_autocast_cache_enabled()
+    torch.set_autocast_enabled(device, dtype is not None)
+    torch.set_autocast_dtype(device, dtype or before)
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, before)
+        torch.set_autocast_cache_enabled(keeps)
+
+
 @dataclass(frozen=True)
 class GlobalState:
     """State of process and thread that is part of the key."""
@@ -115,6 +135,8 @@ class GlobalState:
     deterministic_warn_only: bool
     fill_uninitialized_memory: bool
     num_threads: int
+    # (device type, dtype) of the autocast under which an operator that is a function was called.
+    autocast: tuple[str, torch.dtype] | None = None
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -122,7 +144,11 @@ class GlobalState:
         before = GlobalState.current()
         self._set()
         try:
-            yield
+            if self.autocast is None:
+                yield
+            else:
+                with autocast_set(self.autocast[0], self.autocast[1]):
+                    yield
         finally:
             before._set()
 
@@ -137,7 +163,7 @@ class GlobalState:
 
     @staticmethod
     def current() -> GlobalState:
-        """The state of this process and thread."""
+        """The state of this process and thread, but for autocast."""
         return GlobalState(
             default_dtype=torch.get_default_dtype(),
             deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -155,7 +181,7 @@ class Call:
         self.description = dict(description)
         self.name = described_name(description)
         self.op = _find_operator(description["op"], description["overload"])
-        self.state = _decode_state(description["state"])
+        self.state = _decode_state(description)
         self.tensors: list[TensorSpec] = []
         # By tensor, the bounds of the values that it is filled with: it is used as an index.
         self.index_ranges: dict[int, tuple[int, int]] = {}
@@ -329,13 +355,19 @@ def _find_operator(name: str, overload: str) -> torch._ops.OpOverload:
         raise CallError(f"there is no operator {name}.{overload}") from error
 
 
-def _decode_state(state: Mapping[str, Any]) -> GlobalState:
+def _decode_state(description: Mapping[str, Any]) -> GlobalState:
+    state = description["state"]
+    autocast = None
+    if "autocast" in state:
+        device = str(description.get("dispatch_key", "CPU")).lower()
+        autocast = (device, _dtype(state["autocast"]))
     return GlobalState(
         default_dtype=_dtype(state["default_dtype"]),
         deterministic=bool(state["deterministic"]),
         deterministic_warn_only=bool(state["deterministic_warn_only"]),
         fill_uninitialized_memory=bool(state["fill_uninitialized_memory"]),
         num_threads=int(state["num_threads"]),
+        autocast=autocast,
     )
 
 

@@ -132,7 +132,7 @@ class CustomOperator(Generic[_P, _R]):
         if core is None:
             self._library.impl(short, self._answer, "CompositeImplicitAutograd")
             return
-        self._library.impl(short, self._answer, "CompositeExplicitAutograd")
+        self._library.impl(short, self._answer_below, "CompositeExplicitAutograd")
         torch.library.register_fake(self.name, self._fake, lib=self._library)
         if self.autograd:
             self._library.impl(short, self._answer, "Autograd")
@@ -178,6 +178,17 @@ class CustomOperator(Generic[_P, _R]):
         if self._due:
             self._begin()
         return self._function(*args, **kwargs)
+
+    def _answer_below(self, *args: Any, **kwargs: Any) -> Any:
+        if not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            return self._answer(*args, **kwargs)
+        # Below autograd a cast of a parameter has no history: nobody else may find it.
+        keeps = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            return self._answer(*args, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(keeps)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
@@ -374,9 +385,9 @@ def op(
     """Makes a function of tensors and scalars an operator that one kernel answers.
 
     The function answers each call until its kernel is compiled, proved equal and found faster, and
-    wherever a kernel may not: under autocast and function transforms, for sparse tensors and the
-    like. Its gradient is made of the function too; see `CustomOperator.register_autograd` for
-    another one. The operator works in `torch.compile` and `torch.export`, where it is one node.
+    wherever a kernel may not: under function transforms, for sparse tensors and the like. Its
+    gradient is made of the function too; see `CustomOperator.register_autograd` for another one.
+    The operator works in `torch.compile` and `torch.export`, where it is one node.
 
     Args:
         name: "namespace::name", of a namespace of your own.

@@ -32,7 +32,6 @@ ASIDE_RULES: Mapping[str, str] = {
     "floating_point_mode": "denormals are flushed, or the rounding mode is not the default",
     "parallel_region": "it was called from inside a parallel region",
     "overlap": "memory that it writes is also another argument's, or overlaps itself",
-    "autocast": "autocast is on, and changes what the operator's own function computes",
 }
 
 _LEFT_NATIVE = (

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from ._load import core
+from .calls import autocast_set
+
 _KEYS = ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView")
 
 
@@ -58,7 +61,8 @@ def gradients(
         named = {name: put(value) for name, value in kwargs.items()}
         outputs = _differentiable(function(*own, **named))
         leaves = [t for t, needed in zip(tensors_of(own, named), wanted, strict=True) if needed]
-        computed = _grad(outputs, leaves, [_plain(grad) for grad in grads], create_graph=False)
+        with _autocast_of_formulas():
+            computed = _grad(outputs, leaves, [_plain(grad) for grad in grads], create_graph=False)
     seen = {grad.untyped_storage()._cdata for grad in (*grads, *tensors_of(args, kwargs))}
     results = []
     for leaf, grad in zip(leaves, computed, strict=True):
@@ -80,7 +84,8 @@ def recorded_gradients(
         outputs = _differentiable(function(*args, **kwargs))
         tensors = tensors_of(args, kwargs)
         inputs = [tensor for tensor, needed in zip(tensors, wanted, strict=True) if needed]
-        return _grad(outputs, inputs, grads, create_graph=True)
+        with _autocast_of_formulas():
+            return _grad(outputs, inputs, grads, create_graph=True)
 
 
 def _differentiable(answer: Any) -> list[torch.Tensor]:
@@ -135,6 +140,17 @@ def _laid_out(like: torch.Tensor, grad: torch.Tensor, seen: set[int]) -> torch.T
         return wanted.copy_(grad)
     seen.add(storage)
     return grad
+
+
+@contextlib.contextmanager
+def _autocast_of_formulas() -> Iterator[None]:
+    """The autocast that is on where gradients are asked for, which is mostly none."""
+    theirs = None if core is None else core.autocast_of_formulas()
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            dtype = theirs[1] if theirs is not None and theirs[0] == device else None
+            stack.enter_context(autocast_set(device, dtype))
+        yield
 
 
 @contextlib.contextmanager

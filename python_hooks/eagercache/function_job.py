@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
 from . import custom_operators
-from .calls import Call
+from .calls import Call, autocast_set
 from .commands import CompileRefused
-from .compile import Tools
+from .compile import Lowered, Tools
 from .cuda_job import CudaJob
 from .function_trace import index_ranges, indexes_by_data, observe, trace
 from .job import Job
@@ -58,6 +58,14 @@ class FunctionJob(Job):
         if not ranges and indexes_by_data(graph):
             raise CompileRefused("it indexes by values that it computes")
         call.index_ranges = {bounds.input: (bounds.low, bounds.high) for bounds in ranges}
+
+    def _lower(
+        self, call: Call, natives: Sequence[Any], tools: Tools, name: str, *, allow_bare: bool
+    ) -> Lowered:
+        if call.state.autocast is None:
+            return super()._lower(call, natives, tools, name, allow_bare=allow_bare)
+        with autocast_set(call.state.autocast[0], None):  # its casts are in the graph
+            return super()._lower(call, natives, tools, name, allow_bare=allow_bare)
 
     def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
         self._put_into_place()

@@ -59,13 +59,25 @@ TEST_F(CustomOperatorTest, OperatorsInsideItsOwnFunctionAreHookedAsEver) {
 TEST_F(CustomOperatorTest, AutocastChangesWhatItsOwnFunctionComputes) {
   OperatorHook& twice = hook("eagercache_test::twice");
   install(twice, {x_}, filling_kernel(42));
-  const bool before = at::autocast::is_autocast_enabled(at::kCPU);
+  const auto under = [&](bool enabled, at::ScalarType dtype) {
+    const auto before = at::autocast::get_autocast_dtype(at::kCPU);
+    at::autocast::set_autocast_enabled(at::kCPU, enabled);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype);
+    const double answer = call("eagercache_test::twice", x_)[0].item<double>();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_dtype(at::kCPU, before);
+    return answer;
+  };
+  EXPECT_EQ(under(true, at::kBFloat16), 2.0) << "the kernel of a call without autocast";
+  EXPECT_EQ(under(true, at::kHalf), 2.0);
+  EXPECT_EQ(under(false, at::kHalf), 42.0);
   at::autocast::set_autocast_enabled(at::kCPU, true);
-  const CallCounts counts =
-      counted(twice, [&] { EXPECT_EQ(call("eagercache_test::twice", x_)[0].item<double>(), 2.0); });
-  at::autocast::set_autocast_enabled(at::kCPU, before);
-  EXPECT_EQ(counts.aside[static_cast<std::size_t>(AsideReason::kAutocast)], 1U);
-  EXPECT_EQ(call("eagercache_test::twice", x_)[0].item<double>(), 42.0);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  install(twice, {x_}, filling_kernel(43));
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_EQ(under(true, at::kBFloat16), 43.0);
+  EXPECT_EQ(under(true, at::kHalf), 2.0) << "autocast to another dtype";
+  EXPECT_EQ(under(false, at::kBFloat16), 42.0);
 }
 
 TEST_F(CustomOperatorTest, TheFunctionsIdentityIsInTheStoresKey) {

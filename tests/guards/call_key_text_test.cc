@@ -83,6 +83,11 @@ TEST(DescribeCall, GivesTheState) {
                               "deterministic_warn_only": true, "fill_uninitialized_memory": true,
                               "num_threads": 65535},
                             "args": []})"));
+  const GlobalState autocast{.default_dtype = 6, .autocast = true, .autocast_dtype = 15};
+  EXPECT_EQ(Json::parse(describe_call(key_of(DecodedCall{.state = autocast, .arguments = {}})))
+                .at("state")
+                .at("autocast"),
+            "bfloat16");
 }
 
 TEST(DescribeCall, GivesScalarsExactly) {

@@ -158,6 +158,8 @@ DecodedCall RandomCalls::call(const std::vector<Parameter>& schema) {
   call.state.deterministic_warn_only = chance(6);
   call.state.fill_uninitialized_memory = chance(6);
   call.state.num_threads = static_cast<std::uint16_t>(chance(4) ? below(65536) : 1);
+  call.state.autocast = chance(6);
+  call.state.autocast_dtype = call.state.autocast ? std::uint8_t(chance(2) ? 15 : 5) : 0;
   for (const Parameter parameter : schema) call.arguments.push_back(argument(parameter));
   return call;
 }
@@ -251,9 +253,9 @@ void put_call(const DecodedCall& call, KeyBuffer* buffer) {
 std::string call_text(const DecodedCall& call) {
   std::string text;
   const GlobalState& state = call.state;
-  for (const int value :
-       {int{state.default_dtype}, int{state.deterministic}, int{state.deterministic_warn_only},
-        int{state.fill_uninitialized_memory}, int{state.num_threads}}) {
+  for (const int value : {int{state.default_dtype}, int{state.deterministic},
+                          int{state.deterministic_warn_only}, int{state.fill_uninitialized_memory},
+                          int{state.num_threads}, int{state.autocast}, int{state.autocast_dtype}}) {
     add(static_cast<std::uint64_t>(value), &text);
   }
   for (const DecodedArgument& argument : call.arguments) {

@@ -83,6 +83,12 @@ bool mutate(KeyField field, DecodedCall* call) {
     case KeyField::kStateFillUninitialized:
       state.fill_uninitialized_memory = true;
       return true;
+    case KeyField::kStateAutocast:
+      state.autocast = !state.autocast;
+      return true;
+    case KeyField::kStateAutocastDtype:
+      state.autocast_dtype ^= 1;
+      return true;
     case KeyField::kStateNumThreads:
       state.num_threads ^= 1;
       return true;
