@@ -43,6 +43,8 @@ DecodedCall base_call() {
   const TensorTraits traits{.dtype = 6, .device_type = 1, .device_index = 0};
   const TensorTraits zeros{.aligned = false};
   DecodedCall call;
+  call.state.autocast = true;
+  call.state.autocast_dtype = 6;
   call.arguments = {testing::make_none(),
                     make_tensor(zeros, {}, {}),
                     make_tensor(traits, {8, 4}, {4, 1}),
