@@ -134,8 +134,7 @@ TEST(Eligibility, OperatorsThatTrustPositionsAreNotOnCpu) {
   expect_refused({"aten::max_pool2d_with_indices_backward", "aten::nll_loss_backward",
                   "aten::nll_loss_backward.grad_input", "aten::segment_reduce"},
                  "trusts the positions");
-  for (const char* name :
-       {"aten::max_pool2d_with_indices_backward", "aten::nll_loss2d_backward"}) {
+  for (const char* name : {"aten::max_pool2d_with_indices_backward", "aten::nll_loss2d_backward"}) {
     EXPECT_FALSE(on_cpu(name).eligible);
   }
 }
