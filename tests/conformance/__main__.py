@@ -44,7 +44,7 @@ def _words(_: Any, __: Any, text: str) -> list[str]:
 @click.option("--max-kernels", type=int, default=None, help="Stop after so many.")
 @click.option("--samples", type=click.IntRange(1), default=None, help="Of a unit, at most.")
 @click.option("--json", "as_json", is_flag=True, help="The totals as JSON.")
-@click.option("--redo", is_flag=True, help="Units that disagreed or crashed count as not run.")
+@click.option("--redo", is_flag=True, help="Units with failures count as not run.")
 @click.option("--report", is_flag=True, help="Only say what the state holds.")
 @click.option("--write-docs", type=click.Path(path_type=Path), default=None, multiple=True)
 def main(

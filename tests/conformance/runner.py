@@ -34,6 +34,8 @@ SAMPLES_OF_A_JOB = 24
 HANG_SECONDS = 120.0
 # Processes that count samples, at most.
 LISTING = 8
+# Of the outcome of a call whose compile did not end.
+WORKER_LOST = "the compile worker"
 # A file of results grows to so many bytes.
 FULL_FILE = 12 << 20
 # So long before the end of the time children get no more units and compile no more: they compare
@@ -89,11 +91,16 @@ class State:
         return state
 
     def forget_failures(self) -> None:
-        """Units with disagreements or crashes count as not run, for whoever mended something."""
+        """Units in which something failed count as not run, for whoever mended it.
+
+        That is a disagreement, a crash, or the end of a compile worker.
+        """
         crashed = {crash["unit"] for crash in self.crashes if crash["side"] == "ours"}
         self.crashes = [crash for crash in self.crashes if crash["unit"] not in crashed]
         for name, result in list(self.results.items()):
-            if result["disagreements"] or result["dropped"] or name in crashed:
+            outcomes = {one for counts in result["outcomes"].values() for one in counts}
+            lost = any(WORKER_LOST in outcome for outcome in outcomes)
+            if result["disagreements"] or result["dropped"] or lost or name in crashed:
                 del self.results[name]
 
     def done(self, unit: Unit) -> bool:

@@ -381,6 +381,22 @@ def test_results_of_another_place_count_as_done(tmp_path: Path) -> None:
     assert not here.done(one)
 
 
+def test_units_with_failures_can_be_run_again(tmp_path: Path) -> None:
+    state = State.open(tmp_path)
+    fine: dict[str, Any] = {"complete": True, "disagreements": [], "dropped": 0, "outcomes": {}}
+    killed = {"aten::abs": {"native: the compile worker was killed by signal N": 2}}
+    native = {"aten::abs": {"native: no kernel of its own": 2}}
+    wrong = {**fine, "disagreements": [{"op": "aten::abs"}]}
+    for op, result in (
+        ("fine", {**fine, "outcomes": native}),
+        ("killed", {**fine, "outcomes": killed}),
+        ("wrong", wrong),
+    ):
+        state.add({"unit": f"cpu/{op}/bool/first", **result})
+    state.forget_failures()
+    assert list(state.results) == ["cpu/fine/bool/first"]
+
+
 def test_full_files_are_followed_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "FULL_FILE", 100)
     state = State.open(tmp_path)
