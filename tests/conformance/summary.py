@@ -116,6 +116,10 @@ def document(state: State, known: Sequence[Unit], device: str) -> str:
         "",
         *_not_run(state, known),
         "",
+        "## Operators that are enabled by default",
+        "",
+        *_defaults(state, device),
+        "",
         "## Operators",
         "",
         "For each backend overload and dtype of the sample: calls answered by a kernel / all calls",
@@ -189,7 +193,7 @@ def _not_run(state: State, known: Sequence[Unit]) -> Iterable[str]:
     for unit in known:
         there[unit.stage, unit.dtype] += 1
         missing[unit.stage, unit.dtype] += not state.done(unit)
-    yield "| stage | dtype | operators | not run |"
+    yield "| stage | dtype | units | not run |"
     yield "| --- | --- | ---: | ---: |"
     for (stage, dtype), count in there.items():
         yield f"| {stage} | {dtype} | {count} | {missing[stage, dtype]} |"
@@ -215,6 +219,29 @@ def _operator_table(state: State) -> Iterable[str]:
         reasons = Counter({k: n for k, n in reasons.items() if not k.startswith("unmet")})
         why = "; ".join(f"{_cell(reason)} ({n})" for reason, n in reasons.most_common(3))
         yield f"| {overload.removeprefix('aten::')} | " + " | ".join(shown) + f" | {why} |"
+
+
+def _defaults(state: State, device: str) -> Iterable[str]:
+    """Which of the default operators no kernel has answered, and which were not met."""
+    from eagercache import default_operators
+
+    hits: Counter[str] = Counter()
+    met: set[str] = set()
+    for result in state.results.values():
+        hits.update(result["hit_overloads"])
+        met.update(result["outcomes"])
+    names = default_operators(device)
+    answered = [name for name in names if hits[name]]
+    yield f"`enable()` takes {len(names)} operators without a list. Of those, {len(answered)} were"
+    yield "answered by a kernel at least once."
+    for text, chosen in (
+        ("Always native here", [n for n in names if n in met and not hits[n]]),
+        ("Not met by what was run", [n for n in names if n not in met and not hits[n]]),
+    ):
+        if chosen:
+            listed = ", ".join(f"`{name.removeprefix('aten::')}`" for name in sorted(chosen))
+            yield ""
+            yield f"{text}: {listed}."
 
 
 def _ineligible(state: State) -> Iterable[str]:
