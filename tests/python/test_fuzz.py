@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import PACKAGE_ROOT, clean_environment, run_program, run_python
+from fuzz.__main__ import POOL, merge
+from fuzz.both_ways import Totals
 
 FUZZ = str(Path(__file__).resolve().parent.parent)
 KEYS = 32
@@ -105,6 +108,38 @@ def test_a_program_that_ends_the_process_is_a_finding_and_others_go_on(
     assert status == 1 and result["crashes"] == 1, output
     assert "SIGABRT" in result["findings"][0]["message"]
     assert result["totals"]["calls"] >= 20
+
+
+@pytest.mark.once
+@pytest.mark.long
+def test_processes_share_the_calls_and_what_each_finds_is_kept(
+    fuzz_cache: Path, tmp_path: Path
+) -> None:
+    status, result, output = _fuzz(fuzz_cache, tmp_path, "--calls", "400", "--jobs", "2")
+    assert (status, result["findings"]) == (0, []), output
+    assert result["jobs"] == 2
+    # Each makes its half, in programs of up to 20 calls, after the one that compiles.
+    assert 400 <= result["totals"]["calls"] < 400 + 3 * 20
+    assert sum(result["answered"].values()) > 400
+
+
+@pytest.mark.once
+def test_a_finding_of_the_shared_keys_counts_once() -> None:
+    def result(*found: tuple[str, str]) -> dict[str, Any]:
+        findings = [{"where": where, "message": message} for where, message in found]
+        return {"findings": findings, "crashes": 1, "seconds": 2.0, "totals": asdict(Totals(1, 10)),
+                "answered": {"hits": 5}, "asides": {"overlap": 1}}  # fmt: skip
+
+    whole = result((POOL, "a"))
+    merge(whole, result((POOL, "a"), ("seed 8, program 1", "a"), (POOL, "b")))
+    merge(whole, result())
+    assert [(one["where"], one["message"]) for one in whole["findings"]] == [
+        (POOL, "a"),
+        ("seed 8, program 1", "a"),
+        (POOL, "b"),
+    ]
+    assert (whole["crashes"], whole["seconds"], whole["totals"]["calls"]) == (3, 2.0, 30)
+    assert (whole["answered"], whole["asides"]) == ({"hits": 15}, {"overlap": 3})
 
 
 @pytest.fixture(scope="session")
