@@ -2,13 +2,14 @@
 
     .venv/bin/python bench/misses.py [--seconds 60]
 
-A process of its own enables two operators in the background mode with a compiler that only sleeps.
-Once that compiler has been called, both are called with sizes that are all new, by turns with calls
-of the same sizes that native answers: `neg`, whose sizes wait for one kernel of all of them, and
-`neg_`, each of whose sizes is a request of its own. Some calls follow one another at once, before
-others the process sleeps for a millisecond, so that each miss wakes the loader thread. Also in the
-table: the next calls of a key, which waits for its kernel. The exit status is 0 when the 99th
-percentile of all misses is within native's + 100 us.
+A process of its own enables three operators in the background mode with a compiler that only
+sleeps. Once that compiler has been called, they are called with sizes that are all new, by turns
+with calls of the same sizes that native answers: `neg`, whose sizes wait for one kernel of all of
+them, `neg_`, each of whose sizes is a request of its own, and `bitwise_not` of 1,000 integers or
+20,000. Some calls follow one another at once, before others the process sleeps for a millisecond,
+so that each miss wakes the loader thread. Also in the table: the call that asks for a kernel, which
+reads some of its integers, and the next one. The exit status is 0 when the 99th percentile is
+within native's + 100 us, of all misses and of all calls that ask.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if [ "$1" = "-v" ] || [ "$1" = "--version" ]; then exec /usr/bin/g++ "$@"; fi
 exec sleep 600
 """
 Times = dict[str, list[int]]
+KINDS = ("native", "miss", "asks", "waits")
 
 
 def quantile(values: list[int], share: float) -> float:
@@ -50,6 +52,15 @@ def tensors() -> Iterator[Any]:
 
     for number in itertools.count():
         yield torch.zeros(2 + number % 50, 2 + number // 50)
+
+
+def integers() -> Iterator[Any]:
+    """Tensors of integers, by turns of few, which are all read, and of many."""
+    import torch
+
+    for number in itertools.count():
+        rows = number // 50 + (4 if number % 4 else 100)
+        yield torch.zeros(rows, 200 + number % 50, dtype=torch.int64).t()
 
 
 def timed(operator: Callable[[Any], Any], tensor: Any, pause: float) -> int:
@@ -72,7 +83,7 @@ def calls(operator: Callable[[Any], Any], some: list[Any], pause: float, times: 
             if native:
                 times["native"].append(timed(operator, tensor, pause))
                 continue
-            for kind in ("miss", "waits", "waits"):
+            for kind in ("miss", "asks", "waits"):
                 times[kind].append(timed(operator, tensor, pause))
 
 
@@ -96,16 +107,18 @@ def measure(seconds: float) -> int:
     import torch
 
     torch.set_num_threads(1)
-    eagercache.enable(["neg", "neg_"])
+    eagercache.enable(["neg", "neg_", "bitwise_not"])
     wait_for_the_compiler(Path(f"{os.environ['EAGERCACHE_CXX']}.called"))
-    names = {"neg": torch.ops.aten.neg.default, "neg_": torch.ops.aten.neg_.default}
-    sources = {name: tensors() for name in names}
+    aten = torch.ops.aten
+    names = {"neg": aten.neg.default, "neg_": aten.neg_.default}
+    names["bitwise_not"] = aten.bitwise_not.default
+    sources = {name: integers() if name == "bitwise_not" else tensors() for name in names}
     found: dict[tuple[str, str], Times] = {}
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         for (name, operator), pause in itertools.product(names.items(), (0.0, PAUSE_S)):
             how = "one by one" if pause else "at once"
-            times = found.setdefault((name, how), {"native": [], "miss": [], "waits": []})
+            times = found.setdefault((name, how), {kind: [] for kind in KINDS})
             calls(operator, list(itertools.islice(sources[name], BURST)), pause, times)
     blocked = time.monotonic() - begin
     stats = eagercache.stats()
@@ -115,7 +128,7 @@ def measure(seconds: float) -> int:
         f"{', '.join(f'{name} {value}' for name, value in frame.machine().items())}.\n"
     )
     rows = []
-    everything: Times = {"native": [], "miss": [], "waits": []}
+    everything: Times = {kind: [] for kind in KINDS}
     for (name, how), times in found.items():
         for kind, values in times.items():
             rows.append(row(f"{name}, {how}: {kind}", values))
@@ -123,10 +136,14 @@ def measure(seconds: float) -> int:
     rows += [row(f"all: {kind}", values) for kind, values in everything.items()]
     columns = ("us a call", "calls", "median", "99 %", "99.9 %", "largest")
     print("\n".join(frame.markdown(columns, rows)))
-    extra = quantile(everything["miss"], 0.99) - quantile(everything["native"], 0.99)
-    print(f"\n99 % of misses are within native's + {extra:.0f} us (allowed: {ALLOWED_US:.0f})")
+    native = quantile(everything["native"], 0.99)
+    extra = {kind: quantile(everything[kind], 0.99) - native for kind in ("miss", "asks")}
+    print(
+        f"\n99 % of misses are within native's + {extra['miss']:.0f} us, of calls that ask for a "
+        f"kernel within native's + {extra['asks']:.0f} us (allowed: {ALLOWED_US:.0f})"
+    )
     sys.stdout.flush()
-    os._exit(0 if extra <= ALLOWED_US else 1)
+    os._exit(0 if max(extra.values()) <= ALLOWED_US else 1)
 
 
 def row(name: str, values: list[int]) -> list[str]:
