@@ -94,6 +94,7 @@ _LOWERING_SOURCES = (
     "function_trace.py",
     "function_transfer.py",
     "generated_text.py",
+    "idle_threads.py",
     "job.py",
     "launch_plan.py",
     "module_calls.py",

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from . import idle_threads
+
 # The probe times boxed C++ calls on both sides. A C++ caller reaches native unboxed and the hook
 # through a boxing step; the difference is the median over the operators of measured.md section 4
 # (rows "stock", "boxed hook straight to native" and "unboxed hook straight to native").
@@ -91,7 +93,8 @@ def machine_to_itself() -> Iterator[None]:
     """Takes turns at timing with this user's other workers on the machine.
 
     The lock is a name in the abstract socket space, which dies with its holder. After
-    `TURN_TIMEOUT` seconds the caller goes on without it: the holder may not be one of ours.
+    `TURN_TIMEOUT` seconds the caller goes on without it: the holder may not be one of ours. In the
+    block OpenMP's threads spin as they do in callers.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
         deadline = time.monotonic() + TURN_TIMEOUT
@@ -101,7 +104,8 @@ def machine_to_itself() -> Iterator[None]:
                 break
             except OSError:
                 time.sleep(0.02)
-        yield
+        with idle_threads.spinning():
+            yield
 
 
 def time_call(probe: Probe) -> Timing:

@@ -99,6 +99,9 @@ class Worker:
         Their kernels are built together. Before something is done for a single one of several,
         {"at": its index}; None where it is done for all. Never raises for what a request asks.
         """
+        from . import idle_threads
+
+        idle_threads.keep_asleep()
         jobs: dict[int, Job] = {}
         folder: Path | None = None
         try:

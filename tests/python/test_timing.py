@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from conftest import Program
 from eagercache import timing
 
 pytestmark = pytest.mark.once
@@ -97,3 +98,40 @@ def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = time.monotonic()
     with timing.machine_to_itself():
         assert time.monotonic() - begin < 0.2
+
+
+IDLE_THREADS = """
+import os, time, torch
+from pathlib import Path
+from eagercache import idle_threads
+
+def threads(wanted):  # a thread that ended is seen for a moment longer
+    for _ in range(2_000):
+        count = len(list(Path("/proc/self/task").iterdir()))
+        if wanted(count):
+            break
+        time.sleep(0.01)
+    return count
+
+cores = len(os.sched_getaffinity(0))
+before = threads(lambda count: True)
+with idle_threads.spinning():
+    pass
+held = [threads(lambda count: True)]
+idle_threads.keep_asleep()
+idle_threads.keep_asleep()  # once is enough
+held.append(threads(lambda count: count > before + cores))
+with idle_threads.spinning():
+    released = threads(lambda count: count == before)
+held.append(threads(lambda count: count > before + cores))
+report(before=before, held=held, released=released, cores=cores)
+"""
+
+
+def test_a_team_larger_than_the_machine_is_held_but_while_something_is_timed(
+    program: Program,
+) -> None:
+    seen = program(IDLE_THREADS)
+    before, team = seen["before"], seen["before"] + seen["cores"] + 1
+    assert seen["held"] == [before, team, team]
+    assert seen["released"] == before
