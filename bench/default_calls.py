@@ -170,6 +170,11 @@ def images(rows: int, columns: int) -> Iterator[Arguments]:
 
 def calls(rows: int, columns: int) -> Iterator[Call]:
     """Every default operator with a call or more, on float32 tensors of ``rows`` x ``columns``."""
+    default = eagercache.default_operators("cpu")
+    return (call for call in _all_calls(rows, columns) if f"aten::{call[0]}" in default)
+
+
+def _all_calls(rows: int, columns: int) -> Iterator[Call]:
     x = torch.rand(rows, columns) + 0.5
     y = torch.rand(rows, columns) + 0.5
     w = torch.rand(columns)
