@@ -45,9 +45,16 @@ void add_strides(const c10::IValue& result, std::vector<std::vector<std::int64_t
 
 Probe::Probe(OperatorHook& hook) : hook_(hook) {
   if (thread_probe != nullptr) {
-    throw std::logic_error("this thread has a Probe already");
+    thread_probe->retire();
   }
   thread_probe = this;
+}
+
+void Probe::retire() noexcept {
+  mode_ = Mode::kIdle;
+  captured_ = false;
+  stack_.clear();
+  rehearsal_.reset();
 }
 
 Probe::~Probe() {

@@ -17,8 +17,9 @@ namespace eagercache {
 
 // The worker's instrument: takes a real call of a hooked operator, as the dispatcher hands it over,
 // and lets a kernel that is not in any table answer it or be timed against native. Used by a
-// process in which hooks do not answer otherwise. Bound to the thread that made it; one at a time
-// per thread.
+// process in which hooks do not answer otherwise. Bound to the thread that made it; a new one takes
+// the place of the thread's last, which knows no call any more. (In Python that may lie about until
+// the collector comes: Inductor's exceptions hold the frames below which it ran.)
 class Probe {
  public:
   explicit Probe(OperatorHook& hook);
@@ -67,6 +68,8 @@ class Probe {
  private:
   enum class Mode : std::uint8_t { kIdle, kCapture, kForce };
 
+  // Lets go of the captured call.
+  void retire() noexcept;
   double mean_ns(std::size_t calls, bool hit);
   // The kernel answers the call, with the call's own numbers where it takes some.
   LoadedKernel::Outcome run_kernel(const CallView& view, torch::jit::Stack* stack);

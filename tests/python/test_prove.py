@@ -374,6 +374,29 @@ def test_native_that_changes_its_mind_cannot_be_compared() -> None:
         prove.native_answers(Call(description))
 
 
+def test_a_probe_takes_the_place_of_one_that_lies_about(program: Program) -> None:
+    result = program(
+        """
+        import weakref
+        import torch
+        from eagercache._load import core
+        names = ("aten::var", "correction", "CPU")
+        core.register(*names)
+        probes, inputs, seen = [], [], []
+        for _ in range(2):
+            probes.append(core.Probe(*names))
+            probes[-1].capture()
+            x = torch.ones(4, 3)
+            inputs.append(weakref.ref(x))
+            torch.var(x, 1)
+            del x
+            seen.append([[probe.captured for probe in probes], [i() is not None for i in inputs]])
+        report(seen=seen)
+        """
+    )
+    assert result["seen"] == [[[True], [True]], [[False, True], [False, True]]]
+
+
 def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
     result = program(
         """
