@@ -1,6 +1,6 @@
 """Host cost of a call on 8 floats on a GPU, from C++: PyTorch's own, decided for native, a hit.
 
-    python bench/cuda_overhead.py PATH/eagercache_overhead_bench [--rounds 7] [--json FILE]
+    python bench/cuda_overhead.py PATH/eagercache_overhead_side [--rounds 7] [--json FILE]
 
 Compiles the kernels into a store of its own, hands them to the binary as files, and runs its two
 phases (nothing hooked; hooked) by turns, on one core, and then its phase "pairs", which tells what

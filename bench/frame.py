@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -34,6 +35,8 @@ class Figure:
         ratio: the median over rounds of this one's time divided by the first one's, None for the
             first one itself.
         rounds, calls: how many rounds of how many calls.
+        more: nanoseconds over the first one, as `median_within` gives them for the differences of
+            each round; None where rounds are no pairs.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Figure:
     ratio: float | None
     rounds: int
     calls: int
+    more: tuple[float, float, float] | None = None
 
 
 def pin() -> int:
@@ -91,6 +95,18 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The quartiles of at least two values, in order."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, median, high
+
+
+def median_within(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the ends of an interval that holds the true one in 95 of 100 cases.
+
+    The ends are values themselves, by rank: nothing is assumed of how they spread. Of fewer than
+    six, no interval is that sure, and the ends are the least and the largest.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    outside = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
+    return statistics.median(ordered), ordered[outside], ordered[count - 1 - outside]
 
 
 def machine() -> dict[str, Any]:
@@ -163,7 +179,7 @@ def print_tables(results: Iterable[Mapping[str, Any]]) -> None:
 
     where: Mapping[str, Any] = {}
     table = Table()
-    for heading in ("", "ns", "quartiles", "ratio"):
+    for heading in ("", "ns", "quartiles", "ratio", "over the first, 95 %"):
         table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
     for result in results:
         where = result["machine"]
@@ -172,7 +188,11 @@ def print_tables(results: Iterable[Mapping[str, Any]]) -> None:
         for figure in result["figures"]:
             ratio = "" if figure["ratio"] is None else f"{figure['ratio']:.2f}"
             quartiles = f"{_short(figure['low'])}-{_short(figure['high'])}"
-            table.add_row(f"  {figure['name']}", _short(figure["ns"]), quartiles, ratio)
+            more = ""
+            if figure.get("more"):
+                median, low, high = figure["more"]
+                more = f"{median:+,.0f} ({low:+,.0f} to {high:+,.0f})"
+            table.add_row(f"  {figure['name']}", _short(figure["ns"]), quartiles, ratio, more)
     Console(width=120).print(table, markup=False)
     if where:
         print(

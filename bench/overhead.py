@@ -175,32 +175,35 @@ def measure(options: argparse.Namespace) -> list[frame.Figure]:
     return figures
 
 
+def command_of(sizes: str, only: str) -> list[str]:
+    """The beginning of a side's command."""
+    return [sys.executable, __file__, "--sizes", sizes, "--only", only, "--child"]
+
+
+def filled(side: str, sizes: str, only: str, folder: Path) -> dict[str, str]:
+    """The environment of a side: a cache of its own in ``folder``, filled where it needs one."""
+    store = folder / side
+    store.mkdir(mode=0o700)
+    environment = {"EAGERCACHE_DIR": str(store), "TORCHINDUCTOR_CACHE_DIR": str(store)}
+    extra = {}
+    if side == "container":
+        site = folder / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(_CONTAINERS, encoding="utf-8")
+        extra["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    if side in ("hit", "container", "upstream"):
+        turns.Side([*command_of(sizes, only), side, "--fill"], {**environment, **extra}).end()
+    return environment
+
+
 def start(options: argparse.Namespace, folder: Path) -> dict[str, turns.Side]:
     """The processes that take turns, their caches filled."""
-    command = [
-        sys.executable,
-        __file__,
-        "--sizes",
-        options.sizes,
-        "--only",
-        options.only,
-        "--child",
-    ]
-    (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(_CONTAINERS, encoding="utf-8")
+    command = command_of(options.sizes, options.only)
     sides = {}
     for side in ("stock", "native", "hit", "container", "upstream"):
         if side == "upstream" and not options.upstream:
             continue
-        store = folder / side
-        store.mkdir(mode=0o700)
-        environment = {"EAGERCACHE_DIR": str(store), "TORCHINDUCTOR_CACHE_DIR": str(store)}
-        if side in ("hit", "container", "upstream"):
-            extra = {}
-            if side == "container":
-                path = os.environ.get("PYTHONPATH", "")
-                extra["PYTHONPATH"] = os.pathsep.join([str(folder / "site"), path])
-            turns.Side([*command, side, "--fill"], {**environment, **extra}).end()
+        environment = filled(side, options.sizes, options.only, folder)
         sides[side] = turns.Side([*command, side], environment)
         print(f"  {side}: {len(sides[side].facts['calls'])} calls", file=sys.stderr, flush=True)
     return sides

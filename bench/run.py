@@ -19,18 +19,16 @@ from typing import Any
 import frame
 
 REPETITIONS = 9
-ROUNDS = 20  # of a program with two phases
 UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
-def _benchmarks(program: Path, cores: set[int], *options: str, **environ: str) -> list[Any]:
+def _benchmarks(program: Path, cores: set[int], *options: str) -> list[Any]:
     """The rows that a Google Benchmark binary prints, run on `cores`; none matched: no row."""
     done = subprocess.run(
         [str(program), *options, "--benchmark_format=json"],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **environ},
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     if done.returncode != 0:
@@ -43,10 +41,10 @@ def _benchmarks(program: Path, cores: set[int], *options: str, **environ: str) -
     return rows
 
 
-def _figure(name: str, times: Sequence[float], ratio: float | None = None) -> dict[str, Any]:
+def _figure(name: str, times: Sequence[float]) -> dict[str, Any]:
     low, median, high = frame.quartiles(times)
     return {"name": name, "ns": median, "low": low, "high": high,
-            "ratio": ratio, "rounds": len(times), "calls": None}  # fmt: skip
+            "ratio": None, "rounds": len(times), "calls": None}  # fmt: skip
 
 
 def run_binary(program: Path) -> Iterator[dict[str, Any]]:
@@ -64,41 +62,6 @@ def run_binary(program: Path) -> Iterator[dict[str, Any]]:
                 times.setdefault(row["run_name"], []).append(row["ns"])
     for name, values in times.items():
         yield _figure(_plain_name(name), values)
-
-
-def run_phases(program: Path) -> Iterator[dict[str, Any]]:
-    """Figures of overhead_bench: its two phases by turns, each in processes of their own."""
-    times: dict[str, list[float]] = {}
-    core = {max(os.sched_getaffinity(0))}
-    for _ in range(ROUNDS):
-        for phase in ("stock", "hooked"):
-            for row in _benchmarks(
-                program, core, "--benchmark_min_time=0.01", EAGERCACHE_BENCH_PHASE=phase
-            ):
-                form, _, call = _plain_name(row["name"]).partition("/")
-                times.setdefault(f"{call} {form}", []).append(row["ns"])
-    for name in sorted(
-        times, key=lambda name: (name.rpartition(" ")[0], not name.endswith(" stock"))
-    ):
-        stock = times[f"{name.rpartition(' ')[0]} stock"]
-        ratios = [mine / base for mine, base in zip(times[name], stock, strict=True)]
-        yield _figure(
-            name, times[name], None if name.endswith(" stock") else frame.quartiles(ratios)[1]
-        )
-    yield from _scaling(times)
-
-
-def _scaling(times: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
-    """What two threads' hits scale by, of what two threads of native scale by."""
-    one, two = "abs/8/threads 1", "abs/8/threads 2"
-    sides = [times.get(f"{threads} {form}") for form in ("hit", "stock") for threads in (one, two)]
-    if all(sides):
-        ratios = [
-            (hit / hits) / (stock / stocks)
-            for hit, hits, stock, stocks in zip(*(side or [] for side in sides), strict=True)
-        ]
-        name = "abs/8/threads 2 hit: scaling, of stock's"
-        yield _figure(name, times[f"{two} hit"], frame.quartiles(ratios)[1])
 
 
 def _plain_name(name: str) -> str:
@@ -132,9 +95,7 @@ def main() -> None:
         if program.suffix == ".py":
             results.append(run_script(program))
         else:
-            phases = "overhead" in program.name
-            run = run_phases if phases else run_binary
-            figures = list(run(program.absolute()))
+            figures = list(run_binary(program.absolute()))
             title = program.name.removeprefix("eagercache_").replace("_", " ") + ", from C++"
             results.append({"title": title, "machine": frame.machine(), "figures": figures})
     text = json.dumps(results, indent=2)

@@ -70,19 +70,26 @@ def serve(blocks: Mapping[str, Callable[[int], float]], facts: Mapping[str, Any]
 def compare(
     sides: Mapping[str, Side], name: str, *, rounds: int, calls: int
 ) -> dict[str, frame.Figure]:
-    """Times the function ``name`` of every side that has it; the first is what others relate to."""
+    """Times the function ``name`` of every side that has it; the first is what others relate to.
+
+    Every side is as often at each place of a round, and as often before as behind each other one.
+    """
     for side in sides.values():
         side.ns(name, calls)
-    times = {who: [] for who in sides}
+    times: dict[str, list[float]] = {who: [] for who in sides}
     for index in range(rounds):
-        order = list(sides) if index % 2 == 0 else list(reversed(sides))
-        for who in order:
+        turn = index // 2 % len(sides)
+        order = [*list(sides)[turn:], *list(sides)[:turn]]
+        for who in order if index % 2 == 0 else reversed(order):
             times[who].append(sides[who].ns(name, calls))
     first = next(iter(sides))
     figures = {}
     for who, values in times.items():
         low, median, high = frame.quartiles(values)
         ratios = [mine / base for mine, base in zip(values, times[first], strict=True)]
-        ratio = None if who == first else statistics.median(ratios)
-        figures[who] = frame.Figure(f"{name} {who}", median, low, high, ratio, rounds, calls)
+        more = [mine - base for mine, base in zip(values, times[first], strict=True)]
+        figures[who] = frame.Figure(
+            f"{name} {who}", median, low, high, None if who == first else statistics.median(ratios),
+            rounds, calls, None if who == first else frame.median_within(more),
+        )  # fmt: skip
     return figures

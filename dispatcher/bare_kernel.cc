@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "guards/tensor_data.h"
+
 namespace eagercache {
 namespace {
 
@@ -68,14 +70,15 @@ void** BareKernel::prepare(std::span<const at::Tensor* const> inputs, std::span<
                            void** pointers) const {
   void** next = pointers;
   for (const at::Tensor* input : inputs) {
-    *next++ = const_cast<void*>(input->const_data_ptr());  // entries read them as const
+    // Entries read them as const.
+    *next++ = const_cast<void*>(data_of(*input->unsafeGetTensorImpl()));
   }
   for (const std::size_t written : writes_) {
     pointers[written] = inputs[written]->mutable_data_ptr();
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     outputs[i] = outputs_[i].allocate();
-    *next++ = outputs[i].mutable_data_ptr();
+    *next++ = const_cast<void*>(data_of(*outputs[i].unsafeGetTensorImpl()));
   }
   return next;
 }

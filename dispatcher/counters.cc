@@ -1,44 +1,68 @@
 #include "dispatcher/counters.h"
 
+#include <memory>
+
+#include "dispatcher/hook_slots.h"
 #include "dispatcher/thread_blocks.h"
 
 namespace eagercache {
+
+namespace hook_slots_detail {
+
+constinit thread_local ThreadHooks* this_threads __attribute__((tls_model("initial-exec"))) =
+    nullptr;
+
 namespace {
 
-struct HookSlots {
-  std::array<std::atomic<std::uint64_t>, kCallOutcomeCount> outcomes{};
-  std::array<std::atomic<std::uint64_t>, kAsideReasonCount> aside{};
-  // The owner's own.
-  std::uint32_t run_epoch = 0;
-  std::uint64_t run = 0;
+// Set once the thread's own objects are being destroyed.
+[[gnu::tls_model("initial-exec")]] constinit thread_local bool has_ended = false;
+
+// Goes before the thread's block is given to another thread.
+struct Ending {
+  ~Ending() {
+    has_ended = true;
+    this_threads = nullptr;
+  }
 };
 
-// One thread's counters. Only the owner adds; readers sum with relaxed loads.
-struct ThreadBlock {
-  std::array<std::atomic<HookSlots*>, kMaxHooks> hooks{};
-};
-
-// A plain pointer at a fixed offset from the thread pointer: a hit reads it.
-[[gnu::tls_model("initial-exec")]] thread_local ThreadBlock* thread_block = nullptr;
-
-ThreadBlock* first_block() {
-  thread_block = &ThreadBlocks<ThreadBlock>::own();
-  return thread_block;
+// For calls that a thread's own objects make while they are destroyed. All such threads share it.
+ThreadHooks& of_the_ended() {
+  static auto* const hooks = new ThreadHooks();
+  return *hooks;
 }
 
-HookSlots* slots_of(std::size_t hook) {
-  ThreadBlock* block = thread_block;
-  if (block == nullptr) [[unlikely]] {
-    block = first_block();
+HookSlots& slots_in(ThreadHooks& hooks, std::size_t hook, bool remembers) {
+  std::atomic<HookSlots*>& slot = hooks.hooks[hook];
+  HookSlots* slots = slot.load(std::memory_order_acquire);
+  if (slots != nullptr) {
+    return *slots;
   }
-  std::atomic<HookSlots*>& slot = block->hooks[hook];
-  HookSlots* slots = slot.load(std::memory_order_relaxed);
-  if (slots == nullptr) [[unlikely]] {
-    slots = new HookSlots();  // leaked with its block
-    slot.store(slots, std::memory_order_release);
+  auto fresh = std::make_unique<HookSlots>();
+  fresh->remembers = remembers;
+  if (slot.compare_exchange_strong(slots, fresh.get(), std::memory_order_acq_rel)) {
+    return *fresh.release();  // leaked with its block
   }
-  return slots;
+  return *slots;
 }
+
+}  // namespace
+
+HookSlots& make_slots(std::size_t hook) {
+  if (has_ended) {
+    return slots_in(of_the_ended(), hook, false);
+  }
+  if (this_threads == nullptr) {
+    ThreadHooks& own = ThreadBlocks<ThreadHooks>::own();
+    thread_local const Ending ending;  // destroyed before what own() has made
+    static_cast<void>(&ending);
+    this_threads = &own;
+  }
+  return slots_in(*this_threads, hook, true);
+}
+
+}  // namespace hook_slots_detail
+
+namespace {
 
 // The owner is the only writer, so load and store need no read-modify-write.
 void increment(std::atomic<std::uint64_t>& counter) noexcept {
@@ -47,41 +71,40 @@ void increment(std::atomic<std::uint64_t>& counter) noexcept {
 
 }  // namespace
 
-void count_call(std::size_t hook, CallOutcome outcome) noexcept {
-  increment(slots_of(hook)->outcomes[static_cast<std::size_t>(outcome)]);
-}
+void count_call(std::size_t hook, CallOutcome outcome) noexcept { hook_slots(hook).count(outcome); }
 
 void count_aside(std::size_t hook, AsideReason reason) noexcept {
-  HookSlots* slots = slots_of(hook);
-  increment(slots->outcomes[static_cast<std::size_t>(CallOutcome::kAside)]);
-  increment(slots->aside[static_cast<std::size_t>(reason)]);
+  HookSlots& slots = hook_slots(hook);
+  slots.count(CallOutcome::kAside);
+  increment(slots.aside[static_cast<std::size_t>(reason)]);
 }
 
 void count_native(std::size_t hook, std::uint32_t epoch) noexcept {
-  HookSlots* slots = slots_of(hook);
-  increment(slots->outcomes[static_cast<std::size_t>(CallOutcome::kNative)]);
-  slots->run = slots->run_epoch != epoch ? 1 : slots->run + 1;
-  slots->run_epoch = epoch;
+  HookSlots& slots = hook_slots(hook);
+  slots.count(CallOutcome::kNative);
+  slots.run = slots.run_epoch != epoch ? 1 : slots.run + 1;
+  slots.run_epoch = epoch;
 }
 
 bool passes_unseen(std::size_t hook, std::uint32_t epoch) noexcept {
-  HookSlots* slots = slots_of(hook);
-  if (slots->run < kLongRun || slots->run_epoch != epoch || epoch == 0) [[likely]] {
+  HookSlots& slots = hook_slots(hook);
+  if (slots.run < kLongRun || slots.run_epoch != epoch || epoch == 0) [[likely]] {
     return false;
   }
-  if (slots->run % kSeenShare == 0) {
+  if (slots.run % kSeenShare == 0) {
     return false;  // count_native goes on
   }
-  ++slots->run;
-  increment(slots->outcomes[static_cast<std::size_t>(CallOutcome::kNative)]);
+  ++slots.run;
+  slots.count(CallOutcome::kNative);
   return true;
 }
 
-void end_native_run(std::size_t hook) noexcept { slots_of(hook)->run = 0; }
+void end_native_run(std::size_t hook) noexcept { hook_slots(hook).run = 0; }
 
 CallCounts read_counts(std::size_t hook) {
   CallCounts sum;
-  ThreadBlocks<ThreadBlock>::for_each([&](const ThreadBlock& block) {
+  using hook_slots_detail::ThreadHooks;
+  const auto add = [&](const ThreadHooks& block) {
     const HookSlots* slots = block.hooks[hook].load(std::memory_order_acquire);
     if (slots == nullptr) {
       return;
@@ -92,7 +115,9 @@ CallCounts read_counts(std::size_t hook) {
     for (std::size_t i = 0; i < kAsideReasonCount; ++i) {
       sum.aside[i] += slots->aside[i].load(std::memory_order_relaxed);
     }
-  });
+  };
+  ThreadBlocks<ThreadHooks>::for_each(add);
+  add(hook_slots_detail::of_the_ended());
   return sum;
 }
 

@@ -32,6 +32,9 @@ inline std::atomic<bool> hooks_answer{false};
 // every call is to be looked at.
 inline std::atomic<std::uint32_t> native_run_epoch{0};
 
+template <typename Arguments>
+class RunOfCall;
+
 // Where an unboxed call goes on after the hook has looked at it.
 enum class Route {
   kAnswered,  // a kernel answered; the outputs are there
@@ -183,8 +186,12 @@ class OperatorHook {
   AsideReason thread_reason() const noexcept;
   // Remembers a kernel's error; throws where native must not run after it.
   void note_failure(LoadedKernel& kernel, std::span<const Word> words);
+  void note_failure(LoadedKernel& kernel, const UnboxedArguments& arguments);
+  // The rest of begin_unboxed for a call whose key, if it has one, the thread has not met lately.
+  Route look_up_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs,
+                        RunOfCall<UnboxedArguments>& run, std::uint64_t mark);
   LoadedKernel::Outcome run_unboxed(LoadedKernel& kernel, const UnboxedArguments& arguments,
-                                    const CallView& view, UnboxedOutputs outputs) noexcept;
+                                    const CallTensors& call, UnboxedOutputs outputs) noexcept;
   void answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
   // Counts a call that a kernel answered, and records it while calls are recorded.

@@ -53,7 +53,7 @@ void open_kept() {
 
 constexpr std::size_t bytes_of(std::size_t block_class) { return kBlockAlignment << block_class; }
 
-std::size_t class_of(std::size_t bytes) {
+constexpr std::size_t class_of(std::size_t bytes) {
   if (bytes == 0 || bytes > bytes_of(kClasses - 1)) {
     return kNoClass;
   }
@@ -97,9 +97,86 @@ void* take(std::size_t block_class) noexcept {
   return std::aligned_alloc(kBlockAlignment, bytes_of(block_class));
 }
 
+// A block for an object of `bytes`; throws without memory.
+template <std::size_t kBytes>
+struct InBlock {
+  static constexpr std::size_t kClass = class_of(kBytes);
+  static_assert(kClass != kNoClass);
+
+  static void* take_or_throw() {
+    void* const memory = take(kClass);
+    if (memory == nullptr) [[unlikely]] {
+      throw std::bad_alloc();
+    }
+    return memory;
+  }
+};
+
+// The objects behind a tensor, in blocks that threads keep, too. Their destructors are virtual, so
+// that who drops the last reference gives the block back, wherever and whenever that is.
+class OutputStorage final : public c10::StorageImpl {
+ public:
+  using StorageImpl::StorageImpl;
+
+  static void* operator new(std::size_t /*bytes*/) {
+    return InBlock<sizeof(c10::StorageImpl)>::take_or_throw();
+  }
+  static void operator delete(void* memory) noexcept {
+    give_back(memory, InBlock<sizeof(c10::StorageImpl)>::kClass);
+  }
+};
+static_assert(sizeof(OutputStorage) == sizeof(c10::StorageImpl));
+
+class OutputTensor final : public c10::TensorImpl {
+ public:
+  // What set_sizes_and_strides works out again for every tensor is the same for all of a spec.
+  OutputTensor(c10::Storage&& storage, caffe2::TypeMeta dtype, const OutputForm& form)
+      : TensorImpl(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype) {
+    sizes_and_strides_ = form.sizes_and_strides;
+    numel_ = form.numel;
+    is_contiguous_ = form.contiguous;
+    is_channels_last_ = form.channels_last;
+    is_channels_last_contiguous_ = form.channels_last_contiguous;
+    is_channels_last_3d_ = form.channels_last_3d;
+    is_channels_last_3d_contiguous_ = form.channels_last_3d_contiguous;
+    is_non_overlapping_and_dense_ = form.dense;
+  }
+
+  static void* operator new(std::size_t /*bytes*/) {
+    return InBlock<sizeof(c10::TensorImpl)>::take_or_throw();
+  }
+  static void operator delete(void* memory) noexcept {
+    give_back(memory, InBlock<sizeof(c10::TensorImpl)>::kClass);
+  }
+
+  OutputForm form() const {
+    return {sizes_and_strides_,
+            numel_,
+            is_contiguous_,
+            is_channels_last_,
+            is_channels_last_contiguous_,
+            is_channels_last_3d_,
+            is_channels_last_3d_contiguous_,
+            is_non_overlapping_and_dense_};
+  }
+};
+static_assert(sizeof(OutputTensor) == sizeof(c10::TensorImpl));
+
 std::size_t bytes_needed(c10::ScalarType dtype, const std::vector<std::int64_t>& sizes,
                          const std::vector<std::int64_t>& strides) {
   return at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype));
+}
+
+// What PyTorch makes of these sizes and strides.
+OutputForm form_of(c10::ScalarType dtype, const std::vector<std::int64_t>& sizes,
+                   const std::vector<std::int64_t>& strides) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), c10::SymInt(0), c10::GetDefaultCPUAllocator(),
+      /*resizable=*/true);
+  const auto tensor = c10::make_intrusive<OutputTensor>(
+      std::move(storage), c10::scalarTypeToTypeMeta(dtype), OutputForm());
+  tensor->set_sizes_and_strides(sizes, strides);
+  return tensor->form();
 }
 
 // Whether PyTorch's own path has more to do than to allocate.
@@ -115,28 +192,25 @@ OutputSpec::OutputSpec(c10::ScalarType dtype, std::vector<std::int64_t> sizes,
     : dtype_(dtype),
       sizes_(std::move(sizes)),
       strides_(std::move(strides)),
+      form_(form_of(dtype, sizes_, strides_)),
       bytes_(bytes_needed(dtype, sizes_, strides_)),
       block_class_(class_of(bytes_)) {}
 
 at::Tensor OutputSpec::allocate() const {
   c10::Allocator* const allocator = c10::GetCPUAllocator();
-  void* memory = nullptr;
-  if (block_class_ != kNoClass && !allocation_is_watched(allocator)) [[likely]] {
-    memory = take(block_class_);
-  }
-  if (memory == nullptr) [[unlikely]] {
+  if (bytes_ == 0 || allocation_is_watched(allocator)) [[unlikely]] {
     return at::Tensor(at::detail::empty_strided_cpu(sizes_, strides_, dtype_));
   }
-  c10::DataPtr data(memory, memory, kReleases[block_class_], c10::Device(c10::DeviceType::CPU));
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes_)),
-      std::move(data), allocator,
-      /*resizable=*/true);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(dtype_));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_);
-  return tensor;
+  void* const memory = block_class_ != kNoClass ? take(block_class_) : nullptr;
+  c10::DataPtr data = memory != nullptr ? c10::DataPtr(memory, memory, kReleases[block_class_],
+                                                       c10::Device(c10::DeviceType::CPU))
+                                        : allocator->allocate(bytes_);
+  auto storage = c10::make_intrusive<OutputStorage>(c10::StorageImpl::use_byte_size_t(),
+                                                    c10::SymInt(static_cast<std::int64_t>(bytes_)),
+                                                    std::move(data), allocator,
+                                                    /*resizable=*/true);
+  return at::detail::make_tensor<OutputTensor>(c10::Storage(std::move(storage)),
+                                               c10::scalarTypeToTypeMeta(dtype_), form_);
 }
 
 std::size_t kept_blocks() noexcept {

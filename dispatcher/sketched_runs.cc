@@ -18,7 +18,6 @@ constexpr std::size_t kRuns = 256;
 // One thread's, which alone reads and writes them.
 struct ThreadRuns {
   std::array<Run, kRuns> runs{};
-  std::array<std::uint32_t, kMaxHooks> epochs{};  // of the last count, by hook
 };
 
 // A plain pointer at a fixed offset from the thread pointer: a hit may read it.
@@ -32,16 +31,13 @@ Run& run_of(ThreadRuns& all, std::uint64_t name) { return all.runs[(name >> 32) 
 
 }  // namespace
 
-bool has_sketched_runs(std::size_t hook, std::uint32_t epoch) noexcept {
-  return thread_runs != nullptr && thread_runs->epochs[hook] == epoch;
-}
-
 void count_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept {
-  count_call(hook, CallOutcome::kNative);
+  HookSlots& slots = hook_slots(hook);
+  slots.count(CallOutcome::kNative);
+  slots.sketched_epoch = epoch;
   if (thread_runs == nullptr) [[unlikely]] {
     thread_runs = &ThreadBlocks<ThreadRuns>::own();
   }
-  thread_runs->epochs[hook] = epoch;
   const std::uint64_t name = name_of(hook, sketch);
   Run& run = run_of(*thread_runs, name);
   if (run.of != name || run.epoch != epoch) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "dispatcher/counters.h"
+#include "dispatcher/hook_slots.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/runtime.h"
 #include "guards/call_sketch.h"
@@ -15,7 +16,9 @@ namespace eagercache {
 // All below: any thread, each with runs of its own; lock-free but for a thread's first count.
 
 // Whether a call was counted by count_of_sketch: only then need a sketch be made.
-bool has_sketched_runs(std::size_t hook, std::uint32_t epoch) noexcept;
+inline bool has_sketched_runs(const HookSlots& slots, std::uint32_t epoch) noexcept {
+  return slots.sketched_epoch == epoch;
+}
 // Counts a call that was looked at as kNative, one more of its sketch's run.
 void count_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept;
 // True when the call need not be looked at; it is counted as kNative then.
@@ -30,12 +33,13 @@ class RunOfCall {
   RunOfCall(OperatorHook& hook, const Arguments& arguments) noexcept
       : hook_(hook),
         arguments_(arguments),
+        slots_(hook_slots(hook.index())),
         epoch_(native_run_epoch.load(std::memory_order_relaxed)) {}
 
   // Whether native answers without a look at the call, which is counted then. Not while kernels are
   // frozen: those that answer do so every time.
   bool passes() noexcept {
-    if (!has_sketched_runs(hook_.index(), epoch_)) [[likely]] {
+    if (!has_sketched_runs(slots_, epoch_)) [[likely]] {
       return false;
     }
     if (!is_sketched() || Runtime::instance().frozen()) {
@@ -57,6 +61,9 @@ class RunOfCall {
     }
   }
 
+  // The thread's own of the hook.
+  HookSlots& slots() const noexcept { return slots_; }
+
   // A kernel answered it.
   void bar() noexcept {
     if (sketch_ != 0) [[unlikely]] {
@@ -73,6 +80,7 @@ class RunOfCall {
 
   OperatorHook& hook_;
   const Arguments& arguments_;
+  HookSlots& slots_;
   const std::uint32_t epoch_;
   std::uint64_t sketch_ = 0;
 };

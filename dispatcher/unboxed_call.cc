@@ -6,6 +6,7 @@
 
 #include "dispatcher/counters.h"
 #include "dispatcher/explain.h"
+#include "dispatcher/hook_slots.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/probe.h"
 #include "dispatcher/recorder.h"
@@ -14,6 +15,7 @@
 #include "dispatcher/unboxed_hooks.h"
 #include "dispatcher/verification.h"
 #include "dispatcher/version_counter.h"
+#include "guards/call_sketch.h"
 #include "guards/left_out.h"
 
 namespace eagercache {
@@ -53,17 +55,53 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
   if (run.passes()) {
     return Route::kNative;
   }
+  HookSlots& mine = run.slots();
   if (const AsideReason reason = thread_reason(); reason != AsideReason::kNone) [[unlikely]] {
     count_aside(index_, reason);
     return Route::kNative;
   }
+  // Most calls have a key that the thread has met among its last ones.
+  const std::uint64_t mark = mark_of_call(arguments);
+  HookSlots::Recent& recent = mine.recent_of(mark);
+  if (recent.mark == mark && !verification_is_on()) [[likely]] {
+    CallTensors call;
+    const Found found = table_.find_again(recent.key, [&](std::span<const Word> words) noexcept {
+      return has_key(eligibility_.plan, arguments, device_type_, words, call);
+    });
+    if (found.state == EntryState::kKernel) [[likely]] {
+      auto& kernel = *static_cast<LoadedKernel*>(const_cast<void*>(found.kernel));
+      const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, call, outputs);
+      if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
+        mine.count(CallOutcome::kHit);
+        run.bar();
+        return Route::kAnswered;
+      }
+      if (outcome == LoadedKernel::Outcome::kFailed) {
+        note_failure(kernel, arguments);
+      }
+    }
+    if (found.state == EntryState::kKernel || found.state == EntryState::kNative) {
+      run.count();
+      return Route::kNative;
+    }
+  }
+  return look_up_unboxed(arguments, outputs, run, mark);
+}
+
+Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs,
+                                    RunOfCall<UnboxedArguments>& run, std::uint64_t mark) {
   CallView view;
   if (const AsideReason reason = build_key(eligibility_.plan, arguments, device_type_, view);
       reason != AsideReason::kNone) {
     count_aside(index_, reason);
     return Route::kNative;
   }
-  const Found found = table_.find(view.key.words(), hash_words(view.key.words()));
+  RememberedKey key;
+  const Found found = table_.find(view.key.words(), hash_words(view.key.words()), &key);
+  const bool decided = found.state == EntryState::kKernel || found.state == EntryState::kNative;
+  if (decided && run.slots().remembers) {
+    run.slots().recent_of(mark) = {mark, key};
+  }
   if (found.state == EntryState::kKernel) [[likely]] {
     auto& kernel = *static_cast<LoadedKernel*>(const_cast<void*>(found.kernel));
     if (verification_is_on() && !kernel.writes_inputs()) [[unlikely]] {
@@ -71,7 +109,7 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
     }
     const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, view, outputs);
     if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
-      count_call(index_, CallOutcome::kHit);
+      run.slots().count(CallOutcome::kHit);
       run.bar();
       return Route::kAnswered;
     }
@@ -93,6 +131,13 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
   }
   run.count();
   return Route::kNative;
+}
+
+void OperatorHook::note_failure(LoadedKernel& kernel, const UnboxedArguments& arguments) {
+  CallView view;
+  // What a kernel writes is data: the call has the key that it had, whatever is said of it now.
+  static_cast<void>(build_key(eligibility_.plan, arguments, device_type_, view));
+  note_failure(kernel, view.key.words());
 }
 
 Route OperatorHook::answer_by_class(const UnboxedArguments& arguments, const CallView& view,
@@ -120,7 +165,7 @@ Route OperatorHook::answer_by_class(const UnboxedArguments& arguments, const Cal
 
 LoadedKernel::Outcome OperatorHook::run_unboxed(LoadedKernel& kernel,
                                                 const UnboxedArguments& arguments,
-                                                const CallView& view,
+                                                const CallTensors& call,
                                                 UnboxedOutputs outputs) noexcept {
   try {
     if (outputs.list != nullptr) {
@@ -132,7 +177,7 @@ LoadedKernel::Outcome OperatorHook::run_unboxed(LoadedKernel& kernel,
     LoadedKernel::Outcome outcome = LoadedKernel::Outcome::kFailed;
     {
       const InsideGuard inside;
-      outcome = kernel.answer(view.tensors.view(), outputs.fixed, view.device);
+      outcome = kernel.answer(call.tensors.view(), outputs.fixed, call.device);
     }
     if (outcome != LoadedKernel::Outcome::kAnswered) [[unlikely]] {
       return outcome;

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "guards/key_fields.h"
@@ -73,25 +74,14 @@ struct GlobalState {
   friend bool operator==(const GlobalState&, const GlobalState&) = default;
 };
 
-// Writer for a key. Keys of up to kInline words allocate nothing, longer ones (lists of tensors)
-// once; past the capacity, or without memory, it only remembers that it overflowed, and the call
-// steps aside to native.
-class KeyBuffer {
+// How values become words: the one encoding, for the writer of a key and for what compares a call
+// with a key. `Sink` has
+//   Room extend(std::size_t count)  room for so many more words; false where there is none
+//   void overflow()                 notes that there is none
+// where a Room is false or takes its words by set(index, word), each once.
+template <typename Sink>
+class KeyEncoder {
  public:
-  static constexpr std::size_t kInline = 512;     // words; cat of 60 four-dimensional tensors
-  static constexpr std::size_t kCapacity = 4096;  // an optimizer's step over 300 matrices
-
-  KeyBuffer() noexcept {}  // inline_ stays uninitialised on purpose: 4 KB would cost 40 ns to clear
-  KeyBuffer(const KeyBuffer&) = delete;
-  KeyBuffer& operator=(const KeyBuffer&) = delete;
-
-  void clear() noexcept {
-    size_ = 0;
-    overflowed_ = false;
-  }
-  bool overflowed() const noexcept { return overflowed_; }
-  std::span<const Word> words() const noexcept { return {words_, size_}; }
-
   void put_state(const GlobalState& state) noexcept;
   void put_none() noexcept;
   void put_undefined_tensor() noexcept;
@@ -118,15 +108,45 @@ class KeyBuffer {
   void put_word(Word word) noexcept;  // one element of a list whose header was put before
 
  private:
-  // Room for `count` more words, or null (and overflowed) past the capacity.
-  Word* extend(std::size_t count) noexcept;
-  // Moves to memory of kCapacity words; false where that is not enough or not to be had.
-  bool grow(std::size_t count) noexcept;
+  Sink& sink() noexcept { return static_cast<Sink&>(*this); }
   void put_plain(ArgumentKind kind) noexcept;
-  // Header of a list of `count` elements, followed by room for `payload` words, which is returned.
-  Word* put_counted(ArgumentKind kind, std::size_t count, std::size_t payload) noexcept;
+  // Header of a list of `count` elements in the first of 1 + payload words of room.
+  auto put_counted(ArgumentKind kind, std::size_t count, std::size_t payload) noexcept;
   template <KeyWord kClass>
   void put_scalar(ArgumentKind kind, KeyBits<kClass> payload) noexcept;
+};
+
+// Writer for a key. Keys of up to kInline words allocate nothing, longer ones (lists of tensors)
+// once; past the capacity, or without memory, it only remembers that it overflowed, and the call
+// steps aside to native.
+class KeyBuffer : public KeyEncoder<KeyBuffer> {
+ public:
+  static constexpr std::size_t kInline = 512;     // words; cat of 60 four-dimensional tensors
+  static constexpr std::size_t kCapacity = 4096;  // an optimizer's step over 300 matrices
+
+  KeyBuffer() noexcept {}  // inline_ stays uninitialised on purpose: 4 KB would cost 40 ns to clear
+  KeyBuffer(const KeyBuffer&) = delete;
+  KeyBuffer& operator=(const KeyBuffer&) = delete;
+
+  void clear() noexcept {
+    size_ = 0;
+    overflowed_ = false;
+  }
+  bool overflowed() const noexcept { return overflowed_; }
+  std::span<const Word> words() const noexcept { return {words_, size_}; }
+
+ private:
+  friend KeyEncoder<KeyBuffer>;
+
+  struct Room {
+    Word* at;
+    explicit operator bool() const noexcept { return at != nullptr; }
+    void set(std::size_t index, Word word) const noexcept { at[index] = word; }
+  };
+  Room extend(std::size_t count) noexcept;
+  void overflow() noexcept { overflowed_ = true; }
+  // Moves to memory of kCapacity words; false where that is not enough or not to be had.
+  bool grow(std::size_t count) noexcept;
 
   Word inline_[kInline];  // NOLINT(modernize-avoid-c-arrays)
   Word* words_ = inline_;
@@ -134,6 +154,53 @@ class KeyBuffer {
   std::unique_ptr<Word[]> long_;  // NOLINT(modernize-avoid-c-arrays)
   std::size_t size_ = 0;
   bool overflowed_ = false;
+};
+
+// Compares a call with the words of a key, which stay alive and unchanged meanwhile. Stores
+// nothing.
+class KeyMatcher : public KeyEncoder<KeyMatcher> {
+ public:
+  explicit KeyMatcher(std::span<const Word> words) noexcept
+      : next_(words.data()), end_(words.data() + words.size()) {}
+  KeyMatcher(const KeyMatcher&) = delete;
+  KeyMatcher& operator=(const KeyMatcher&) = delete;
+
+  // Whether what was put is exactly the words.
+  bool matched() const noexcept { return difference_ == 0 && next_ == end_; }
+
+ private:
+  friend KeyEncoder<KeyMatcher>;
+
+  class Room {
+   public:
+    Room(const Word* at, Word& difference) noexcept : at_(at), difference_(difference) {}
+    ~Room() { difference_ |= mine_; }
+    Room(Room&& other) noexcept
+        : at_(other.at_), difference_(other.difference_), mine_(std::exchange(other.mine_, 0)) {}
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    explicit operator bool() const noexcept { return at_ != nullptr; }
+    void set(std::size_t index, Word word) noexcept { mine_ |= at_[index] ^ word; }
+
+   private:
+    const Word* const at_;
+    Word& difference_;
+    Word mine_ = 0;  // in a register, until the room is full
+  };
+  Room extend(std::size_t count) noexcept {
+    if (count > static_cast<std::size_t>(end_ - next_)) [[unlikely]] {
+      overflow();
+      return {nullptr, difference_};
+    }
+    const Word* const at = next_;
+    next_ += count;
+    return {at, difference_};
+  }
+  void overflow() noexcept { difference_ = 1; }
+
+  const Word* next_;
+  const Word* const end_;
+  Word difference_ = 0;  // not 0 once a word was another
 };
 
 // A 64-bit hash of the words; equal words give equal hashes in every process of this build. Not

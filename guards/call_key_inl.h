@@ -31,172 +31,201 @@ inline Word multiply_mix(Word left, Word right) noexcept {
 
 }  // namespace call_key_detail
 
-inline Word* KeyBuffer::extend(std::size_t count) noexcept {
+inline KeyBuffer::Room KeyBuffer::extend(std::size_t count) noexcept {
   if (count > room_ - size_ && !grow(count)) [[unlikely]] {
     overflowed_ = true;
-    return nullptr;
+    return {nullptr};
   }
   Word* const room = words_ + size_;
   size_ += count;
+  return {room};
+}
+
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_plain(ArgumentKind kind) noexcept {
+  if (auto room = sink().extend(1)) room.set(0, call_key_detail::plain_header(kind).word());
+}
+
+template <typename Sink>
+template <KeyWord kClass>
+inline void KeyEncoder<Sink>::put_scalar(ArgumentKind kind, KeyBits<kClass> payload) noexcept {
+  auto room = sink().extend(2);
+  if (!room) return;
+  room.set(0, call_key_detail::plain_header(kind).word());
+  room.set(1, payload.word());
+}
+
+template <typename Sink>
+inline auto KeyEncoder<Sink>::put_counted(ArgumentKind kind, std::size_t count,
+                                          std::size_t payload) noexcept {
+  static_assert(KeyBuffer::kCapacity * sizeof(Word) <= UINT32_MAX);
+  const bool fits = count <= KeyBuffer::kCapacity * sizeof(Word);
+  if (!fits) [[unlikely]] {
+    sink().overflow();
+  }
+  // No key has room for so many words.
+  auto room = sink().extend(fits ? 1 + payload : KeyBuffer::kCapacity + 1);
+  if (room) {
+    room.set(0, (field_bits<KeyField::kCountedKind>(static_cast<std::uint8_t>(kind)) |
+                 field_bits<KeyField::kCountedCount>(static_cast<std::uint32_t>(count)))
+                    .word());
+  }
   return room;
 }
 
-inline void KeyBuffer::put_plain(ArgumentKind kind) noexcept {
-  if (Word* const room = extend(1)) *room = call_key_detail::plain_header(kind).word();
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_state(const GlobalState& state) noexcept {
+  auto room = sink().extend(1);
+  if (!room) return;
+  room.set(0, (field_bits<KeyField::kStateDefaultDtype>(state.default_dtype) |
+               field_bits<KeyField::kStateDeterministic>(state.deterministic) |
+               field_bits<KeyField::kStateWarnOnly>(state.deterministic_warn_only) |
+               field_bits<KeyField::kStateFillUninitialized>(state.fill_uninitialized_memory) |
+               field_bits<KeyField::kStateAutocast>(state.autocast) |
+               field_bits<KeyField::kStateAutocastDtype>(state.autocast_dtype) |
+               field_bits<KeyField::kStateNumThreads>(state.num_threads))
+                  .word());
 }
 
-template <KeyWord kClass>
-inline void KeyBuffer::put_scalar(ArgumentKind kind, KeyBits<kClass> payload) noexcept {
-  Word* const room = extend(2);
-  if (room == nullptr) return;
-  room[0] = call_key_detail::plain_header(kind).word();
-  room[1] = payload.word();
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_none() noexcept {
+  put_plain(ArgumentKind::kNone);
 }
 
-inline Word* KeyBuffer::put_counted(ArgumentKind kind, std::size_t count,
-                                    std::size_t payload) noexcept {
-  static_assert(kCapacity * sizeof(Word) <= UINT32_MAX);
-  if (count > kCapacity * sizeof(Word)) [[unlikely]] {
-    overflowed_ = true;
-    return nullptr;
-  }
-  Word* const room = extend(1 + payload);
-  if (room == nullptr) return nullptr;
-  room[0] = (field_bits<KeyField::kCountedKind>(static_cast<std::uint8_t>(kind)) |
-             field_bits<KeyField::kCountedCount>(static_cast<std::uint32_t>(count)))
-                .word();
-  return room + 1;
-}
-
-inline void KeyBuffer::put_state(const GlobalState& state) noexcept {
-  Word* const room = extend(1);
-  if (room == nullptr) return;
-  *room = (field_bits<KeyField::kStateDefaultDtype>(state.default_dtype) |
-           field_bits<KeyField::kStateDeterministic>(state.deterministic) |
-           field_bits<KeyField::kStateWarnOnly>(state.deterministic_warn_only) |
-           field_bits<KeyField::kStateFillUninitialized>(state.fill_uninitialized_memory) |
-           field_bits<KeyField::kStateAutocast>(state.autocast) |
-           field_bits<KeyField::kStateAutocastDtype>(state.autocast_dtype) |
-           field_bits<KeyField::kStateNumThreads>(state.num_threads))
-              .word();
-}
-
-inline void KeyBuffer::put_none() noexcept { put_plain(ArgumentKind::kNone); }
-
-inline void KeyBuffer::put_undefined_tensor() noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_undefined_tensor() noexcept {
   put_plain(ArgumentKind::kUndefinedTensor);
 }
 
-inline void KeyBuffer::put_tensor(const TensorTraits& traits, const std::int64_t* sizes,
-                                  const std::int64_t* strides) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_tensor(const TensorTraits& traits, const std::int64_t* sizes,
+                                         const std::int64_t* strides) noexcept {
   const std::size_t dim = traits.dim;
-  Word* const room = extend(1 + 2 * dim);
-  if (room == nullptr) return;
-  room[0] = (field_bits<KeyField::kTensorKind>(static_cast<std::uint8_t>(ArgumentKind::kTensor)) |
-             field_bits<KeyField::kTensorDtype>(traits.dtype) |
-             field_bits<KeyField::kTensorDeviceType>(traits.device_type) |
-             field_bits<KeyField::kTensorDeviceIndex>(
-                 call_key_detail::biased_index(traits.device_index)) |
-             field_bits<KeyField::kTensorRank>(traits.dim) |
-             field_bits<KeyField::kTensorWrapped>(traits.wrapped_number) |
-             field_bits<KeyField::kTensorAligned>(traits.aligned))
-                .word();
+  auto room = sink().extend(1 + 2 * dim);
+  if (!room) return;
+  room.set(0, (field_bits<KeyField::kTensorKind>(static_cast<std::uint8_t>(ArgumentKind::kTensor)) |
+               field_bits<KeyField::kTensorDtype>(traits.dtype) |
+               field_bits<KeyField::kTensorDeviceType>(traits.device_type) |
+               field_bits<KeyField::kTensorDeviceIndex>(
+                   call_key_detail::biased_index(traits.device_index)) |
+               field_bits<KeyField::kTensorRank>(traits.dim) |
+               field_bits<KeyField::kTensorWrapped>(traits.wrapped_number) |
+               field_bits<KeyField::kTensorAligned>(traits.aligned))
+                  .word());
   for (std::size_t i = 0; i < dim; ++i) {
-    room[1 + i] = field_bits<KeyField::kTensorSize>(static_cast<Word>(sizes[i])).word();
-    room[1 + dim + i] = field_bits<KeyField::kTensorStride>(static_cast<Word>(strides[i])).word();
+    room.set(1 + i, field_bits<KeyField::kTensorSize>(static_cast<Word>(sizes[i])).word());
+    room.set(1 + dim + i,
+             field_bits<KeyField::kTensorStride>(static_cast<Word>(strides[i])).word());
   }
 }
 
-inline void KeyBuffer::put_tensor_list(std::size_t count) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_tensor_list(std::size_t count) noexcept {
   put_counted(ArgumentKind::kTensorList, count, 0);
 }
 
-inline void KeyBuffer::put_scalar_list(std::size_t count) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_scalar_list(std::size_t count) noexcept {
   put_counted(ArgumentKind::kScalarList, count, 0);
 }
 
-inline void KeyBuffer::put_int(std::int64_t value) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_int(std::int64_t value) noexcept {
   put_scalar(ArgumentKind::kInt, field_bits<KeyField::kIntValue>(static_cast<Word>(value)));
 }
 
-inline void KeyBuffer::put_float(double value) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_float(double value) noexcept {
   put_scalar(ArgumentKind::kFloat, field_bits<KeyField::kFloatBits>(std::bit_cast<Word>(value)));
 }
 
-inline void KeyBuffer::put_bool(bool value) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_bool(bool value) noexcept {
   put_scalar(ArgumentKind::kBool, field_bits<KeyField::kBoolValue>(value));
 }
 
-inline void KeyBuffer::put_complex(double real, double imaginary) noexcept {
-  Word* const room = extend(3);
-  if (room == nullptr) return;
-  room[0] = call_key_detail::plain_header(ArgumentKind::kComplex).word();
-  room[1] = field_bits<KeyField::kComplexRealBits>(std::bit_cast<Word>(real)).word();
-  room[2] = field_bits<KeyField::kComplexImaginaryBits>(std::bit_cast<Word>(imaginary)).word();
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_complex(double real, double imaginary) noexcept {
+  auto room = sink().extend(3);
+  if (!room) return;
+  room.set(0, call_key_detail::plain_header(ArgumentKind::kComplex).word());
+  room.set(1, field_bits<KeyField::kComplexRealBits>(std::bit_cast<Word>(real)).word());
+  room.set(2, field_bits<KeyField::kComplexImaginaryBits>(std::bit_cast<Word>(imaginary)).word());
 }
 
-inline void KeyBuffer::put_string(std::string_view value) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_string(std::string_view value) noexcept {
   static_assert(std::endian::native == std::endian::little);
   const std::size_t payload = value.size() / sizeof(Word) + (value.size() % sizeof(Word) != 0);
-  Word* const room = put_counted(ArgumentKind::kString, value.size(), payload);
-  if (room == nullptr) return;
+  auto room = put_counted(ArgumentKind::kString, value.size(), payload);
+  if (!room) return;
   for (std::size_t i = 0; i < payload; ++i) {
     const std::string_view part = value.substr(i * sizeof(Word), sizeof(Word));
     Word packed = 0;
     std::memcpy(&packed, part.data(), part.size());
-    room[i] = field_bits<KeyField::kStringBytes>(packed).word();
+    room.set(1 + i, field_bits<KeyField::kStringBytes>(packed).word());
   }
 }
 
-inline void KeyBuffer::put_int_list(const std::int64_t* values, std::size_t count) noexcept {
-  Word* const room = put_counted(ArgumentKind::kIntList, count, count);
-  if (room == nullptr) return;
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_int_list(const std::int64_t* values, std::size_t count) noexcept {
+  auto room = put_counted(ArgumentKind::kIntList, count, count);
+  if (!room) return;
   for (std::size_t i = 0; i < count; ++i) {
-    room[i] = field_bits<KeyField::kElementBits>(static_cast<Word>(values[i])).word();
+    room.set(1 + i, field_bits<KeyField::kElementBits>(static_cast<Word>(values[i])).word());
   }
 }
 
-inline void KeyBuffer::put_float_list(const double* values, std::size_t count) noexcept {
-  Word* const room = put_counted(ArgumentKind::kFloatList, count, count);
-  if (room == nullptr) return;
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_float_list(const double* values, std::size_t count) noexcept {
+  auto room = put_counted(ArgumentKind::kFloatList, count, count);
+  if (!room) return;
   for (std::size_t i = 0; i < count; ++i) {
-    room[i] = field_bits<KeyField::kElementBits>(std::bit_cast<Word>(values[i])).word();
+    room.set(1 + i, field_bits<KeyField::kElementBits>(std::bit_cast<Word>(values[i])).word());
   }
 }
 
-inline void KeyBuffer::put_bool_list_header(std::size_t count) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_bool_list_header(std::size_t count) noexcept {
   put_counted(ArgumentKind::kBoolList, count, 0);
 }
 
-inline void KeyBuffer::put_int_list_header(std::size_t count) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_int_list_header(std::size_t count) noexcept {
   put_counted(ArgumentKind::kIntList, count, 0);
 }
 
-inline void KeyBuffer::put_float_list_header(std::size_t count) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_float_list_header(std::size_t count) noexcept {
   put_counted(ArgumentKind::kFloatList, count, 0);
 }
 
-inline void KeyBuffer::put_word(Word word) noexcept {
-  if (Word* const room = extend(1)) *room = field_bits<KeyField::kElementBits>(word).word();
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_word(Word word) noexcept {
+  if (auto room = sink().extend(1)) room.set(0, field_bits<KeyField::kElementBits>(word).word());
 }
 
-inline void KeyBuffer::put_scalar_type(std::int64_t value) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_scalar_type(std::int64_t value) noexcept {
   put_scalar(ArgumentKind::kScalarType,
              field_bits<KeyField::kScalarTypeValue>(static_cast<Word>(value)));
 }
 
-inline void KeyBuffer::put_layout(std::int64_t value) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_layout(std::int64_t value) noexcept {
   put_scalar(ArgumentKind::kLayout, field_bits<KeyField::kLayoutValue>(static_cast<Word>(value)));
 }
 
-inline void KeyBuffer::put_memory_format(std::int64_t value) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_memory_format(std::int64_t value) noexcept {
   put_scalar(ArgumentKind::kMemoryFormat,
              field_bits<KeyField::kMemoryFormatValue>(static_cast<Word>(value)));
 }
 
-inline void KeyBuffer::put_device(std::int64_t type, std::int64_t index) noexcept {
+template <typename Sink>
+inline void KeyEncoder<Sink>::put_device(std::int64_t type, std::int64_t index) noexcept {
   if (type < 0 || type > UINT8_MAX || index < INT8_MIN || index > INT8_MAX) [[unlikely]] {
-    overflowed_ = true;
+    sink().overflow();
     return;
   }
   const std::uint8_t biased = call_key_detail::biased_index(static_cast<std::int8_t>(index));

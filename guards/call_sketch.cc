@@ -19,7 +19,7 @@ class Sketch {
     sum_ = (std::rotl(sum_, 5) ^ value) * kOdd;
   }
 
-  void tensor(const at::Tensor& tensor) noexcept {
+  [[gnu::always_inline]] void tensor(const at::Tensor& tensor) noexcept {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if ((impl->key_set().raw_repr() & disallowed_) != 0) [[unlikely]] {
       // What is asked of the others below may be a program's own there.
@@ -72,7 +72,8 @@ class Sketch {
   bool unusual_ = false;
 };
 
-void add_argument(Sketch& sketch, const UnboxedArguments& arguments, std::size_t i) noexcept {
+[[gnu::always_inline]] inline void add_argument(Sketch& sketch, const UnboxedArguments& arguments,
+                                                std::size_t i) noexcept {
   switch (arguments.kinds[i]) {
     case UnboxedKind::kTensor:
       return sketch.tensor(arguments.at<at::Tensor>(i));

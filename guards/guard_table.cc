@@ -23,10 +23,17 @@ constexpr std::size_t kMaxSecondChances = 64;  // an eviction; bounds what one i
 constexpr std::size_t kTicksPerTable = 16;     // while max_entries entries are inserted
 constexpr std::size_t kPendingShare = 8;       // 1/8 of the entries
 
+// A number that was given to no table before.
+std::uint64_t next_generation() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
 
-GuardTable::Impl::Impl(std::size_t max_entries, TableBudget& budget)
-    : budget_(budget), max_entries_(max_entries) {
+GuardTable::Impl::Impl(std::size_t max_entries, TableBudget& budget,
+                       std::atomic<std::uint64_t>& generation)
+    : budget_(budget), max_entries_(max_entries), generation_(generation) {
   Slots* const first = Slots::make(kMinCapacity);
   if (first == nullptr) throw std::bad_alloc();
   slots_.store(first, std::memory_order_seq_cst);
@@ -47,19 +54,21 @@ GuardTable::Impl::~Impl() {
   Slots::free(slots());
 }
 
-Found GuardTable::Impl::find(std::span<const Word> key, std::uint64_t hash) const noexcept {
+Found GuardTable::Impl::find(std::span<const Word> key, std::uint64_t hash,
+                             const Entry** found) const noexcept {
   const ReadSection section;
   if (!section.entered()) [[unlikely]]
     return {};
   Entry* const entry = slots_.load(std::memory_order_seq_cst)->probe(key, hash);
   if (entry == nullptr) return {};
-  touch(entry);
+  if (found != nullptr) *found = entry;
+  entry->touch(budget_.tick());
   return entry->verdict.load(std::memory_order_acquire).found();
 }
 
 MissNote GuardTable::Impl::note_miss(std::span<const Word> key, std::uint64_t hash) noexcept {
   const auto count = [this](Entry* entry) noexcept {
-    touch(entry);
+    entry->touch(budget_.tick());
     const std::uint64_t calls = entry->calls.fetch_add(1, std::memory_order_relaxed) + 1;
     const Found found = entry->verdict.load(std::memory_order_acquire).found();
     return MissNote{found.state, found.kernel, false, calls};
@@ -87,7 +96,7 @@ void GuardTable::Impl::set(std::span<const Word> key, std::uint64_t hash,
     const std::lock_guard lock(mutex_);
     if (Entry* const entry = slots()->probe(key, hash)) {
       entry->verdict.store(verdict, std::memory_order_release);
-      touch(entry);
+      entry->touch(budget_.tick());
       queue_of(entry).remove(entry);
       entry->decided = true;
       decided_.push_newest(entry);
@@ -218,6 +227,7 @@ void GuardTable::Impl::unlink(Entry* entry) noexcept {
       i = (i - 1) & all->mask;
     } while (slot[i].load(std::memory_order_relaxed) == &tombstone);
   }
+  generation_.store(next_generation(), std::memory_order_seq_cst);  // before it is retired
   queue_of(entry).remove(entry);
   size_.store(size() - 1, std::memory_order_relaxed);
   budget_.remove_entry(entry->bytes());
@@ -247,12 +257,23 @@ void GuardTable::Impl::collect_if_due() noexcept {
 }
 
 GuardTable::GuardTable(std::size_t max_entries, TableBudget& budget)
-    : impl_(std::make_unique<Impl>(max_entries, budget)) {}
+    : generation_(next_generation()),
+      budget_(budget),
+      impl_(std::make_unique<Impl>(max_entries, budget, generation_)) {}
 
 GuardTable::~GuardTable() = default;
 
-Found GuardTable::find(std::span<const Word> key, std::uint64_t hash) const noexcept {
-  return impl_->find(key, hash);
+Found GuardTable::find(std::span<const Word> key, std::uint64_t hash,
+                       RememberedKey* remembered) const noexcept {
+  // Before the entry is found: one that is taken out afterwards leaves another number behind.
+  const std::uint64_t generation = generation_.load(std::memory_order_seq_cst);
+  const Entry* entry = nullptr;
+  const Found found = impl_->find(key, hash, &entry);
+  if (remembered != nullptr && entry != nullptr) {
+    remembered->entry_ = entry;
+    remembered->generation_ = generation;
+  }
+  return found;
 }
 
 MissNote GuardTable::note_miss(std::span<const Word> key, std::uint64_t hash) {

@@ -8,23 +8,11 @@
 #include <span>
 
 #include "guards/call_key.h"
+#include "guards/epoch.h"
+#include "guards/guard_table_entry.h"
 #include "guards/table_budget.h"
 
 namespace eagercache {
-
-enum class EntryState : std::uint8_t {
-  kAbsent,   // never met, or forgotten
-  kPending,  // met; native answers until a verdict arrives
-  kKernel,   // `kernel` answers
-  kNative,   // decided: native answers
-};
-
-// What the table knows of a key, by value: nothing in it can dangle.
-struct Found {
-  EntryState state = EntryState::kAbsent;
-  // kKernel only. Kernels are never freed, so the pointer stays good after the entry is gone.
-  const void* kernel = nullptr;
-};
 
 struct MissNote {
   EntryState state = EntryState::kPending;  // after the call; a verdict may have arrived meanwhile
@@ -35,6 +23,15 @@ struct MissNote {
   // was new, and its insertion would have had to wait for the lock (or there was no memory, or
   // max_entries is 0). The next call of the same key tries again.
   std::uint64_t calls = 0;
+};
+
+// Where a table found a key, for who asks for the same key again: GuardTable::find_again. Plain
+// data; that of a table that is no more is only of no use.
+class RememberedKey {
+ private:
+  friend class GuardTable;
+  const guard_table_detail::Entry* entry_ = nullptr;
+  std::uint64_t generation_ = 0;  // of the table; 0: of none
 };
 
 // One operator's map from exact call key to verdict, at one dispatch key.
@@ -58,8 +55,16 @@ class GuardTable {
   GuardTable(const GuardTable&) = delete;
   GuardTable& operator=(const GuardTable&) = delete;
 
-  // Any thread. `hash` is hash_words(key).
-  Found find(std::span<const Word> key, std::uint64_t hash) const noexcept;
+  // Any thread. `hash` is hash_words(key). `remembered`, where given, is set when the key is there.
+  Found find(std::span<const Word> key, std::uint64_t hash,
+             RememberedKey* remembered = nullptr) const noexcept;
+
+  // As find() of the key that `remembered` tells of, without a hash or a probe, where
+  // `is_same(words)` is true of its words, which stay as they are until that returns. kAbsent where
+  // it is false, and where the table does not know any more that the key is there. Any thread;
+  // lock-free.
+  template <typename IsSame>
+  Found find_again(const RememberedKey& remembered, const IsSame& is_same) const noexcept;
 
   // Counts a miss of `key`, inserting it as kPending when absent. Any thread; never waits.
   MissNote note_miss(std::span<const Word> key, std::uint64_t hash);
@@ -83,8 +88,31 @@ class GuardTable {
 
  private:
   class Impl;
+
+  // The number that stands for the entries as they were since the last one was taken out: no two
+  // tables of the process, and no two such times of one, have the same. Changed under the lock,
+  // after an entry was unlinked and before it is handed to those that free it. So who is in a read
+  // section and finds here the number that stood here before he found the entry reads it safely:
+  // as for a pointer to it (epoch.h, U and L).
+  std::atomic<std::uint64_t> generation_;
+  const TableBudget& budget_;
   std::atomic<bool> has_kernels_{false};
   std::unique_ptr<Impl> impl_;
 };
+
+template <typename IsSame>
+inline Found GuardTable::find_again(const RememberedKey& remembered,
+                                    const IsSame& is_same) const noexcept {
+  const ReadSection section;
+  if (!section.entered() || remembered.generation_ != generation_.load(std::memory_order_seq_cst)) {
+    return {};
+  }
+  const guard_table_detail::Entry& entry = *remembered.entry_;
+  if (!is_same(std::span<const Word>(entry.words(), entry.size))) {
+    return {};
+  }
+  entry.touch(budget_.tick());
+  return entry.verdict.load(std::memory_order_acquire).found();
+}
 
 }  // namespace eagercache

@@ -5,10 +5,29 @@
 #include <cstdint>
 #include <span>
 
+#include "guards/call_key.h"
 #include "guards/epoch.h"
-#include "guards/guard_table.h"
 
-// What GuardTable's slots point to, and the slots themselves. Private to guard_table.cc.
+// What GuardTable's slots point to, and the slots themselves.
+namespace eagercache {
+
+enum class EntryState : std::uint8_t {
+  kAbsent,   // never met, or forgotten
+  kPending,  // met; native answers until a verdict arrives
+  kKernel,   // `kernel` answers
+  kNative,   // decided: native answers
+};
+
+// What the table knows of a key, by value: nothing in it can dangle.
+struct Found {
+  EntryState state = EntryState::kAbsent;
+  // kKernel only. Kernels are never freed, so the pointer stays good after the entry is gone.
+  const void* kernel = nullptr;
+};
+
+}  // namespace eagercache
+
+// Private to GuardTable.
 namespace eagercache::guard_table_detail {
 
 // State and kernel in one word, so that a reader sees a pair that belongs together. Addresses of
@@ -49,14 +68,21 @@ struct Entry : Retired {
 
   std::uint64_t hash = 0;
   std::atomic<Verdict> verdict{};
-  std::atomic<std::uint32_t> tick{0};  // of the last use
-  std::uint32_t size = 0;              // words
+  mutable std::atomic<std::uint32_t> tick{0};  // of the last use
+  std::uint32_t size = 0;                      // words
 
   constexpr explicit Entry(std::uint32_t words) noexcept : size(words) {}
 
   // Null without memory.
   static Entry* make(std::span<const Word> key, std::uint64_t hash) noexcept;
   static void free(Retired* entry) noexcept;
+
+  // Marks the entry as used now. The caller is in a read section or holds the table's lock.
+  void touch(std::uint32_t now) const noexcept {
+    if (tick.load(std::memory_order_relaxed) != now) {
+      tick.store(now, std::memory_order_relaxed);
+    }
+  }
 
   Word* words() noexcept { return reinterpret_cast<Word*>(this + 1); }
   const Word* words() const noexcept { return reinterpret_cast<const Word*>(this + 1); }

@@ -38,12 +38,13 @@ class GuardTable::Impl {
   using Slots = guard_table_detail::Slots;
   using Verdict = guard_table_detail::Verdict;
 
-  Impl(std::size_t max_entries, TableBudget& budget);
+  // `generation` is the table's own.
+  Impl(std::size_t max_entries, TableBudget& budget, std::atomic<std::uint64_t>& generation);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  Found find(std::span<const Word> key, std::uint64_t hash) const noexcept;
+  Found find(std::span<const Word> key, std::uint64_t hash, const Entry** entry) const noexcept;
   MissNote note_miss(std::span<const Word> key, std::uint64_t hash) noexcept;
   void set(std::span<const Word> key, std::uint64_t hash, Verdict verdict) noexcept;
   bool erase(std::span<const Word> key, std::uint64_t hash) noexcept;
@@ -56,14 +57,6 @@ class GuardTable::Impl {
 
  private:
   class AllTables;
-
-  // Marks an entry as used now. The caller is in a read section or holds mutex_.
-  void touch(Entry* entry) const noexcept {
-    const std::uint32_t now = budget_.tick();
-    if (entry->tick.load(std::memory_order_relaxed) != now) {
-      entry->tick.store(now, std::memory_order_relaxed);
-    }
-  }
 
   // The methods below require mutex_.
   Slots* slots() const noexcept { return slots_.load(std::memory_order_relaxed); }
@@ -88,6 +81,7 @@ class GuardTable::Impl {
   alignas(64) std::atomic<Slots*> slots_{nullptr};
   TableBudget& budget_;
   const std::size_t max_entries_;
+  std::atomic<std::uint64_t>& generation_;
 
   alignas(64) mutable std::mutex mutex_;  // guards all below, and every store to the above
   std::atomic<std::size_t> size_{0};      // live entries; written under mutex_

@@ -18,17 +18,17 @@ namespace {
 // Values as a boxed stack holds them.
 class BoxedReader {
  public:
-  explicit BoxedReader(Walk& walk) noexcept : walk_(walk) {}
+  explicit BoxedReader(Walk<KeyBuffer>& walk) noexcept : walk_(walk) {}
 
   AsideReason tensor_list(const c10::IValue& value) noexcept {
     if (!value.isList()) {
       return walk_.unreadable(AsideReason::kUnexpectedValue);
     }
     const c10::ArrayRef<c10::IValue> elements = value.toListRef();
-    walk_.view().key.put_tensor_list(elements.size());
+    walk_.key().put_tensor_list(elements.size());
     for (const c10::IValue& element : elements) {
       if (element.isNone()) {
-        walk_.view().key.put_none();
+        walk_.key().put_none();
       } else if (element.isTensor()) {
         if (const AsideReason reason = walk_.tensor(element.toTensor());
             reason != AsideReason::kNone) {
@@ -43,16 +43,16 @@ class BoxedReader {
 
   AsideReason scalar(const c10::IValue& value) noexcept {
     if (value.isInt()) {
-      walk_.view().key.put_int(value.toInt());
+      walk_.key().put_int(value.toInt());
     } else if (value.isDouble()) {
       walk_.note_not_integral();
-      walk_.view().key.put_float(value.toDouble());
+      walk_.key().put_float(value.toDouble());
     } else if (value.isBool()) {
-      walk_.view().key.put_bool(value.toBool());
+      walk_.key().put_bool(value.toBool());
     } else if (value.isComplexDouble()) {
       walk_.note_not_integral();
       const c10::complex<double> number = value.toComplexDouble();
-      walk_.view().key.put_complex(number.real(), number.imag());
+      walk_.key().put_complex(number.real(), number.imag());
     } else {
       return unreadable(value);
     }
@@ -67,21 +67,21 @@ class BoxedReader {
     const c10::ArrayRef<c10::IValue> elements = value.toListRef();
     switch (reader) {
       case ArgumentReader::kIntList:
-        walk_.view().key.put_int_list_header(elements.size());
+        walk_.key().put_int_list_header(elements.size());
         return list_words(elements, &c10::IValue::isInt,
                           [](const c10::IValue& v) { return static_cast<Word>(v.toInt()); });
       case ArgumentReader::kFloatList:
-        walk_.view().key.put_float_list_header(elements.size());
+        walk_.key().put_float_list_header(elements.size());
         return list_words(elements, &c10::IValue::isDouble,
                           [](const c10::IValue& v) { return std::bit_cast<Word>(v.toDouble()); });
       case ArgumentReader::kBoolList:
-        walk_.view().key.put_bool_list_header(elements.size());
+        walk_.key().put_bool_list_header(elements.size());
         return list_words(elements, &c10::IValue::isBool,
                           [](const c10::IValue& v) { return Word{v.toBool()}; });
       default:
         break;
     }
-    walk_.view().key.put_scalar_list(elements.size());
+    walk_.key().put_scalar_list(elements.size());
     for (const c10::IValue& element : elements) {
       if (const AsideReason reason = scalar(element); reason != AsideReason::kNone) {
         return reason;
@@ -98,7 +98,7 @@ class BoxedReader {
       if (!(element.*has_tag)()) [[unlikely]] {
         return unreadable(element);
       }
-      walk_.view().key.put_word(read(element));
+      walk_.key().put_word(read(element));
     }
     return AsideReason::kNone;
   }
@@ -109,11 +109,12 @@ class BoxedReader {
                                 : AsideReason::kUnexpectedValue);
   }
 
-  Walk& walk_;
+  Walk<KeyBuffer>& walk_;
 };
 
-AsideReason put_argument(ArgumentReader reader, const c10::IValue& value, Walk& walk) noexcept {
-  KeyBuffer& key = walk.view().key;
+AsideReason put_argument(ArgumentReader reader, const c10::IValue& value,
+                         Walk<KeyBuffer>& walk) noexcept {
+  KeyBuffer& key = walk.key();
   BoxedReader boxed(walk);
   if (value.isNone()) {
     key.put_none();
@@ -184,8 +185,9 @@ bool TensorArguments::grow() noexcept {
 
 AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arguments,
                       c10::DeviceType device_type, CallView& view) noexcept {
-  return walk_call(plan, arguments.size(), device_type, view,
-                   [&](std::size_t i, Walk& walk) noexcept {
+  view.key.clear();
+  return walk_call(plan, arguments.size(), device_type, view.key, view,
+                   [&](std::size_t i, Walk<KeyBuffer>& walk) noexcept {
                      return put_argument(plan.readers[i], arguments[i], walk);
                    });
 }

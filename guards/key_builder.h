@@ -44,11 +44,15 @@ class TensorArguments {
   std::size_t size_ = 0;
 };
 
-// What one walk over the arguments gives: the key and the kernel's inputs.
-struct CallView {
-  KeyBuffer key;
+// The kernel's inputs, as a walk over the arguments finds them.
+struct CallTensors {
   TensorArguments tensors;
   c10::Device device = c10::Device(c10::DeviceType::CPU);  // of the tensors; with index on CUDA
+};
+
+// What one walk over the arguments gives: the key, too.
+struct CallView : CallTensors {
+  KeyBuffer key;
 };
 
 // Reads the call once. `arguments` are the operator's own values, as many as the plan has readers

@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <type_traits>
 
 #include "guards/key_builder.h"
 #include "guards/overlap.h"
+#include "guards/tensor_data.h"
 #include "guards/torch_compat.h"
 
 namespace eagercache {
@@ -43,47 +45,66 @@ inline constexpr std::uint64_t kCommonDtypes =
 
 inline constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
 
-// One walk's state. Methods return kNone to go on.
+// One walk's state. Methods return kNone to go on. `Key` is a KeyBuffer, or a KeyMatcher: then what
+// follows from the words alone need not be looked at, since a key of these words has passed.
+// `kOnCpu` is known where speed counts; without it the device is told when the walk is made.
+template <typename Key, bool kOnCpu = false>
 class Walk {
  public:
-  Walk(c10::DeviceType device_type, CallView& view) noexcept
-      : view_(view),
-        device_type_(device_type),
-        disallowed_(
-            ~(device_type == c10::DeviceType::CPU ? kAllowedOnCpu : kAllowedOnCuda).raw_repr()) {}
+  static constexpr bool kIsNew = std::is_same_v<Key, KeyBuffer>;
 
-  AsideReason tensor(const at::Tensor& tensor) noexcept {
+  Walk(c10::DeviceType device_type, Key& key, CallTensors& call) noexcept
+      : key_(key),
+        call_(call),
+        device_type_(device_type),
+        disallowed_(~(is_cpu() ? kAllowedOnCpu : kAllowedOnCuda).raw_repr()) {}
+
+  // Inlined, because it is most of what a hit costs here.
+  [[gnu::always_inline]] AsideReason tensor(const at::Tensor& tensor) noexcept {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if (!tensor.defined()) {
-      view_.key.put_undefined_tensor();
+      key_.put_undefined_tensor();
       return AsideReason::kNone;
     }
     bool host_number = false;
-    if ((impl->key_set().raw_repr() & disallowed_) != 0) [[unlikely]] {
+    const std::uint64_t disallowed = kOnCpu ? ~kAllowedOnCpu.raw_repr() : disallowed_;
+    if ((impl->key_set().raw_repr() & disallowed) != 0) [[unlikely]] {
       host_number = is_host_number(*impl);
       if (!host_number) {
         const AsideReason reason = kind_or_device(*impl);
         if (applies(reason)) return reason;
       }
     }
-    if (const AsideReason reason = check(*impl, host_number); reason != AsideReason::kNone)
-        [[unlikely]] {
+    const c10::IntArrayRef sizes = impl->sizes();
+    const c10::IntArrayRef strides = impl->strides();
+    const c10::ScalarType dtype = c10::typeMetaToScalarType(impl->dtype());
+    if (const AsideReason reason = check_fields(*impl, sizes, dtype, host_number);
+        reason != AsideReason::kNone) [[unlikely]] {
       return reason;
     }
-    const c10::ScalarType dtype = c10::typeMetaToScalarType(impl->dtype());
+    if (impl->unsafe_storage().unsafeGetStorageImpl()->data() == nullptr &&
+        applies(AsideReason::kNoStorage)) [[unlikely]] {
+      return AsideReason::kNoStorage;
+    }
+    if (kIsNew && is_large(*impl, sizes, strides) && applies(AsideReason::kLargeExtent))
+        [[unlikely]] {
+      return AsideReason::kLargeExtent;
+    }
     TensorTraits traits;
     traits.dtype = static_cast<std::uint8_t>(dtype);
+    const bool in_host_memory = is_cpu() || host_number;
     traits.device_type =
-        static_cast<std::uint8_t>(host_number ? c10::DeviceType::CPU : device_type_);
-    traits.device_index = device_type_ == c10::DeviceType::CPU || host_number
-                              ? std::int8_t{-1}
-                              : static_cast<std::int8_t>(view_.device.index());
-    traits.dim = static_cast<std::uint8_t>(impl->dim());
+        static_cast<std::uint8_t>(in_host_memory ? c10::DeviceType::CPU : device_type_);
+    traits.device_index =
+        in_host_memory ? std::int8_t{-1} : static_cast<std::int8_t>(call_.device.index());
+    traits.dim = static_cast<std::uint8_t>(sizes.size());
     traits.wrapped_number = impl->is_wrapped_number();
-    traits.aligned = (reinterpret_cast<std::uintptr_t>(impl->data()) % kAlignment) == 0;
-    all_integral_ = all_integral_ && c10::isIntegralType(dtype, /*includeBool=*/true);
-    view_.key.put_tensor(traits, impl->sizes().data(), impl->strides().data());
-    return view_.tensors.push(&tensor) || !applies(AsideReason::kKeyTooLong)
+    traits.aligned = reinterpret_cast<std::uintptr_t>(data_of(*impl)) % kAlignment == 0;
+    if constexpr (kIsNew) {
+      all_integral_ = all_integral_ && c10::isIntegralType(dtype, /*includeBool=*/true);
+    }
+    key_.put_tensor(traits, sizes.data(), strides.data());
+    return call_.tensors.push(&tensor) || !applies(AsideReason::kKeyTooLong)
                ? AsideReason::kNone
                : AsideReason::kKeyTooLong;
   }
@@ -91,14 +112,14 @@ class Walk {
   // What a value that has no encoding is answered with.
   AsideReason unreadable(AsideReason reason) noexcept {
     if (applies(reason)) return reason;
-    view_.key.put_none();
+    key_.put_none();
     return AsideReason::kNone;
   }
 
   // A device that an argument names. Only the one that the tensors are on is understood: the key's
   // persistent form has no index, and what is copied to another device is native's.
   void device(c10::Device device) noexcept {
-    view_.key.put_device(static_cast<std::int64_t>(device.type()), device.index());
+    key_.put_device(static_cast<std::int64_t>(device.type()), device.index());
     named_device_ = device;
   }
   bool leaves_device() const noexcept {
@@ -106,14 +127,16 @@ class Walk {
       return false;
     }
     return named_device_->type() != device_type_ ||
-           (device_type_ != c10::DeviceType::CPU && has_device_ && *named_device_ != view_.device);
+           (!is_cpu() && has_device_ && *named_device_ != call_.device);
   }
 
   void note_not_integral() noexcept { all_integral_ = false; }
   bool all_integral() const noexcept { return all_integral_; }
-  CallView& view() noexcept { return view_; }
+  Key& key() noexcept { return key_; }
 
  private:
+  bool is_cpu() const noexcept { return kOnCpu || device_type_ == c10::DeviceType::CPU; }
+
   AsideReason kind_or_device(const c10::TensorImpl& impl) const noexcept {
     if (compat::has_names(impl)) {  // names come with a dispatch key of their own
       return AsideReason::kNamedTensor;
@@ -126,38 +149,40 @@ class Walk {
   // A number in host memory beside CUDA tensors, as `x * 2` has one: native reads it and hands it
   // to its kernel by value, and so does ours. Its value is data, not part of the key.
   bool is_host_number(const c10::TensorImpl& impl) const noexcept {
-    return device_type_ == c10::DeviceType::CUDA && impl.dim() == 0 &&
+    return !is_cpu() && impl.dim() == 0 &&
            (impl.key_set().raw_repr() & ~kAllowedOnCpu.raw_repr()) == 0 &&
            !c10::isComplexType(c10::typeMetaToScalarType(impl.dtype()));
   }
 
-  AsideReason check(const c10::TensorImpl& impl, bool host_number) noexcept {
-    if (impl.dim() > std::numeric_limits<decltype(TensorTraits::dim)>::max()) [[unlikely]] {
-      return AsideReason::kKeyTooLong;
+  AsideReason check_fields(const c10::TensorImpl& impl, c10::IntArrayRef sizes,
+                           c10::ScalarType dtype, bool host_number) noexcept {
+    if constexpr (kIsNew) {
+      if (sizes.size() > std::numeric_limits<decltype(TensorTraits::dim)>::max()) [[unlikely]] {
+        return AsideReason::kKeyTooLong;
+      }
+      const auto bit = static_cast<unsigned>(dtype);
+      if ((bit >= 64 || ((kCommonDtypes >> bit) & 1) == 0) && applies(AsideReason::kDtype))
+          [[unlikely]] {
+        return AsideReason::kDtype;
+      }
     }
-    const auto dtype = static_cast<unsigned>(c10::typeMetaToScalarType(impl.dtype()));
-    if ((dtype >= 64 || ((kCommonDtypes >> dtype) & 1) == 0) && applies(AsideReason::kDtype))
-        [[unlikely]] {
-      return AsideReason::kDtype;
-    }
-    if (device_type_ != c10::DeviceType::CPU && !host_number) {
+    if (!is_cpu() && !host_number) {
       const c10::Device device = impl.device();
-      if (has_device_ && device != view_.device && applies(AsideReason::kMixedDevices)) {
+      if (has_device_ && device != call_.device && applies(AsideReason::kMixedDevices)) {
         return AsideReason::kMixedDevices;
       }
-      view_.device = device;
+      call_.device = device;
       has_device_ = true;
     }
-    if (impl.numel() == 0 && applies(AsideReason::kEmptyTensor)) [[unlikely]] {
+    if (kIsNew && impl.numel() == 0 && applies(AsideReason::kEmptyTensor)) [[unlikely]] {
       return AsideReason::kEmptyTensor;
     }
-    if (impl.unsafe_storage().unsafeGetStorageImpl()->data() == nullptr &&
-        applies(AsideReason::kNoStorage)) [[unlikely]] {
-      return AsideReason::kNoStorage;
-    }
+    return AsideReason::kNone;
+  }
+
+  static bool is_large(const c10::TensorImpl& impl, c10::IntArrayRef sizes,
+                       c10::IntArrayRef strides) noexcept {
     std::int64_t extent = 0;
-    const c10::IntArrayRef sizes = impl.sizes();
-    const c10::IntArrayRef strides = impl.strides();
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       // Each factor is below 2^63 and a real tensor's extent fits its storage, but a 0-stride
       // dimension may be huge: saturate instead of overflowing.
@@ -168,26 +193,24 @@ class Walk {
         break;
       }
     }
-    const bool is_large = extent > kMaxExtent || impl.numel() > kMaxExtent;
-    return is_large && applies(AsideReason::kLargeExtent) ? AsideReason::kLargeExtent
-                                                          : AsideReason::kNone;
+    return extent > kMaxExtent || impl.numel() > kMaxExtent;
   }
 
-  CallView& view_;
-  c10::DeviceType device_type_;
-  std::uint64_t disallowed_;
+  Key& key_;
+  CallTensors& call_;
+  const c10::DeviceType device_type_;
+  const std::uint64_t disallowed_;
   bool all_integral_ = true;
   bool has_device_ = false;
   std::optional<c10::Device> named_device_;
 };
 
-// Reads a call of `count` arguments; `put(index, walk)` encodes one of them.
-template <typename Put>
+// Reads a call of `count` arguments into an empty `key`; `put(index, walk)` encodes one of them.
+template <typename Key, bool kOnCpu = false, typename Put>
 AsideReason walk_call(const ArgumentPlan& plan, std::size_t count, c10::DeviceType device_type,
-                      CallView& view, Put put) noexcept {
-  view.key.clear();
-  view.tensors.clear();
-  view.device = c10::Device(device_type);
+                      Key& key, CallTensors& call, Put put) noexcept {
+  call.tensors.clear();
+  call.device = c10::Device(device_type);
   GlobalState state = read_global_state();
   if (device_type != c10::DeviceType::CPU) {
     state.num_threads = 1;  // of the host, where nothing is computed
@@ -195,30 +218,41 @@ AsideReason walk_call(const ArgumentPlan& plan, std::size_t count, c10::DeviceTy
   if (plan.reads_autocast) {
     read_autocast(device_type, state);
   }
-  view.key.put_state(state);
-  Walk walk(device_type, view);
+  key.put_state(state);
+  using ThisWalk = Walk<Key, kOnCpu>;
+  ThisWalk walk(device_type, key, call);
   WrittenTensors written;
+  const bool writes = !plan.written.empty();
   for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t first = view.tensors.size();
+    const std::size_t first = call.tensors.size();
     if (const AsideReason reason = put(i, walk); reason != AsideReason::kNone) [[unlikely]] {
       return reason;
     }
-    if (!plan.written.empty() && plan.written[i] != 0) {
-      written.add(first, view.tensors.size());
+    if (writes && plan.written[i] != 0) {
+      written.add(first, call.tensors.size());
     }
   }
-  if (walk.leaves_device() && applies(AsideReason::kMixedDevices)) [[unlikely]] {
+  if constexpr (!ThisWalk::kIsNew) {
+    if (!key.matched()) {
+      return AsideReason::kNone;
+    }
+  }
+  if (ThisWalk::kIsNew && walk.leaves_device() && applies(AsideReason::kMixedDevices))
+      [[unlikely]] {
     return AsideReason::kMixedDevices;
   }
-  if (!plan.written.empty() && written.overlap(view.tensors.view()) &&
-      applies(AsideReason::kOverlap)) [[unlikely]] {
+  if (writes && written.overlap(call.tensors.view()) && applies(AsideReason::kOverlap))
+      [[unlikely]] {
     return AsideReason::kOverlap;
   }
-  if (plan.aside_if_integral && walk.all_integral() && applies(AsideReason::kIntegerDivision)) {
-    return AsideReason::kIntegerDivision;
+  if constexpr (ThisWalk::kIsNew) {
+    if (plan.aside_if_integral && walk.all_integral() && applies(AsideReason::kIntegerDivision)) {
+      return AsideReason::kIntegerDivision;
+    }
+    return key.overflowed() && applies(AsideReason::kKeyTooLong) ? AsideReason::kKeyTooLong
+                                                                 : AsideReason::kNone;
   }
-  return view.key.overflowed() && applies(AsideReason::kKeyTooLong) ? AsideReason::kKeyTooLong
-                                                                    : AsideReason::kNone;
+  return AsideReason::kNone;
 }
 
 }  // namespace eagercache

@@ -10,8 +10,9 @@
 namespace eagercache {
 namespace {
 
-AsideReason put_scalar(const at::Scalar& value, Walk& walk) noexcept {
-  KeyBuffer& key = walk.view().key;
+template <typename Key, bool kOnCpu>
+AsideReason put_scalar(const at::Scalar& value, Walk<Key, kOnCpu>& walk) noexcept {
+  auto& key = walk.key();
   if (value.isSymbolic()) {
     return walk.unreadable(AsideReason::kSymbolic);
   }
@@ -32,16 +33,18 @@ AsideReason put_scalar(const at::Scalar& value, Walk& walk) noexcept {
   return AsideReason::kNone;
 }
 
-AsideReason put_sym_int(const c10::SymInt& value, Walk& walk) noexcept {
+template <typename Key, bool kOnCpu>
+AsideReason put_sym_int(const c10::SymInt& value, Walk<Key, kOnCpu>& walk) noexcept {
   if (value.is_heap_allocated()) {
     return walk.unreadable(AsideReason::kSymbolic);
   }
-  walk.view().key.put_int(value.as_int_unchecked());
+  walk.key().put_int(value.as_int_unchecked());
   return AsideReason::kNone;
 }
 
-AsideReason put_sym_ints(c10::SymIntArrayRef values, Walk& walk) noexcept {
-  KeyBuffer& key = walk.view().key;
+template <typename Key, bool kOnCpu>
+AsideReason put_sym_ints(c10::SymIntArrayRef values, Walk<Key, kOnCpu>& walk) noexcept {
+  auto& key = walk.key();
   key.put_int_list_header(values.size());
   for (const c10::SymInt& value : values) {
     if (value.is_heap_allocated()) {
@@ -52,17 +55,17 @@ AsideReason put_sym_ints(c10::SymIntArrayRef values, Walk& walk) noexcept {
   return AsideReason::kNone;
 }
 
-template <std::size_t kCount>
-void put_bools(const std::array<bool, kCount>& values, KeyBuffer& key) noexcept {
+template <std::size_t kCount, typename Key>
+void put_bools(const std::array<bool, kCount>& values, Key& key) noexcept {
   key.put_bool_list_header(kCount);
   for (const bool value : values) {
     key.put_word(Word{value});
   }
 }
 
-template <typename Tensors>
-AsideReason put_tensors(const Tensors& tensors, Walk& walk) noexcept {
-  walk.view().key.put_tensor_list(tensors.size());
+template <typename Tensors, typename Key, bool kOnCpu>
+AsideReason put_tensors(const Tensors& tensors, Walk<Key, kOnCpu>& walk) noexcept {
+  walk.key().put_tensor_list(tensors.size());
   for (const at::Tensor& tensor : tensors) {
     if (const AsideReason reason = walk.tensor(tensor); reason != AsideReason::kNone) {
       return reason;
@@ -72,8 +75,8 @@ AsideReason put_tensors(const Tensors& tensors, Walk& walk) noexcept {
 }
 
 // Encodes the value of an optional with `put`, or None.
-template <typename T, typename Put>
-AsideReason put_optional(const UnboxedArguments& arguments, std::size_t i, KeyBuffer& key,
+template <typename T, typename Key, typename Put>
+AsideReason put_optional(const UnboxedArguments& arguments, std::size_t i, Key& key,
                          Put put) noexcept {
   const auto& value = arguments.at<T>(i);
   if (!value.has_value()) {
@@ -88,12 +91,15 @@ AsideReason put_optional(const UnboxedArguments& arguments, std::size_t i, KeyBu
   }
 }
 
-void put_ints(at::IntArrayRef values, KeyBuffer& key) noexcept {
+template <typename Key>
+void put_ints(at::IntArrayRef values, Key& key) noexcept {
   key.put_int_list(values.data(), values.size());
 }
 
-AsideReason put_number(const UnboxedArguments& arguments, std::size_t i, Walk& walk) noexcept {
-  KeyBuffer& key = walk.view().key;
+template <typename Key, bool kOnCpu>
+AsideReason put_number(const UnboxedArguments& arguments, std::size_t i,
+                       Walk<Key, kOnCpu>& walk) noexcept {
+  auto& key = walk.key();
   const auto put_float = [&](double value) noexcept {
     walk.note_not_integral();
     key.put_float(value);
@@ -131,8 +137,10 @@ AsideReason put_number(const UnboxedArguments& arguments, std::size_t i, Walk& w
   }
 }
 
-AsideReason put_list(const UnboxedArguments& arguments, std::size_t i, Walk& walk) noexcept {
-  KeyBuffer& key = walk.view().key;
+template <typename Key, bool kOnCpu>
+AsideReason put_list(const UnboxedArguments& arguments, std::size_t i,
+                     Walk<Key, kOnCpu>& walk) noexcept {
+  auto& key = walk.key();
   switch (arguments.kinds[i]) {
     case UnboxedKind::kTensorList:
       return put_tensors(arguments.at<at::TensorList>(i), walk);
@@ -177,8 +185,10 @@ AsideReason put_list(const UnboxedArguments& arguments, std::size_t i, Walk& wal
   return AsideReason::kNone;
 }
 
-AsideReason put_option(const UnboxedArguments& arguments, std::size_t i, Walk& walk) noexcept {
-  KeyBuffer& key = walk.view().key;
+template <typename Key, bool kOnCpu>
+AsideReason put_option(const UnboxedArguments& arguments, std::size_t i,
+                       Walk<Key, kOnCpu>& walk) noexcept {
+  auto& key = walk.key();
   const auto put_type = [&](at::ScalarType type) noexcept {
     key.put_scalar_type(static_cast<std::int64_t>(type));
   };
@@ -214,14 +224,16 @@ AsideReason put_option(const UnboxedArguments& arguments, std::size_t i, Walk& w
   }
 }
 
-AsideReason put_argument(const UnboxedArguments& arguments, std::size_t i, Walk& walk) noexcept {
+template <typename Key, bool kOnCpu>
+AsideReason put_argument(const UnboxedArguments& arguments, std::size_t i,
+                         Walk<Key, kOnCpu>& walk) noexcept {
   const UnboxedKind kind = arguments.kinds[i];
   if (kind == UnboxedKind::kTensor) [[likely]] {
     return walk.tensor(arguments.at<at::Tensor>(i));
   }
   if (kind == UnboxedKind::kOptionalTensor) {
     return put_optional<std::optional<at::Tensor>>(
-        arguments, i, walk.view().key,
+        arguments, i, walk.key(),
         [&](const at::Tensor& tensor) noexcept { return walk.tensor(tensor); });
   }
   if (kind >= UnboxedKind::kInt && kind <= UnboxedKind::kOptionalScalar) {
@@ -289,9 +301,25 @@ bool fits(UnboxedKind kind, ArgumentReader reader) noexcept {
 
 AsideReason build_key(const ArgumentPlan& plan, const UnboxedArguments& arguments,
                       c10::DeviceType device_type, CallView& view) noexcept {
-  return walk_call(
-      plan, arguments.kinds.size(), device_type, view,
-      [&](std::size_t i, Walk& walk) noexcept { return put_argument(arguments, i, walk); });
+  view.key.clear();
+  return walk_call(plan, arguments.kinds.size(), device_type, view.key, view,
+                   [&](std::size_t i, Walk<KeyBuffer>& walk) noexcept {
+                     return put_argument(arguments, i, walk);
+                   });
+}
+
+bool has_key(const ArgumentPlan& plan, const UnboxedArguments& arguments,
+             c10::DeviceType device_type, std::span<const Word> words, CallTensors& call) noexcept {
+  KeyMatcher key(words);
+  const auto read = [&](auto is_cpu) noexcept {
+    constexpr bool kOnCpu = decltype(is_cpu)::value;
+    return walk_call<KeyMatcher, kOnCpu>(
+        plan, arguments.kinds.size(), device_type, key, call,
+        [&](std::size_t i, auto& walk) noexcept { return put_argument(arguments, i, walk); });
+  };
+  const AsideReason reason =
+      device_type == c10::DeviceType::CPU ? read(std::true_type()) : read(std::false_type());
+  return reason == AsideReason::kNone && key.matched();
 }
 
 }  // namespace eagercache

@@ -145,4 +145,10 @@ bool fits(UnboxedKind kind, ArgumentReader reader) noexcept;
 AsideReason build_key(const ArgumentPlan& plan, const UnboxedArguments& arguments,
                       c10::DeviceType device_type, CallView& view) noexcept;
 
+// Whether build_key would give the call these words, which it gave another call of the same
+// operator. Writes no key and looks at nothing that follows from the words; fills `call` where
+// true, and leaves it unspecified otherwise. Allocates nothing, takes no lock, never throws.
+bool has_key(const ArgumentPlan& plan, const UnboxedArguments& arguments,
+             c10::DeviceType device_type, std::span<const Word> words, CallTensors& call) noexcept;
+
 }  // namespace eagercache

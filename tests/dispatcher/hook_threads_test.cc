@@ -48,6 +48,32 @@ TEST_F(HookThreadsTest, HitsAndNativeAnswersDoNotMixAndEveryCallIsCounted) {
   EXPECT_EQ(total(counts), 8U * kCalls);
 }
 
+TEST_F(HookThreadsTest, CallsOfAThreadsDyingObjectsAreAnsweredToo) {
+  const at::Tensor x = at::zeros({16});
+  install(sin_, {x}, filling_kernel(42));
+  struct Late {
+    at::Tensor x;
+    std::atomic<int>* right = nullptr;
+    ~Late() {
+      for (int i = 0; right != nullptr && i < 10; ++i) {
+        *right += at::sin(x)[0].item<double>() == 42.0 ? 1 : 0;
+      }
+    }
+  };
+  std::atomic<int> right{0};
+  const CallCounts counts = counted(sin_, [&] {
+    on_threads([&](int) {
+      thread_local Late late;  // made before the thread's first call, and so destroyed after
+      late.x = x;
+      late.right = &right;
+      at::sin(x);
+    });
+  });
+  EXPECT_EQ(right.load(), 4 * 10);
+  EXPECT_GT(count(counts, CallOutcome::kHit), 4U);
+  EXPECT_EQ(count(counts, CallOutcome::kMiss), 0U);
+}
+
 TEST_F(HookThreadsTest, VerdictsAndPoliciesThatChangeUnderCallsNeverGiveAThirdAnswer) {
   const at::Tensor x = at::zeros({16});
   FakeKernel& fake = filling_kernel(42);

@@ -42,6 +42,66 @@ TEST(OutputAllocation, GivesWhatEmptyStridedGives) {
   }
 }
 
+TEST(OutputAllocation, KnowsOfItsLayoutWhatSizesAndStridesTell) {
+  const std::vector<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> layouts{
+      {{}, {}},
+      {{8}, {1}},
+      {{4, 3}, {1, 4}},
+      {{4, 3}, {6, 2}},
+      {{4, 3}, {0, 1}},
+      {{2, 3, 4}, {12, 4, 1}},
+      {{2, 3, 4, 5}, {60, 20, 5, 1}},
+      {{2, 3, 4, 5}, {60, 1, 15, 3}},
+      {{2, 3, 4, 5, 6}, {360, 120, 30, 6, 1}},
+      {{2, 3, 4, 5, 6}, {360, 1, 90, 18, 3}},
+      {{2, 1, 2, 1, 2, 1, 3}, {12, 12, 6, 6, 3, 3, 1}},
+  };
+  for (const auto& [sizes, strides] : layouts) {
+    const at::Tensor mine = OutputSpec(at::kDouble, sizes, strides).allocate();
+    const at::Tensor native = at::empty_strided(sizes, strides, at::kDouble);
+    EXPECT_EQ(mine.sizes(), native.sizes());
+    EXPECT_EQ(mine.strides(), native.strides());
+    EXPECT_EQ(mine.numel(), native.numel());
+    EXPECT_EQ(mine.storage().nbytes(), native.storage().nbytes());
+    EXPECT_EQ(mine.suggest_memory_format(), native.suggest_memory_format());
+    EXPECT_EQ(mine.is_non_overlapping_and_dense(), native.is_non_overlapping_and_dense());
+    for (const at::MemoryFormat format :
+         {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast,
+          at::MemoryFormat::ChannelsLast3d}) {
+      EXPECT_EQ(mine.is_contiguous(format), native.is_contiguous(format)) << mine.sizes();
+      EXPECT_EQ(mine.unsafeGetTensorImpl()->is_strides_like(format),
+                native.unsafeGetTensorImpl()->is_strides_like(format));
+    }
+  }
+}
+
+TEST(OutputAllocation, WhatIsMadeOfAnOutputOutlivesIt) {
+  at::Tensor tensor = floats(8).allocate();
+  tensor.fill_(3);
+  const at::Tensor view = tensor.slice(0, 2, 6);
+  const at::Tensor detached = tensor.detach();
+  tensor.reset();
+  for (int i = 0; i < 100; ++i) {
+    floats(8).allocate().fill_(5);
+  }
+  EXPECT_TRUE(at::equal(view, at::full({4}, 3.0F)));
+  EXPECT_TRUE(at::equal(detached, at::full({8}, 3.0F)));
+}
+
+TEST(OutputAllocation, WeakReferencesSeeThatAnOutputIsGone) {
+  at::Tensor tensor = floats(8).allocate();
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
+  const auto storage = tensor.storage().getWeakStorageImpl();
+  EXPECT_TRUE(weak.lock().defined());
+  tensor.reset();
+  EXPECT_TRUE(weak.expired());
+  EXPECT_TRUE(storage.expired());
+  // Their objects are not used again before the last weak reference is gone.
+  const at::Tensor other = floats(8).allocate();
+  EXPECT_TRUE(weak.expired());
+  EXPECT_NE(other.unsafeGetTensorImpl(), weak._unsafe_get_target());
+}
+
 TEST(OutputAllocation, AnEmptyTensorIsPyTorchsOwn) {
   const at::Tensor empty = OutputSpec(at::kFloat, {0, 4}, {4, 1}).allocate();
   EXPECT_EQ(empty.numel(), 0);
@@ -62,7 +122,7 @@ TEST(OutputAllocation, MemoryIsUsedAgainAndNoMoreThanSoMuchIsKept) {
     const at::Tensor tensor = floats(8).allocate();
     first = tensor.data_ptr();
   }
-  EXPECT_EQ(floats(9).allocate().data_ptr(), first);
+  EXPECT_EQ(floats(9).allocate().data_ptr(), first);  // what died last is taken first
   for (const std::int64_t n : {1, 20, 40, 80, 160, 320, 640, 2048}) {
     std::vector<at::Tensor> many;
     for (int i = 0; i < 200; ++i) {

@@ -151,6 +151,89 @@ TEST_F(UnboxedHookTest, AKernelThatFailsIsFollowedByNativeAndNotAskedAgain) {
   EXPECT_EQ(failing.runs(), 1);
 }
 
+// From a thread's second call on the key is one that it remembers.
+TEST_F(UnboxedHookTest, AKernelThatFailsLaterIsNotAskedAgainEither) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::tensor({-1.0F, -2.0F, -3.0F});
+  int runs = 0;
+  install(abs, {x}, kernel(1, 1, [&](auto, auto outputs) {
+            outputs[0] = at::full({3}, 9.0F);
+            return ++runs < 3 ? Outcome::kAnswered : Outcome::kFailed;
+          }));
+  EXPECT_EQ(at::abs(x)[2].item<float>(), 9);
+  EXPECT_EQ(at::abs(x)[2].item<float>(), 9);
+  EXPECT_EQ(at::abs(x)[2].item<float>(), 3);
+  EXPECT_EQ(at::abs(x)[2].item<float>(), 3);
+  EXPECT_EQ(runs, 3);
+}
+
+TEST_F(UnboxedHookTest, AKeyThatTheTableForgotIsNotRemembered) {
+  OperatorHook& abs = hook("aten::abs");
+  install(abs, {x_}, filling_kernel(9));
+  EXPECT_EQ(at::abs(x_)[0].item<float>(), 9);
+  EXPECT_EQ(at::abs(x_)[0].item<float>(), 9);
+  abs.table().clear();
+  const CallCounts counts = counted(abs, [&] { EXPECT_EQ(at::abs(x_)[0].item<float>(), 1); });
+  EXPECT_EQ(count(counts, CallOutcome::kMiss), 1U);
+  install(abs, {x_}, filling_kernel(7));
+  EXPECT_EQ(at::abs(x_)[0].item<float>(), 7);
+  EXPECT_EQ(at::abs(x_)[0].item<float>(), 7);
+}
+
+TEST_F(UnboxedHookTest, AVerdictThatChangesHoldsFromTheNextCallOn) {
+  OperatorHook& abs = hook("aten::abs");
+  install(abs, {x_}, filling_kernel(9));
+  at::abs(x_);
+  install(abs, {x_}, filling_kernel(8));
+  EXPECT_EQ(at::abs(x_)[0].item<float>(), 8);
+  const Reading reading = read_aten("aten::abs", {x_});
+  abs.table().set_native(reading.words, hash_words(reading.words));
+  EXPECT_EQ(at::abs(x_)[0].item<float>(), 1);
+}
+
+// Calls that share sizes and dtype of their first tensor with one that the thread remembers.
+TEST_F(UnboxedHookTest, WhatDiffersFromARememberedCallIsAnotherKey) {
+  OperatorHook& add = hook("aten::add.Tensor");
+  install(add, {x_, y_, 1}, kernel(2, 1, [](auto, auto outputs) {
+            outputs[0] = at::full({2}, 9.0F);
+            return Outcome::kAnswered;
+          }));
+  const auto hits_of = [&](const at::Tensor& x, const at::Tensor& y, const at::Scalar& alpha) {
+    at::add(x_, y_);
+    EXPECT_EQ(at::add(x_, y_)[0].item<float>(), 9);
+    const CallCounts counts = counted(add, [&] { at::add(x, y, alpha); });
+    EXPECT_EQ(total(counts), 1U);
+    return count(counts, CallOutcome::kHit);
+  };
+  EXPECT_EQ(hits_of(y_, x_, 1), 1U);
+  EXPECT_EQ(hits_of(x_, y_, 2), 0U);
+  EXPECT_EQ(hits_of(x_, y_, 1.0), 0U);
+  EXPECT_EQ(hits_of(x_, y_.to(at::kDouble), 1), 0U);
+  EXPECT_EQ(hits_of(x_, y_.unsqueeze(0), 1), 0U);
+  EXPECT_EQ(hits_of(x_, at::ones({4}).slice(0, 0, 4, 2), 1), 0U);
+  EXPECT_EQ(hits_of(x_, at::ones({3}).slice(0, 1, 3), 1), 0U);
+  at::set_num_threads(at::get_num_threads() + 1);
+  EXPECT_EQ(count(counted(add, [&] { at::add(x_, y_); }), CallOutcome::kHit), 0U);
+  at::set_num_threads(at::get_num_threads() - 1);
+}
+
+TEST_F(UnboxedHookTest, ARememberedCallStepsAsideWhereItsMemoryOverlaps) {
+  OperatorHook& add = hook("aten::add_.Tensor");
+  FakeKernel& two = kernel(2, 0, [](auto, auto) { return Outcome::kAnswered; });
+  const at::Tensor memory = at::zeros({64});
+  at::Tensor first = memory.slice(0, 0, 16);
+  const at::Tensor far = memory.slice(0, 32, 48);
+  install(add, {first, far, 1}, two);
+  first.add_(far);
+  const CallCounts apart = counted(add, [&] { first.add_(far); });
+  EXPECT_EQ(count(apart, CallOutcome::kHit), 1U);
+  at::Tensor shifted = memory.slice(0, 16, 32);
+  const at::Tensor across = at::from_blob(memory.data_ptr<float>() + 16, {16});
+  const CallCounts together = counted(add, [&] { shifted.add_(across); });
+  EXPECT_EQ(together.aside[static_cast<std::size_t>(AsideReason::kOverlap)], 1U);
+  EXPECT_EQ(two.runs(), 2);
+}
+
 // A wrong kernel is found within so many calls but once in 170,000 runs; were the share drawn
 // twice, nine runs in ten would not find it.
 TEST_F(UnboxedHookTest, AShareOfTheHitsIsCheckedAndDrawnOnce) {
@@ -182,7 +265,7 @@ class Allocating final : public LoadedKernel {
   const OutputSpec spec_;
 };
 
-// The tensor, its storage and version counter; bytes come from a block that the thread keeps.
+// The version counter; the tensor, its storage and bytes are blocks that the thread keeps.
 TEST_F(UnboxedHookTest, AHitAllocatesNothingButItsOutputs) {
   OperatorHook& abs = hook("aten::abs");
   const at::Tensor x = at::tensor({-1.0F, -2.0F, -3.0F, -4.0F, -5.0F, -6.0F, -7.0F});
@@ -192,7 +275,7 @@ TEST_F(UnboxedHookTest, AHitAllocatesNothingButItsOutputs) {
   std::size_t before = thread_allocations();
   kernel.spec().allocate();
   const std::size_t own = thread_allocations() - before;
-  EXPECT_EQ(own, 3U);
+  EXPECT_EQ(own, 1U);
   before = thread_allocations();
   for (int i = 0; i < 10; ++i) {
     at::abs(x);

@@ -32,12 +32,50 @@ Reading read_unboxed(const std::string& type, const T& value) {
   return reading;
 }
 
+// Whether a call of that one argument has the key `words`.
+template <typename T>
+bool has_words(const std::string& type, const T& value, const std::vector<Word>& words,
+               std::size_t* tensors = nullptr) {
+  const auto op = torch::jit::parseSchema("test::op(" + type + " x) -> Tensor");
+  const UnboxedKind kind = unboxed_kind<T>();
+  const void* values[] = {&value};
+  CallTensors call;
+  const bool has = has_key(make_argument_plan(op).plan, UnboxedArguments{{&kind, 1}, values},
+                           c10::DeviceType::CPU, words, call);
+  if (tensors != nullptr) {
+    *tensors = call.tensors.size();
+  }
+  return has;
+}
+
+// The call has the key that it is given and no other one.
+template <typename T>
+void expect_only_key(const std::string& type, const T& value, const Reading& reading) {
+  std::size_t tensors = 0;
+  EXPECT_TRUE(has_words(type, value, reading.words, &tensors));
+  EXPECT_EQ(tensors, reading.tensors);
+  for (std::size_t i = 0; i < reading.words.size(); ++i) {
+    for (unsigned bit = 0; bit < 64; ++bit) {
+      std::vector<Word> other = reading.words;
+      other[i] ^= Word{1} << bit;
+      EXPECT_FALSE(has_words(type, value, other)) << "bit " << bit << " of word " << i;
+    }
+    const auto begin = reading.words.begin();
+    EXPECT_FALSE(
+        has_words(type, value, std::vector<Word>(begin, begin + static_cast<std::ptrdiff_t>(i))));
+  }
+  std::vector<Word> longer = reading.words;
+  longer.push_back(0);
+  EXPECT_FALSE(has_words(type, value, longer));
+}
+
 template <typename T>
 void expect_same(const std::string& type, const T& value, const c10::IValue& boxed) {
   SCOPED_TRACE(type);
   const Reading unboxed = read_unboxed(type, value);
   EXPECT_EQ(unboxed, read_as(type + " x", {boxed}));
   EXPECT_EQ(unboxed.reason, AsideReason::kNone);
+  expect_only_key(type, value, unboxed);
 }
 
 template <typename T>
@@ -131,6 +169,14 @@ TEST(UnboxedKey, TensorsThatStepAsideDoSoInBothForms) {
   EXPECT_EQ(read_tensor(empty).reason, AsideReason::kEmptyTensor);
   const at::Tensor sparse = at::zeros({2}).to_sparse();
   EXPECT_EQ(read_unboxed("Tensor", sparse).reason, read_tensor(sparse).reason);
+  const at::Tensor dense = at::zeros({2});
+  const std::vector<Word> words = read_unboxed("Tensor", dense).words;
+  EXPECT_TRUE(has_words("Tensor", dense, words));
+  EXPECT_FALSE(has_words("Tensor", sparse, words));
+  dense.storage().unsafeGetStorageImpl()->set_data_ptr(
+      c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
+  EXPECT_EQ(read_unboxed("Tensor", dense).reason, AsideReason::kNoStorage);
+  EXPECT_FALSE(has_words("Tensor", dense, words));
 }
 
 // Operators that may be hooked at CPU and have a signature of ATen's all have a row that fits.

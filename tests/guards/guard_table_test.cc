@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -49,6 +50,73 @@ class GuardTableTest : public ::testing::Test {
 };
 
 int kernels[5000];
+
+// What the table says of a key that was remembered as `words`.
+Found find_again(const GuardTable& table, const RememberedKey& remembered, const Key& words) {
+  return table.find_again(remembered, [&](std::span<const Word> found) {
+    return std::equal(found.begin(), found.end(), words.begin(), words.end());
+  });
+}
+
+TEST_F(GuardTableTest, ARememberedKeyIsFoundAgainWithItsVerdictOfNow) {
+  GuardTable table;
+  RememberedKey remembered;
+  EXPECT_EQ(find_again(table, remembered, key(1)).state, EntryState::kAbsent);
+  EXPECT_EQ(table.find(key(1), hash_words(key(1)), &remembered).state, EntryState::kAbsent);
+  EXPECT_EQ(find_again(table, remembered, key(1)).state, EntryState::kAbsent);
+  set_kernel(table, key(1), &kernels[1]);
+  EXPECT_EQ(table.find(key(1), hash_words(key(1)), &remembered).kernel, &kernels[1]);
+  EXPECT_EQ(find_again(table, remembered, key(1)).kernel, &kernels[1]);
+  EXPECT_EQ(find_again(table, remembered, key(2)).state, EntryState::kAbsent);
+  set_kernel(table, key(1), &kernels[2]);
+  EXPECT_EQ(find_again(table, remembered, key(1)).kernel, &kernels[2]);
+  set_native(table, key(1));
+  EXPECT_EQ(find_again(table, remembered, key(1)).state, EntryState::kNative);
+}
+
+TEST_F(GuardTableTest, OnceAnEntryWasTakenOutNoneIsRemembered) {
+  GuardTable table;
+  const auto remember = [&](Word number) {
+    set_kernel(table, key(number), &kernels[number]);
+    RememberedKey remembered;
+    table.find(key(number), hash_words(key(number)), &remembered);
+    EXPECT_EQ(find_again(table, remembered, key(number)).kernel, &kernels[number]);
+    return remembered;
+  };
+  const RememberedKey first = remember(1);
+  RememberedKey second = remember(2);
+  EXPECT_EQ(find_again(table, first, key(1)).kernel, &kernels[1]);  // insertions take nothing out
+  EXPECT_TRUE(erase(table, key(1)));
+  EXPECT_EQ(find_again(table, first, key(1)).state, EntryState::kAbsent);
+  EXPECT_EQ(find_again(table, second, key(2)).state, EntryState::kAbsent);
+  EXPECT_EQ(find(table, key(2)).kernel, &kernels[2]);
+  second = remember(2);
+  table.clear();
+  EXPECT_EQ(find_again(table, second, key(2)).state, EntryState::kAbsent);
+}
+
+TEST_F(GuardTableTest, AnotherTableDoesNotKnowWhatWasRememberedOfOne) {
+  GuardTable one;
+  GuardTable other;
+  set_kernel(one, key(1), &kernels[1]);
+  set_kernel(other, key(1), &kernels[2]);
+  RememberedKey remembered;
+  one.find(key(1), hash_words(key(1)), &remembered);
+  EXPECT_EQ(find_again(other, remembered, key(1)).state, EntryState::kAbsent);
+  EXPECT_EQ(find_again(one, remembered, key(1)).kernel, &kernels[1]);
+}
+
+TEST_F(GuardTableTest, AKeyThatIsFoundAgainCountsAsUsed) {
+  GuardTable table(64);
+  set_kernel(table, key(1), &kernels[1]);
+  for (Word i = 2; i < 1000; ++i) {
+    // Evictions make who remembers find the key anew; what is found again is not evicted.
+    RememberedKey remembered;
+    ASSERT_EQ(table.find(key(1), hash_words(key(1)), &remembered).kernel, &kernels[1]) << i;
+    set_kernel(table, key(i), &kernels[i]);
+    find_again(table, remembered, key(1));
+  }
+}
 
 TEST_F(GuardTableTest, AKeyGoesFromAbsentToPendingToAVerdict) {
   GuardTable table;
