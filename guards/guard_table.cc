@@ -11,8 +11,6 @@
 namespace eagercache {
 
 using guard_table_detail::Entry;
-using guard_table_detail::Queue;
-using guard_table_detail::Slots;
 using guard_table_detail::tombstone;
 using guard_table_detail::Verdict;
 

@@ -43,8 +43,9 @@ class Verdict {
               static_cast<std::uint64_t>(state)) {}
 
   Found found() const noexcept {
-    return {static_cast<EntryState>(word_ & ((1U << kStateBits) - 1)),
-            reinterpret_cast<const void*>(word_ >> kStateBits)};
+    return {
+        static_cast<EntryState>(word_ & ((1U << kStateBits) - 1)),
+        reinterpret_cast<const void*>(word_ >> kStateBits)};  // NOLINT(performance-no-int-to-ptr)
   }
 
  private:
@@ -115,7 +116,9 @@ struct Slots : Retired {
     return reinterpret_cast<const std::atomic<Entry*>*>(this + 1);
   }
   std::size_t capacity() const noexcept { return mask + 1; }
-  std::size_t bytes() const noexcept { return sizeof(Slots) + capacity() * sizeof(Entry*); }
+  std::size_t bytes() const noexcept {
+    return sizeof(Slots) + capacity() * sizeof(std::atomic<Entry*>);
+  }
 
   Entry* probe(std::span<const Word> key, std::uint64_t hash) const noexcept {
     const std::atomic<Entry*>* const slots = begin();
