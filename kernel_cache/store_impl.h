@@ -36,7 +36,7 @@ class DiskStore::Impl {
 
   // Writing (store_publish.cc).
   Result<Manifest> publish(Manifest manifest, const std::vector<ObjectSource>& sources);
-  Result<Manifest> copy_in(StoreTree& tier, Manifest manifest);
+  Result<Manifest> copy_in(StoreTree& tier, const Manifest& manifest);
   Result<FileLock> try_lock(const Digest& key);
   Result<std::filesystem::path> make_work_directory();
   Status quarantine(const Digest& key, std::string_view reason);

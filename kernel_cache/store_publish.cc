@@ -61,7 +61,7 @@ Result<Manifest> DiskStore::Impl::publish_once(const Manifest& manifest,
   return commit_entry(complete, objects);
 }
 
-Result<Manifest> DiskStore::Impl::copy_in(StoreTree& tier, Manifest manifest) {
+Result<Manifest> DiskStore::Impl::copy_in(StoreTree& tier, const Manifest& manifest) {
   if (Status status = writer.ensure_layout(/*thorough=*/false); !status) return status;
   std::vector<PendingObject> objects;
   for (const ObjectRef& reference : manifest.objects) {
