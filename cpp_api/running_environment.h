@@ -7,9 +7,9 @@
 
 namespace eagercache {
 
-// The fields of an environment key that kernels meet when they run, as bundle.py's RUNNING_FIELDS
-// names them, of this process: one line "field: value" each. A test compares them with Python's.
-// Computed once; reads torch's installation record.
+// The fields of an environment key that kernels meet when they run, as environment.py's
+// RUNNING_FIELDS names them, of this process: one line "field: value" each. A test compares them
+// with Python's. Computed once; reads torch's installation record.
 const std::string& running_environment_text();
 
 // Why the libtorch of this process is not the one that this library was built against, in one line;

@@ -90,7 +90,8 @@ Result<StoredEnvironment> choose_environment(const fs::path& root, const std::st
                            : "the store at " + root.string() + " has no environment " + id);
 }
 
-Result<Bundle> read_usable_bundle(const fs::path& path, const std::vector<fs::path>& trusted_keys) {
+Result<std::vector<PublicKey>> read_trusted_keys(const fs::path& path,
+                                                 const std::vector<fs::path>& trusted_keys) {
   if (trusted_keys.empty()) {
     return Status(StatusCode::kInvalidArgument, "no key is trusted; name the public key that " +
                                                     path.string() + " was signed with");
@@ -103,7 +104,15 @@ Result<Bundle> read_usable_bundle(const fs::path& path, const std::vector<fs::pa
     }
     keys.push_back(read.value());
   }
-  Result<Bundle> bundle = read_bundle(path, keys);
+  return keys;
+}
+
+Result<Bundle> read_usable_bundle(const fs::path& path, const std::vector<fs::path>& trusted_keys) {
+  const Result<std::vector<PublicKey>> keys = read_trusted_keys(path, trusted_keys);
+  if (!keys) {
+    return keys.status();
+  }
+  Result<Bundle> bundle = read_bundle(path, keys.value());
   if (!bundle) {
     return bundle;
   }

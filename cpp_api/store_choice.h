@@ -27,6 +27,10 @@ struct StoredEnvironment {
 Result<StoredEnvironment> choose_environment(const std::filesystem::path& root,
                                              const std::string& id);
 
+// The public keys in files; kInvalidArgument without any, for what `path` names.
+Result<std::vector<PublicKey>> read_trusted_keys(
+    const std::filesystem::path& path, const std::vector<std::filesystem::path>& trusted_keys);
+
 // A bundle that was read and checked whole, and whose kernels can run in this process.
 // kIncompatible names the fields that differ.
 Result<Bundle> read_usable_bundle(const std::filesystem::path& path,

@@ -135,4 +135,10 @@ std::optional<LaunchPlan::Output> read_plan_output(const json& value) {
   return fits(output) ? std::optional(std::move(output)) : std::nullopt;
 }
 
+std::string_view dtype_name(c10::ScalarType dtype) noexcept {
+  const auto* const known = std::find_if(kDtypes.begin(), kDtypes.end(),
+                                         [&](const DtypeName& row) { return row.dtype == dtype; });
+  return known == kDtypes.end() ? std::string_view() : known->name;
+}
+
 }  // namespace eagercache

@@ -44,4 +44,7 @@ std::optional<std::vector<std::size_t>> read_indices(const nlohmann::json& value
 // kMaxPlanBytes of its first element.
 std::optional<LaunchPlan::Output> read_plan_output(const nlohmann::json& value);
 
+// The name by which plans call a dtype; empty for one that they do not know.
+std::string_view dtype_name(c10::ScalarType dtype) noexcept;
+
 }  // namespace eagercache

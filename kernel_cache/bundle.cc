@@ -1,16 +1,14 @@
 #include "kernel_cache/bundle.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <fstream>
 #include <set>
 #include <system_error>
 #include <utility>
 
+#include "kernel_cache/byte_fields.h"
 #include "kernel_cache/cpu_features.h"
+#include "kernel_cache/whole_file.h"
 
 namespace eagercache {
 namespace {
@@ -19,61 +17,6 @@ constexpr std::string_view kMark = "eagercache-bundle ";
 constexpr std::string_view kFirstLine = "eagercache-bundle 1\n";
 constexpr std::string_view kDomain = "eagercache-bundle-v1";
 constexpr std::size_t kHead = kFirstLine.size() + PublicKey::kBytes + Signature::kBytes;
-
-std::string signed_message(std::string_view body) {
-  const Digest digest = sha256(body);
-  return std::string(kDomain) +
-         std::string(reinterpret_cast<const char*>(digest.bytes.data()), digest.bytes.size());
-}
-
-void put_number(std::uint64_t number, std::string* out) {
-  for (int i = 0; i < 8; ++i) {
-    out->push_back(static_cast<char>(number >> (8 * i) & 0xff));
-  }
-}
-
-void put_text(std::string_view text, std::string* out) {
-  put_number(text.size(), out);
-  out->append(text);
-}
-
-// Takes fields off the front; a length is compared with what is left before it is used.
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : left_(bytes) {}
-
-  bool number(std::uint64_t* value) {
-    std::string_view bytes;
-    if (!take(8, &bytes)) return false;
-    *value = 0;
-    for (int i = 7; i >= 0; --i) {
-      *value = *value << 8 | static_cast<std::uint8_t>(bytes[static_cast<std::size_t>(i)]);
-    }
-    return true;
-  }
-  bool text(std::string_view* value) {
-    std::uint64_t size = 0;
-    return number(&size) && take(size, value);
-  }
-  template <std::size_t kSize>
-  bool bytes(std::array<std::uint8_t, kSize>* value) {
-    std::string_view found;
-    if (!take(kSize, &found)) return false;
-    std::copy(found.begin(), found.end(), value->begin());
-    return true;
-  }
-  bool at_end() const noexcept { return left_.empty(); }
-  std::string_view rest() const noexcept { return left_; }
-
- private:
-  bool take(std::uint64_t size, std::string_view* value) {
-    if (size > left_.size()) return false;
-    *value = left_.substr(0, static_cast<std::size_t>(size));
-    left_.remove_prefix(static_cast<std::size_t>(size));
-    return true;
-  }
-  std::string_view left_;
-};
 
 Status damaged(const std::filesystem::path& path, const std::string& what) {
   return Status(StatusCode::kCorrupt, path.string() + " is no whole bundle: " + what);
@@ -97,33 +40,16 @@ Result<std::string> read_file(const std::filesystem::path& path) {
   return bytes;
 }
 
-Status write_all(int fd, std::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno != EINTR) {
-      return Status::from_errno(errno, "write", path);
-    }
-    bytes.remove_prefix(written < 0 ? 0 : static_cast<std::size_t>(written));
-  }
-  return ::fsync(fd) == 0 ? Status::ok() : Status::from_errno(errno, "fsync", path);
-}
-
 // Complete under its name, or not there.
 Status write_file(const std::filesystem::path& path, std::string_view bytes) {
-  const std::string temporary = path.string() + ".part" + std::to_string(::getpid());
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) {
-    return Status::from_errno(errno, "create", temporary);
+  Result<WholeFile> file = WholeFile::create(path);
+  if (!file) {
+    return file.status();
   }
-  Status status = write_all(fd, bytes, temporary);
-  ::close(fd);
-  if (status && ::rename(temporary.c_str(), path.c_str()) != 0) {
-    status = Status::from_errno(errno, "rename", temporary);
+  if (Status status = file->write(bytes); !status) {
+    return status;
   }
-  if (!status) {
-    ::unlink(temporary.c_str());
-  }
-  return status;
+  return file->publish();
 }
 
 // Checks that the manifests and objects belong together.
@@ -153,7 +79,7 @@ Status check_contents(const std::filesystem::path& path, const Bundle& bundle) {
 }
 
 Status read_body(const std::filesystem::path& path, std::string_view body, Bundle* bundle) {
-  Reader reader(body);
+  FieldReader reader(body);
   std::string_view text;
   std::uint64_t count = 0;
   if (!reader.text(&text)) {
@@ -219,7 +145,7 @@ Result<std::string> encode_body(const Bundle& bundle) {
   }
   put_number(bundle.objects.size(), &body);
   for (const auto& [digest, content] : bundle.objects) {
-    body.append(reinterpret_cast<const char*>(digest.bytes.data()), digest.bytes.size());
+    put_bytes(digest.bytes, &body);
     put_text(content, &body);
   }
   if (body.size() + kHead > kMaxBundleBytes) {
@@ -279,13 +205,13 @@ Result<BundleCounts> write_bundle(const std::filesystem::path& path, DiskStore& 
   if (!body) {
     return body.status();
   }
-  const Result<Signature> signature = key.sign(signed_message(body.value()));
+  const Result<Signature> signature = key.sign(digest_message(kDomain, body.value()));
   if (!signature) {
     return signature.status();
   }
   std::string file(kFirstLine);
-  file.append(reinterpret_cast<const char*>(key.public_key().bytes.data()), PublicKey::kBytes);
-  file.append(reinterpret_cast<const char*>(signature.value().bytes.data()), Signature::kBytes);
+  put_bytes(key.public_key().bytes, &file);
+  put_bytes(signature.value().bytes, &file);
   file.append(body.value());
   if (status = write_file(path, file); !status) {
     return status;
@@ -309,7 +235,7 @@ Result<Bundle> read_bundle(const std::filesystem::path& path,
     }
     return damaged(path, "it does not begin like one");
   }
-  Reader head(bytes.substr(kFirstLine.size()));
+  FieldReader head(bytes.substr(kFirstLine.size()));
   Bundle bundle;
   Signature signature;
   if (!head.bytes(&bundle.signer.bytes) || !head.bytes(&signature.bytes)) {
@@ -320,7 +246,7 @@ Result<Bundle> read_bundle(const std::filesystem::path& path,
                                             bundle.signer.hex() +
                                             ", which is not among those that are trusted");
   }
-  if (!is_signed_by(bundle.signer, signature, signed_message(head.rest()))) {
+  if (!is_signed_by(bundle.signer, signature, digest_message(kDomain, head.rest()))) {
     return Status(StatusCode::kRefused,
                   path.string() + " was altered or cut off: its signature is of other bytes");
   }

@@ -4,12 +4,9 @@
 #include "kernel_cache/disk_store.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <map>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -19,6 +16,7 @@
 #include "kernel_cache/file_names.h"
 #include "kernel_cache/fork_guard.h"
 #include "kernel_cache/guarded.h"
+#include "kernel_cache/sealed_copy.h"
 #include "kernel_cache/store_impl.h"
 
 namespace eagercache {
@@ -30,20 +28,6 @@ constexpr int kOpenAttempts = 20;
 
 std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span<const char>(text.data(), text.size()));
-}
-
-// Descriptors of sealed copies by content. Guarded by process_mutex(); never closed, because the
-// loader knows a library by its path, and the path has the descriptor's number in it.
-std::map<Digest, int>& sealed_copies_locked() {
-  static auto* const instance = new std::map<Digest, int>;
-  return *instance;
-}
-
-// The descriptors are the process's, which needs most of them for other things.
-std::size_t max_sealed_copies() {
-  struct rlimit limit {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
-  return limit.rlim_cur / 4;
 }
 
 }  // namespace
@@ -238,53 +222,18 @@ Result<std::filesystem::path> DiskStore::Impl::verified_shared_object(const Mani
   struct stat info {};
   const auto here = local.handle();
   if (here != nullptr && files.status(here->directory(), name.c_str(), &info) >= 0) {
-    if (!here->loads_in_place()) return sealed_copy(object, bytes.value());
+    // Where others may write, what is loaded must be the very bytes that were hashed. A mount
+    // without the right to run files does not concern memory.
+    if (!here->loads_in_place()) return sealed_copy(object.digest, bytes.value());
     return std::filesystem::path(local.full_path(name));
   }
   for (const auto& tier : tiers) {
     const auto there = tier->handle();
     if (there == nullptr || files.status(there->directory(), name.c_str(), &info) < 0) continue;
-    if (!there->loads_in_place()) return sealed_copy(object, bytes.value());
+    if (!there->loads_in_place()) return sealed_copy(object.digest, bytes.value());
     return std::filesystem::path(tier->full_path(name));
   }
   return Status(StatusCode::kNotFound, local.full_path(name) + " vanished");
-}
-
-// Where others may write, what is loaded must be the very bytes that were hashed. A mount without
-// the right to run files does not concern memory.
-Result<std::filesystem::path> DiskStore::Impl::sealed_copy(const ObjectRef& object,
-                                                           const std::string& bytes) {
-  const auto path_of = [](int fd) {
-    return std::filesystem::path("/proc/self/fd/" + std::to_string(fd));
-  };
-  {
-    const std::scoped_lock lock(process_mutex());
-    const auto known = sealed_copies_locked().find(object.digest);
-    if (known != sealed_copies_locked().end()) return path_of(known->second);
-    if (sealed_copies_locked().size() >= max_sealed_copies()) {
-      return Status(StatusCode::kFull,
-                    "copies of kernels in memory hold a quarter of the files "
-                    "that this process may open");
-    }
-  }
-  ScopedFd fd(FileLayer::posix(),
-              ::memfd_create("eagercache-kernel", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return Status::from_errno(errno, "create", "a file in memory");
-  for (std::size_t done = 0; done < bytes.size();) {
-    const ssize_t moved =
-        FileLayer::posix().write(fd.get(), bytes.data() + done, bytes.size() - done);
-    if (moved <= 0)
-      return Status::from_errno(static_cast<int>(-moved), "write", "a file in memory");
-    done += static_cast<std::size_t>(moved);
-  }
-  constexpr int kSeals = F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
-    return Status::from_errno(errno, "seal", "a file in memory");
-  }
-  const std::scoped_lock lock(process_mutex());
-  const auto [place, inserted] = sealed_copies_locked().emplace(object.digest, fd.get());
-  if (inserted) fd.release();
-  return path_of(place->second);
 }
 
 DiskStore::DiskStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

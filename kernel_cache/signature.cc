@@ -11,6 +11,9 @@
 #include <functional>
 #include <utility>
 
+#include "kernel_cache/byte_fields.h"
+#include "kernel_cache/digest.h"
+
 namespace eagercache {
 namespace {
 
@@ -151,6 +154,13 @@ bool is_signed_by(const PublicKey& key, const Signature& signature, std::string_
          EVP_DigestVerify(context.get(), signature.bytes.data(), signature.bytes.size(),
                           reinterpret_cast<const unsigned char*>(message.data()),
                           message.size()) == 1;
+}
+
+std::string digest_message(std::string_view domain, std::string_view body) {
+  const Digest digest = sha256(body);
+  std::string message(domain);
+  put_bytes(digest.bytes, &message);
+  return message;
 }
 
 }  // namespace eagercache

@@ -57,4 +57,7 @@ Result<PublicKey> read_public_key(const std::filesystem::path& path);
 // Whether `signature` is the key's of exactly this message.
 bool is_signed_by(const PublicKey& key, const Signature& signature, std::string_view message);
 
+// What is signed of a file: `domain`, which tells uses of a key apart, and the SHA-256 of `body`.
+std::string digest_message(std::string_view domain, std::string_view body);
+
 }  // namespace eagercache

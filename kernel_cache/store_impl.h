@@ -69,7 +69,6 @@ class DiskStore::Impl {
   void put_aside_file(const std::string& name);
   void put_aside_entry(StoreTree& tree, const Manifest& manifest, const ObjectRef& object,
                        bool object_is_damaged);
-  Result<std::filesystem::path> sealed_copy(const ObjectRef& object, const std::string& bytes);
 
   Result<Manifest> publish_once(const Manifest& manifest, const std::vector<ObjectSource>& sources);
   Result<PendingObject> stage(ObjectKind kind, const std::string& bytes);

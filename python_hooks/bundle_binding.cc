@@ -85,6 +85,8 @@ void bind_bundle(py::module_& module) {
       });
   module.def("make_signing_key", &make_signing_key, py::arg("private_path"),
              py::arg("public_path"));
+  module.def("check_signing_key",
+             [](const std::string& path) { value_of(SigningKey::read(path)); });
   module.def("public_key",
              [](const std::string& path) { return value_of(read_public_key(path)).hex(); });
   module.def("write_bundle", &write, py::arg("path"), py::arg("store"), py::arg("environment"),

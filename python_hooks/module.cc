@@ -25,6 +25,7 @@
 #include "kernel_cache/cpu_features.h"
 #include "kernel_cache/shared_library.h"
 #include "python_hooks/bundle_binding.h"
+#include "python_hooks/deploy_binding.h"
 #include "python_hooks/explain_binding.h"
 #include "python_hooks/module_binding.h"
 #include "python_hooks/python_miss_handler.h"
@@ -352,4 +353,5 @@ PYBIND11_MODULE(_C, module) {
   eagercache::bind_record(module);
   eagercache::bind_bundle(module);
   eagercache::bind_modules(module);
+  eagercache::bind_deploy(module);
 }

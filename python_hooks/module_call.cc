@@ -17,6 +17,7 @@
 
 #include "dispatcher/container_kernel.h"
 #include "dispatcher/cuda_driver.h"
+#include "dispatcher/index_range.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/thread_state.h"
 #include "dispatcher/verification.h"
@@ -147,34 +148,6 @@ struct Call {
     return values;
   }
 };
-
-bool in_range(const at::Tensor& tensor, std::int64_t low, std::int64_t high) noexcept {
-  if (!tensor.is_cpu()) {
-    // There both sides trap on the device, in the same way.
-    return true;
-  }
-  const auto inside = [&](const auto* data) {
-    const std::int64_t count = tensor.numel();
-    for (std::int64_t i = 0; i < count; ++i) {
-      const auto value = static_cast<std::int64_t>(data[i]);
-      if (value < low || value >= high) {
-        return false;
-      }
-    }
-    return true;
-  };
-  if (!tensor.is_contiguous()) {
-    return false;
-  }
-  switch (tensor.scalar_type()) {
-    case c10::ScalarType::Long:
-      return inside(tensor.const_data_ptr<std::int64_t>());
-    case c10::ScalarType::Int:
-      return inside(tensor.const_data_ptr<std::int32_t>());
-    default:
-      return false;
-  }
-}
 
 const at::Tensor& input_of(const ModuleKernel::Input& input, const ModuleGuard& guard,
                            const ModuleCallForm& form) noexcept {

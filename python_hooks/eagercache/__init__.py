@@ -32,17 +32,33 @@ from eagercache.version import __version__
 
 if TYPE_CHECKING:
     from eagercache.custom_operators import CustomOperator, op
+    from eagercache.deploy import (
+        ArtifactInfo,
+        ConstantInfo,
+        DeployedModule,
+        DeployError,
+        TensorInfo,
+        load_module,
+        verify_module,
+    )
+    from eagercache.deploy_export import Exported, export_module
     from eagercache.recording import Recording, record
     from eagercache.warm import WarmError, WarmReport, warm_up
 
 __all__ = [
+    "ArtifactInfo",
+    "ConstantInfo",
     "CustomOperator",
+    "DeployError",
+    "DeployedModule",
     "Enabled",
     "Explanation",
+    "Exported",
     "KernelInfo",
     "OperatorStats",
     "Recording",
     "Stats",
+    "TensorInfo",
     "WarmError",
     "WarmReport",
     "__version__",
@@ -54,14 +70,17 @@ __all__ = [
     "enable",
     "explain",
     "explain_module",
+    "export_module",
     "freeze",
     "is_enabled",
     "is_frozen",
     "kernels",
+    "load_module",
     "op",
     "record",
     "register",
     "stats",
+    "verify_module",
     "wait",
     "warm_up",
 ]
@@ -72,6 +91,19 @@ cmake_prefix_path = str(Path(__file__).parent)
 # What programs that only run need not import.
 _LATER = {
     **dict.fromkeys(("CustomOperator", "op"), "eagercache.custom_operators"),
+    **dict.fromkeys(
+        (
+            "ArtifactInfo",
+            "ConstantInfo",
+            "DeployError",
+            "DeployedModule",
+            "TensorInfo",
+            "load_module",
+            "verify_module",
+        ),
+        "eagercache.deploy",
+    ),
+    **dict.fromkeys(("Exported", "export_module"), "eagercache.deploy_export"),
     **dict.fromkeys(("Recording", "record"), "eagercache.recording"),
     **dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.warm"),
 }

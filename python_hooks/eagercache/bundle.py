@@ -16,25 +16,6 @@ from typing import Any
 from eagercache import config, environment, facts
 from eagercache._load import core
 
-# Fields of the environment key (environment.py) that a kernel meets when it runs. What its code
-# needs of the processor each entry says by itself.
-RUNNING_FIELDS = (
-    "eagercache.version",
-    "eagercache.core",
-    "torch.version",
-    "torch.git",
-    "torch.debug",
-    "torch.cuda",
-    "torch.hip",
-    "torch.cxx11_abi",
-    "torch.record",
-    "platform.system",
-    "platform.machine",
-    "platform.libc",
-    "platform.page_size",
-    "variable.ATEN_CPU_CAPABILITY",
-)
-
 
 class BundleError(ValueError):
     """A bundle, key or store that cannot be used: one line with the reason and the remedy."""
@@ -82,7 +63,7 @@ def mismatches(theirs: str, ours: str) -> tuple[tuple[str, str, str], ...]:
     there, here = environment.parse(theirs), environment.parse(ours)
     return tuple(
         (field, there.get(field, "(missing)"), here.get(field, "(missing)"))
-        for field in RUNNING_FIELDS
+        for field in environment.RUNNING_FIELDS
         if there.get(field) != here.get(field)
     )
 

@@ -247,6 +247,35 @@ def text_of(context: Context) -> str:
     return "".join(f"{field.name}: {_escaped(field.read(context))}\n" for field in FIELDS)
 
 
+# What a kernel meets when it runs. What its code needs of the processor each entry says by itself.
+RUNNING_FIELDS = (
+    "eagercache.version",
+    "eagercache.core",
+    "torch.version",
+    "torch.git",
+    "torch.debug",
+    "torch.cuda",
+    "torch.hip",
+    "torch.cxx11_abi",
+    "torch.record",
+    "platform.system",
+    "platform.machine",
+    "platform.libc",
+    "platform.page_size",
+    "variable.ATEN_CPU_CAPABILITY",
+)
+
+
+def running_text() -> str:
+    """The lines of `RUNNING_FIELDS` alone, for which no compiler is asked."""
+    context = Context(None, {}, pick_isa(()), os.environ)
+    return "".join(
+        f"{field.name}: {_escaped(field.read(context))}\n"
+        for field in FIELDS
+        if field.name in RUNNING_FIELDS
+    )
+
+
 def parse(text: str) -> dict[str, str]:
     """Field names and (escaped) values of a key's text."""
     return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)

@@ -86,7 +86,7 @@ def compile_module(
     ):
         rebuilt = unpack(description["payload"])
         with autocast(description["autocast"]):
-            identity, functions = _watch_forward(rebuilt, description["identity"])
+            identity, functions = watch_forward(rebuilt, description["identity"])
         begin = time.process_time()
         with (
             autocast(description["autocast"]),
@@ -107,7 +107,7 @@ def compile_module(
 # ---- the forward, watched ------------------------------------------------------------------------
 
 
-def _watch_forward(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[str]]]:
+def watch_forward(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[str]]]:
     """Runs the forward. Raises CompileRefused when it does more than compute its answer."""
     try:
         return _observe(rebuilt, expected)

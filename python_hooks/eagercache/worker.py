@@ -229,6 +229,10 @@ def _make_job(request: Mapping[str, Any], core: Any) -> Job:
         from .module_job import ModuleJob
 
         return ModuleJob(request, core)
+    if request["description"].get("kind") == "deploy":
+        from .deploy_compile import DeployJob
+
+        return DeployJob(request, core)
     if "function" in request["description"] and "record" not in request:
         from .function_job import make_function_job
 

@@ -35,6 +35,7 @@ COSTLY_FIXTURES = {
     "requests",
     "documentation_cache",
     "cpp_service",
+    "deployed",
     "survey",
     "filled",
     "proofs",
@@ -263,3 +264,11 @@ def warm_program(warm_cache: Path) -> Program:
         return run_program(head + textwrap.dedent(code), warm_cache, **variables)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Artifacts of modules: a `deploy_zoo.Deployed`."""
+    import deploy_zoo
+
+    return deploy_zoo.export_all(tmp_path_factory.mktemp("deployed"), run_program)

@@ -15,7 +15,7 @@ import eagercache
 import pytest
 from click.testing import CliRunner, Result
 from conftest import SHARED_CALLS, SHARED_OPS, clean_environment, run_program
-from eagercache import _C, bundle, cli, environment
+from eagercache import _C, cli, environment
 
 pytestmark = pytest.mark.once
 
@@ -231,7 +231,7 @@ def test_a_bundle_for_another_torch_names_the_field_and_is_not_imported(
 
 
 def test_every_field_that_a_kernel_meets_is_one_of_the_environment() -> None:
-    assert set(bundle.RUNNING_FIELDS) <= {field.name for field in environment.FIELDS}
+    assert set(environment.RUNNING_FIELDS) <= {field.name for field in environment.FIELDS}
 
 
 def test_keys_and_files_that_cannot_be_used_are_one_line_and_exit_code_2(

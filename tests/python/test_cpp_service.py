@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import clean_environment, make_tools, run_python
-from eagercache import _C, bundle, environment
+from eagercache import _C, environment
 from test_docs import ROOT, program_of
 
 pytestmark = pytest.mark.once
@@ -241,4 +241,4 @@ def test_the_library_and_python_agree_on_what_kernels_meet_when_they_run(
         told = environment.parse(done.stdout)
         here = environment.parse(environment.environment_text())
         here["variable.ATEN_CPU_CAPABILITY"] = environment._escaped(capability)
-        assert told == {field: here[field] for field in bundle.RUNNING_FIELDS}
+        assert told == {field: here[field] for field in environment.RUNNING_FIELDS}

@@ -1,0 +1,103 @@
+// A deployed module out of its artifact.
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "dispatcher/deployed_program.h"
+#include "kernel_cache/cpu_features.h"
+
+namespace eagercache {
+namespace {
+
+// Lines of `theirs` that are not in `ours`, as "field is X and the artifact was made with Y".
+std::string environment_differences(const std::string& theirs, const std::string& ours) {
+  const auto fields = [](const std::string& text) {
+    std::map<std::string, std::string> found;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (const auto colon = line.find(": "); colon != std::string::npos) {
+        found.emplace(line.substr(0, colon), line.substr(colon + 2));
+      }
+    }
+    return found;
+  };
+  const auto here = fields(ours);
+  std::string text;
+  for (const auto& [field, value] : fields(theirs)) {
+    const auto own = here.find(field);
+    const std::string found = own == here.end() ? "(missing)" : own->second;
+    if (found != value) {
+      text += (text.empty() ? "" : "; ") + field + " is " + found +
+              " and the artifact was made with " + value;
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string DeployedProgram::unusable_here(const ArtifactHeader& header,
+                                           const std::string& environment) {
+  std::string problem = environment_differences(header.environment, environment);
+  if (const std::string feature = missing_cpu_feature(header.cpu_features, host_cpu_features());
+      !feature.empty()) {
+    problem += (problem.empty() ? "" : "; ") + std::string("this machine has no ") + feature;
+  }
+  return problem;
+}
+
+Result<std::unique_ptr<DeployedProgram>> DeployedProgram::open(
+    const std::filesystem::path& path, const std::vector<PublicKey>& trusted,
+    const Options& options) {
+  auto artifact = ModuleArtifact::open(path, trusted);
+  if (!artifact) {
+    return artifact.status();
+  }
+  const ArtifactHeader& header = artifact.value()->header();
+  if (const std::string problem = unusable_here(header, options.environment); !problem.empty()) {
+    return Status(StatusCode::kIncompatible, path.string() + " cannot be used here: " + problem);
+  }
+  Parts parts;
+  const auto fact = header.facts.find("program");
+  parts.program = fact == header.facts.end() ? std::string() : fact->second;
+  parts.runners = options.runners;
+  Result<std::vector<ConstantForm>> forms = constant_forms(header);
+  if (!forms) {
+    return forms.status();
+  }
+  parts.constants = std::move(forms).value();
+  for (std::size_t i = 0; i < header.libraries.size(); ++i) {
+    Result<std::filesystem::path> library = artifact.value()->verified_library(i);
+    if (!library) {
+      return library.status();
+    }
+    parts.libraries.push_back(std::move(library).value());
+  }
+  const auto memory =
+      options.copy ? artifact.value()->copy_weights()
+                   : artifact.value()->map_weights(options.verify_weights, options.allow_untrusted);
+  if (!memory) {
+    return memory.status();
+  }
+  const c10::InferenceMode no_inference(false);
+  for (std::size_t i = 0; i < parts.constants.size(); ++i) {
+    const LaunchPlan::Output& form = parts.constants[i].form;
+    // Nobody writes them: what is given away is a copy.
+    auto* const data =
+        const_cast<std::byte*>(artifact.value()->bytes_of(*memory.value(), i).data());
+    parts.values.push_back(at::from_blob(
+        data, form.sizes, form.strides, [held = memory.value()](void* /*data*/) {},
+        at::TensorOptions().dtype(form.dtype)));
+  }
+  Result<std::unique_ptr<DeployedProgram>> program = make(std::move(parts));
+  if (!program) {
+    return Status(program.code(), path.string() + ": " + program.status().message());
+  }
+  program.value()->artifact_ = std::move(artifact).value();
+  return program;
+}
+
+}  // namespace eagercache
