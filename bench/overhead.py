@@ -153,6 +153,7 @@ def is_answered(side: str, name: str, call: Callable[[], Any], fill: bool) -> bo
             return True
         import eagercache
 
+        eagercache.wait()  # until what the store says of the call was heard
         before = eagercache.stats()
         call()
         after = eagercache.stats()
