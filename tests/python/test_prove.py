@@ -127,7 +127,8 @@ def test_an_operator_that_adds_up_has_the_bound_of_sums_whatever_its_kernels_tex
 
 
 def test_operators_that_are_said_to_add_up_exist() -> None:
-    missing = [name for name in prove._ACCUMULATING if not hasattr(torch.ops.aten, name)]
+    names = prove._ACCUMULATING | prove._ROUNDED_ALIKE
+    missing = [name for name in names if not hasattr(torch.ops.aten, name)]
     assert not missing
 
 
@@ -142,6 +143,15 @@ def test_a_rounded_sum_is_never_called_bitwise(dtype: str) -> None:
     proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
     assert proof.numerics == ("bitwise" if dtype == "float32" else "accurate")
     assert proof.largest_error == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rounded_function_that_differs_in_float32_is_never_called_bitwise(dtype: str) -> None:
+    how = {"kind": "string", "value": "tanh"}
+    call = PlayedCall(describe("gelu", tensor((40, 6), dtype=dtype), how))
+    call.kernel = lambda x, *_: torch.nn.functional.gelu(x, approximate="tanh")
+    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    assert proof.numerics == ("bitwise" if dtype == "float32" else "accurate")
 
 
 def test_a_rounded_sum_that_is_written_is_natives() -> None:
