@@ -27,36 +27,13 @@ PACKAGE_ROOT = str(Path(__import__("eagercache").__file__).parent.parent)
 
 Program = Callable[..., dict[str, Any]]
 
-# Fixtures that compile kernels, each for its own tests. With pytest-xdist those run in one process,
-# and the kernels are compiled once.
-COSTLY_FIXTURES = {
-    "warm_cache",
-    "upstream",
-    "requests",
-    "documentation_cache",
-    "cpp_service",
-    "deployed",
-    "survey",
-    "filled",
-    "proofs",
-    "written_cache",
-    "shape_cache",
-    "size_cache",
-    "scalar_cache",
-    "operator_cache",
-    "fuzz_cache",
-    "conformance_state",
-    "noted",
-    "planted",
-}
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that share kernels run in one process (sharing.py)."""
+    from sharing import make_scheduler
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups the tests that share a costly fixture."""
-    for item in items:
-        if costly := COSTLY_FIXTURES.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(min(costly)))
+    return make_scheduler(config, log)
 
 
 def make_tools(folder: Path) -> Path:

@@ -1,0 +1,43 @@
+"""Which tests run in one process of pytest-xdist's: those that share what a fixture compiles.
+
+Only names of tests reach the process that hands them out, so that this is told from the text of
+their files.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+# Of conftest.py: fixtures that compile kernels for tests of several files, one of which uses both,
+# and what is made of them.
+SHARED = ("warm_cache", "warm_program", "deployed")
+# A file's own.
+_OWN = re.compile(r"@pytest\.fixture\(scope=\"(session|module)\"")
+
+
+@functools.cache
+def _scope_of_file(name: str) -> str:
+    text = (FOLDER / name).read_text()
+    if any(re.search(rf"\b{fixture}\b", text) for fixture in SHARED):
+        return "shared"
+    return name if _OWN.search(text) else ""
+
+
+def scope_of(nodeid: str) -> str:
+    """Tests of the same scope run in one process, in their order."""
+    return _scope_of_file(nodeid.partition("::")[0].rpartition("/")[2]) or nodeid
+
+
+def make_scheduler(config: Any, log: Any) -> Any:
+    """A scheduler that hands out whole scopes, those with the most tests first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return Scheduler(config, log)

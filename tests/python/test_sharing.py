@@ -1,0 +1,57 @@
+"""That tests which share compiled kernels share a process."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment, run_python
+from sharing import FOLDER, SHARED, scope_of
+
+pytestmark = pytest.mark.once
+
+
+def test_tests_of_a_file_whose_fixture_compiles_are_of_one_scope() -> None:
+    assert scope_of("tests/python/test_writes.py::test_a[1]") == "test_writes.py"
+    assert scope_of("tests/python/test_neighbours.py::test_b") == "shared"
+    assert scope_of("tests/python/test_bundle.py::test_c") == "shared"
+    assert scope_of("tests/python/test_prove.py::test_d") == "tests/python/test_prove.py::test_d"
+
+
+def test_the_fixtures_that_files_share_exist() -> None:
+    text = (FOLDER / "conftest.py").read_text()
+    for fixture in SHARED:
+        assert f"def {fixture}(" in text, fixture
+
+
+def test_a_scope_is_one_process(tmp_path: Path) -> None:
+    test = """
+        import os, pytest
+        @pytest.fixture(scope="session")
+        def kernels():
+            print("MADE", os.getpid())
+        @pytest.mark.parametrize("number", range(8))
+        def test_it(kernels, number):
+            pass
+    """
+    for name in ("test_one.py", "test_two.py"):
+        (tmp_path / name).write_text(textwrap.dedent(test))
+    (tmp_path / "sharing.py").write_text((FOLDER / "sharing.py").read_text())
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from sharing import make_scheduler\n"
+        "def pytest_xdist_make_scheduler(config, log):\n"
+        "    return make_scheduler(config, log)\n"
+    )
+    done = run_python(
+        "import pytest, sys\n"
+        "sys.exit(pytest.main(['-n2', '-rP', '-p', 'no:cacheprovider', sys.argv[1]]))",
+        clean_environment(PYTHONPATH=str(tmp_path)),
+        str(tmp_path),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 passed" in done.stdout
+    assert done.stdout.count("MADE") == 2, done.stdout
