@@ -210,14 +210,20 @@ def start(options: argparse.Namespace, folder: Path) -> dict[str, turns.Side]:
     return sides
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=TITLE)
+def make_parser(title: str, rounds: int) -> argparse.ArgumentParser:
+    """The options of both tables of overheads."""
+    parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of blocks by turns")
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds of blocks by turns")
     parser.add_argument("--calls", type=int, default=1000, help="calls a block")
     parser.add_argument("--sizes", default="0,8,4096", help="elements")
     parser.add_argument("--only", default="", help="calls whose name contains this")
+    return parser
+
+
+def main() -> None:
+    """The command line."""
+    parser = make_parser(TITLE, 20)
     parser.add_argument("--no-upstream", dest="upstream", action="store_false")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--fill", action="store_true", help=argparse.SUPPRESS)

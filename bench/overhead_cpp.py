@@ -120,12 +120,7 @@ def measure(options: argparse.Namespace) -> list[frame.Figure]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--rounds", type=int, default=100, help="rounds of blocks by turns")
-    parser.add_argument("--calls", type=int, default=1000, help="calls a block")
-    parser.add_argument("--sizes", default="0,8,4096", help="elements")
-    parser.add_argument("--only", default="", help="calls whose name contains this")
+    parser = overhead.make_parser(TITLE, 100)
     parser.add_argument("--kind", default="", help="inference, plain or boxed calls only")
     parser.add_argument("--forms", default="", help="these sides only, beside stock")
     parser.add_argument("--programs", type=Path, help="the folder of the programs")
