@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import frame
+
+sys.path.append(str(frame.ROOT / "tests" / "python"))
+
+from mapped_pages import pages_of
 
 WIDTH = 2048
 
@@ -83,15 +86,7 @@ class Process:
 
     def pages(self, path: Path) -> dict[str, float]:
         """MiB of its mappings of the file, by kind."""
-        sums: dict[str, float] = {}
-        inside = False
-        for line in Path(f"/proc/{self._process.pid}/smaps").read_text().splitlines():
-            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                inside = line.endswith(str(path))
-            elif inside and line.endswith(" kB"):
-                name, value = line.split(":")
-                sums[name] = sums.get(name, 0.0) + int(value.split()[0]) / 1024
-        return sums
+        return {kind: kib / 1024 for kind, kib in pages_of(self._process.pid, path).items()}
 
     def close(self) -> None:
         """Lets it end."""

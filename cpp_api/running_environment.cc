@@ -198,31 +198,9 @@ std::string foreign_torch() {
   return {};
 }
 
-EnvironmentFields parse_environment(std::string_view text) {
-  EnvironmentFields fields;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (const std::size_t colon = line.find(": "); colon != std::string_view::npos) {
-      fields.insert_or_assign(std::string(line.substr(0, colon)),
-                              std::string(line.substr(colon + 2)));
-    }
-  }
-  return fields;
-}
-
 std::string running_differences(const EnvironmentFields& theirs) {
-  std::string differences;
-  for (const auto& [name, here] : parse_environment(running_environment_text())) {
-    const auto found = theirs.find(name);
-    const std::string there = found == theirs.end() ? "(missing)" : found->second;
-    if (there != here) {
-      differences += (differences.empty() ? "" : "; ") + name + " is " + here +
-                     " and it was made with " + there;
-    }
-  }
-  return differences;
+  const EnvironmentFields ours = parse_environment(running_environment_text());
+  return environment_differences(ours, ours, theirs, "it");
 }
 
 }  // namespace eagercache

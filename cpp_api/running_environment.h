@@ -1,9 +1,10 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <string>
 #include <string_view>
+
+#include "kernel_cache/environment_fields.h"
 
 namespace eagercache {
 
@@ -15,9 +16,6 @@ const std::string& running_environment_text();
 // Why the libtorch of this process is not the one that this library was built against, in one line;
 // empty when it is.
 std::string foreign_torch();
-
-using EnvironmentFields = std::map<std::string, std::string, std::less<>>;
-EnvironmentFields parse_environment(std::string_view text);
 
 // Why kernels that were made under `theirs` cannot run here, the fields joined by "; "; empty when
 // they can.

@@ -2,46 +2,18 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
-#include <map>
-#include <sstream>
 #include <utility>
 
 #include "dispatcher/deployed_program.h"
 #include "kernel_cache/cpu_features.h"
+#include "kernel_cache/environment_fields.h"
 
 namespace eagercache {
-namespace {
-
-// Lines of `theirs` that are not in `ours`, as "field is X and the artifact was made with Y".
-std::string environment_differences(const std::string& theirs, const std::string& ours) {
-  const auto fields = [](const std::string& text) {
-    std::map<std::string, std::string> found;
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      if (const auto colon = line.find(": "); colon != std::string::npos) {
-        found.emplace(line.substr(0, colon), line.substr(colon + 2));
-      }
-    }
-    return found;
-  };
-  const auto here = fields(ours);
-  std::string text;
-  for (const auto& [field, value] : fields(theirs)) {
-    const auto own = here.find(field);
-    const std::string found = own == here.end() ? "(missing)" : own->second;
-    if (found != value) {
-      text += (text.empty() ? "" : "; ") + field + " is " + found +
-              " and the artifact was made with " + value;
-    }
-  }
-  return text;
-}
-
-}  // namespace
-
 std::string DeployedProgram::unusable_here(const ArtifactHeader& header,
                                            const std::string& environment) {
-  std::string problem = environment_differences(header.environment, environment);
+  const EnvironmentFields theirs = parse_environment(header.environment);
+  std::string problem =
+      environment_differences(theirs, parse_environment(environment), theirs, "the artifact");
   if (const std::string feature = missing_cpu_feature(header.cpu_features, host_cpu_features());
       !feature.empty()) {
     problem += (problem.empty() ? "" : "; ") + std::string("this machine has no ") + feature;

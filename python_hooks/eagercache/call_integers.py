@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from .launch_plan import extent
+
 OWN = "own"  # the fill of the call's own integers; its other tensors are as for "normal"
 
 # Arguments of ATen's operators that hold indices or class labels.
@@ -139,9 +141,8 @@ def put_in_range(tensor: torch.Tensor, bounds: tuple[int, int], generator: torch
 
 def flat_memory(tensor: torch.Tensor) -> torch.Tensor:
     """All memory from the first to the last element that ``tensor`` reaches."""
-    pairs = zip(tensor.size(), tensor.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
-    return tensor.as_strided((extent,), (1,), tensor.storage_offset())
+    elements = extent(tensor.size(), tensor.stride())
+    return tensor.as_strided((elements,), (1,), tensor.storage_offset())
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -143,12 +143,10 @@ class GlobalState:
         """The state set for the block, the previous one restored after it."""
         before = GlobalState.current()
         self._set()
+        casts = contextlib.nullcontext() if self.autocast is None else autocast_set(*self.autocast)
         try:
-            if self.autocast is None:
+            with casts:
                 yield
-            else:
-                with autocast_set(self.autocast[0], self.autocast[1]):
-                    yield
         finally:
             before._set()
 
@@ -172,6 +170,16 @@ class GlobalState:
             num_threads=torch.get_num_threads(),
         )
 
+    def as_json(self) -> dict[str, Any]:
+        """The state as descriptions have it, but for autocast."""
+        return {
+            "default_dtype": str(self.default_dtype).removeprefix("torch."),
+            "deterministic": self.deterministic,
+            "deterministic_warn_only": self.deterministic_warn_only,
+            "fill_uninitialized_memory": self.fill_uninitialized_memory,
+            "num_threads": self.num_threads,
+        }
+
 
 class Call:
     """One described operator call."""
@@ -181,7 +189,7 @@ class Call:
         self.description = dict(description)
         self.name = described_name(description)
         self.op = _find_operator(description["op"], description["overload"])
-        self.state = _decode_state(description)
+        self.state = decode_state(description)
         self.tensors: list[TensorSpec] = []
         # By tensor, the bounds of the values that it is filled with: it is used as an index.
         self.index_ranges: dict[int, tuple[int, int]] = {}
@@ -355,7 +363,8 @@ def _find_operator(name: str, overload: str) -> torch._ops.OpOverload:
         raise CallError(f"there is no operator {name}.{overload}") from error
 
 
-def _decode_state(description: Mapping[str, Any]) -> GlobalState:
+def decode_state(description: Mapping[str, Any]) -> GlobalState:
+    """The "state" of a description."""
     state = description["state"]
     autocast = None
     if "autocast" in state:

@@ -19,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ._load import core
+from .launch_plan import extent
 
 _KINDS = ("parameter", "buffer", "folded")
 _WAIT, _TRY, _ALONE = range(3)
@@ -72,9 +73,7 @@ class ConstantInfo:
     @property
     def bytes(self) -> int:
         """Of memory, between its first and behind its last element."""
-        return self.dtype.itemsize * (
-            1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
-        )
+        return self.dtype.itemsize * extent(self.sizes, self.strides)
 
 
 def load_module(
@@ -265,17 +264,7 @@ class DeployedModule:
     @functools.cached_property
     def constants(self) -> tuple[ConstantInfo, ...]:
         """All constants, the folded ones last."""
-        return tuple(
-            ConstantInfo(
-                names[0],
-                _KINDS[kind],
-                getattr(torch, dtype),
-                tuple(sizes),
-                tuple(strides),
-                tuple(names[1:]),
-            )
-            for names, kind, dtype, sizes, strides in self._program.constants
-        )
+        return _constants_of(self._program.constants)
 
     @property
     def facts(self) -> dict[str, str]:
@@ -442,11 +431,23 @@ def verify_module(
             *(("cpu.features", name, "(missing)") for name in sorted(missing)),
         ),
         facts=dict(row["facts"]),
-        constants=tuple(
-            ConstantInfo(n[0], _KINDS[k], getattr(torch, d), tuple(s), tuple(t), tuple(n[1:]))
-            for n, k, d, s, t in row["constants"]
-        ),
+        constants=_constants_of(row["constants"]),
         bytes=row["bytes"],
+    )
+
+
+def _constants_of(rows: Iterable[Any]) -> tuple[ConstantInfo, ...]:
+    """Of the core's rows: names, number of the kind, dtype, sizes, strides."""
+    return tuple(
+        ConstantInfo(
+            names[0],
+            _KINDS[kind],
+            getattr(torch, dtype),
+            tuple(sizes),
+            tuple(strides),
+            tuple(names[1:]),
+        )
+        for names, kind, dtype, sizes, strides in rows
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import module_calls
+from .calls import decode_state
 from .commands import CompileRefused
 from .compile import Tools
 from .deploy_fold import Split, split_weights
@@ -29,9 +30,10 @@ from .deploy_layout import (
 )
 from .generated_text import GeneratedText
 from .job import Job, Outcome
+from .launch_plan import extent
 from .module_compile import Answers, prove_calls, tensor_leaves, time_answers, watch_forward
 from .module_identity import Identity
-from .module_surroundings import autocast, main_of, state_of
+from .module_surroundings import autocast, main_of
 from .module_trace import ModuleGraph, argument_tensors, build_unflatten, trace_module
 from .module_transfer import Transferred, unpack
 
@@ -73,7 +75,7 @@ def compile_deployed(
             sys.path.append(path)
     casts = description["autocast"]
     open_sizes = [(int(tensor), int(dimension)) for tensor, dimension in description["open"]]
-    with state_of(description["state"]), torch.no_grad():
+    with decode_state(description).applied(), torch.no_grad():
         rebuilt = unpack(description["payload"])
         with autocast(casts):
             identity, _ = watch_forward(rebuilt, description["identity"])
@@ -179,8 +181,7 @@ def _layout(
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-    return extent == tensor.numel()
+    return extent(tensor.size(), tensor.stride()) == tensor.numel()
 
 
 class DeployedAnswers(Answers):

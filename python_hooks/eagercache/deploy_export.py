@@ -18,8 +18,10 @@ from . import config, environment, module_calls
 from ._load import core
 from .calls import GlobalState
 from .deploy_layout import CannotDeploy, constant_rows, input_names, program_text
+from .launch_plan import extent
 from .module_identity import Unfit, identify
 from .module_selection import class_name
+from .module_surroundings import autocast_here
 from .module_trace import argument_tensors, build_unflatten
 from .module_transfer import NotTransferable, pack
 from .service_settings import ServiceSettings
@@ -254,18 +256,8 @@ class _Export:
             "payload": pack(self._module, self._args, self._kwargs),
             "open": places,
             "python_path": [entry for entry in sys.path if entry],
-            "autocast": (
-                {"cpu": str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")}
-                if torch.is_autocast_enabled("cpu")
-                else {}
-            ),
-            "state": {
-                "default_dtype": str(state.default_dtype).removeprefix("torch."),
-                "deterministic": state.deterministic,
-                "deterministic_warn_only": state.deterministic_warn_only,
-                "fill_uninitialized_memory": state.fill_uninitialized_memory,
-                "num_threads": threads or state.num_threads,
-            },
+            "autocast": autocast_here("cpu"),
+            "state": {**state.as_json(), "num_threads": threads or state.num_threads},
         }
         response = self._ask(description)
         if response.get("deployed") is None:
@@ -297,8 +289,8 @@ class _Export:
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor; where memory of others lies between its elements, a copy with zeros there."""
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-    if extent == tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
+    elements = extent(tensor.size(), tensor.stride())
+    if elements == tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
-    memory = torch.zeros(extent, dtype=tensor.dtype)
+    memory = torch.zeros(elements, dtype=tensor.dtype)
     return memory.as_strided(tensor.size(), tensor.stride()).copy_(tensor)

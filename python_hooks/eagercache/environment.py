@@ -16,7 +16,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -247,7 +247,7 @@ def read_context(
 
 def text_of(context: Context) -> str:
     """One line per field. Values are escaped to one printable line each."""
-    return "".join(f"{field.name}: {_escaped(field.read(context))}\n" for field in FIELDS)
+    return _lines(FIELDS, context)
 
 
 # What a kernel meets when it runs. What its code needs of the processor each entry says by itself.
@@ -272,11 +272,11 @@ RUNNING_FIELDS = (
 def running_text() -> str:
     """The lines of `RUNNING_FIELDS` alone, for which no compiler is asked."""
     context = Context(None, {}, pick_isa(()), os.environ)
-    return "".join(
-        f"{field.name}: {_escaped(field.read(context))}\n"
-        for field in FIELDS
-        if field.name in RUNNING_FIELDS
-    )
+    return _lines([field for field in FIELDS if field.name in RUNNING_FIELDS], context)
+
+
+def _lines(fields: Iterable[Field], context: Context) -> str:
+    return "".join(f"{field.name}: {_escaped(field.read(context))}\n" for field in fields)
 
 
 def parse(text: str) -> dict[str, str]:

@@ -62,9 +62,9 @@ class FunctionJob(Job):
     def _lower(
         self, call: Call, natives: Sequence[Any], tools: Tools, name: str, *, allow_bare: bool
     ) -> Lowered:
-        if call.state.autocast is None:
-            return super()._lower(call, natives, tools, name, allow_bare=allow_bare)
-        with autocast_set(call.state.autocast[0], None):  # its casts are in the graph
+        with autocast_set(
+            self.description["dispatch_key"].lower(), None
+        ):  # its casts are in the graph
             return super()._lower(call, natives, tools, name, allow_bare=allow_bare)
 
     def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:

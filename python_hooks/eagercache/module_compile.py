@@ -23,6 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import cuda_timing, module_calls, timing
+from .calls import decode_state
 from .commands import CompileRefused
 from .compile import Tools
 from .generated_text import GeneratedText
@@ -35,7 +36,6 @@ from .module_surroundings import (
     casts_kept,
     main_of,
     random_states,
-    state_of,
 )
 from .module_trace import ModuleGraph, argument_tensors, build_unflatten, trace_module
 from .module_transfer import Transferred, unpack
@@ -80,7 +80,7 @@ def compile_module(
         if path not in sys.path:
             sys.path.append(path)
     with (
-        state_of(description["state"]),
+        decode_state(description).applied(),
         attention_order(description.get("attention")),
         torch.no_grad(),
     ):

@@ -100,13 +100,7 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
         "python_path": [path for path in sys.path if path],
         "autocast": missed.autocast,
         "gradients": missed.form.gradients,
-        "state": {
-            "default_dtype": str(state.default_dtype).removeprefix("torch."),
-            "deterministic": state.deterministic,
-            "deterministic_warn_only": state.deterministic_warn_only,
-            "fill_uninitialized_memory": state.fill_uninitialized_memory,
-            "num_threads": state.num_threads if gpu is None else 1,
-        },
+        "state": state.as_json() if gpu is None else {**state.as_json(), "num_threads": 1},
         "attention": None if gpu is None else torch._C._get_sdp_priority_order(),
     }
 

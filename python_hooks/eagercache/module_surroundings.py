@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from .calls import GlobalState
 from .module_identity import tree_classes
 
 
@@ -46,20 +45,6 @@ def random_states() -> list[Any]:
 
 
 @contextlib.contextmanager
-def state_of(state: Mapping[str, Any]) -> Iterator[None]:
-    """The global state of a request's description, for the block."""
-    wanted = GlobalState(
-        default_dtype=getattr(torch, state["default_dtype"]),
-        deterministic=state["deterministic"],
-        deterministic_warn_only=state["deterministic_warn_only"],
-        fill_uninitialized_memory=state["fill_uninitialized_memory"],
-        num_threads=state["num_threads"],
-    )
-    with wanted.applied():
-        yield
-
-
-@contextlib.contextmanager
 def attention_order(wanted: list[int] | None) -> Iterator[None]:
     """The order in which attention back ends are tried; None leaves it."""
     if wanted is None:
@@ -85,6 +70,15 @@ def autocast(wanted: Mapping[str, str], *, keeps_casts: bool = True) -> Iterator
                 torch.autocast(device, getattr(torch, dtype), cache_enabled=keeps_casts)
             )
         yield
+
+
+def autocast_here(*devices: str) -> dict[str, str]:
+    """The dtype that the thread casts to on each of the devices where autocast is on."""
+    return {
+        device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        for device in devices
+        if torch.is_autocast_enabled(device)
+    }
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from .module_gradient import eager_gradients
 from .module_identity import Unfit, changed_function, identify
 from .module_selection import Selection, check_selection, class_name, is_library_leaf, is_selected
 from .module_shapes import EXACT_AT, ON_CUDA, Places, SizeBook, SizeClass, SizedForm, sized_form
+from .module_surroundings import autocast_here
 from .module_transfer import NotTransferable
 from .session import session
 
@@ -193,11 +194,7 @@ class ModuleManager:
             missed.compile = waits or calls >= COMPILE_AT
             missed.args, missed.kwargs = args, kwargs
             missed.state = GlobalState.current()
-            missed.autocast = {
-                device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-                for device in ("cpu", "cuda")
-                if torch.is_autocast_enabled(device)
-            }
+            missed.autocast = autocast_here("cpu", "cuda")
             if missed.form.gpu is not None:
                 missed.written = torch.cuda.Event()
                 missed.written.record()

@@ -77,7 +77,7 @@ def read(path: Path, reading: Reading, trace: Trace) -> None:
     """
     operator = ""
     left_out: dict[str, int] = {}
-    state = _state_json()
+    state = GlobalState.current().as_json()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith(LOG_MARK):
             operator = line.removeprefix(LOG_MARK).strip()
@@ -97,17 +97,6 @@ def read(path: Path, reading: Reading, trace: Trace) -> None:
             trace.add(TracedCall({**described, "state": state}, int(found[1])))
     trace.sections += 1
     trace.problems.extend(f"{path.name}: {text} ({n} lines)" for text, n in left_out.items())
-
-
-def _state_json() -> dict[str, Any]:
-    state = GlobalState.current()
-    return {
-        "default_dtype": str(state.default_dtype).removeprefix("torch."),
-        "deterministic": state.deterministic,
-        "deterministic_warn_only": state.deterministic_warn_only,
-        "fill_uninitialized_memory": state.fill_uninitialized_memory,
-        "num_threads": state.num_threads,
-    }
 
 
 def _parse_call(text: str) -> tuple[list[Any], dict[str, Any]]:

@@ -20,6 +20,7 @@ import torch
 from conftest import clean_environment, run_python
 from deploy_zoo import HERE, Deployed, answer_of, refusal
 from eagercache import _C, DeployError, bundle, load_module, verify_module
+from mapped_pages import pages_of
 
 # ---- refusals ------------------------------------------------------------------------------------
 
@@ -162,19 +163,6 @@ module(torch.zeros(1, 1024))
 print("ready", flush=True)
 sys.stdin.readline()
 """
-
-
-def pages_of(pid: int, path: Path) -> dict[str, int]:
-    """KiB of a process's mappings of a file, by kind."""
-    sums: dict[str, int] = {}
-    inside = False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = line.endswith(str(path))
-        elif inside and line.endswith(" kB"):
-            name, value = line.split(":")
-            sums[name] = sums.get(name, 0) + int(value.split()[0])
-    return sums
 
 
 @pytest.fixture
