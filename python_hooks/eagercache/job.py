@@ -27,6 +27,7 @@ from .toolchain import pick_isa
 if TYPE_CHECKING:
     import torch.fx
 
+    from .calls import Sample
     from .compile import Lowered
     from .module_compile import ModuleResult
     from .prove import Native, Proof
@@ -234,9 +235,25 @@ class Job:
                 natives, probe = self._rebuild(call, self._natives)
             outcome = self._prove_some_form(call, probe, natives, find_tools)
             with timing.machine_to_itself(), self.clock.step("time"):
-                outcome.timing = timing.time_call(probe)
+                outcome.timing = timing.time_on_each(
+                    probe, self._timed_data(call, probe, natives), float(self.request["margin"])
+                )
         self._decide(outcome)
         self.outcome = outcome
+
+    def _timed_data(
+        self, call: Call, probe: Any, natives: Sequence[Native]
+    ) -> Iterator[Callable[[], None]]:
+        """Puts the call on other data into the probe: what it holds, then numbers from 0 to 1."""
+        yield lambda: None
+        if self.request["choose"] == "always":
+            return
+        unit = [native.sample for native in natives[1:] if native.fill == "unit"]
+        if unit:
+            yield lambda: self._capture(call, probe, unit[0].clone())
+
+    def _capture(self, call: Call, probe: Any, sample: Sample) -> None:
+        prove.capture(call, probe, sample, self.request["choose"])
 
     def _decide(self, outcome: Outcome) -> None:
         """Native for a kernel that was not measured to be faster."""

@@ -52,6 +52,27 @@ def test_only_a_clear_win_is_a_win(
     assert timing.decide(found, margin=0.03) == expected
 
 
+def test_a_kernel_wins_on_all_data_or_not_at_all() -> None:
+    natives = iter([7_000_000.0, 70_000.0, 70_000.0])
+    clock = Clock(0.0, lambda i: 160_000.0)
+
+    def put() -> None:
+        clock.native = next(natives)
+
+    found = timing.time_on_each(clock, [put, put, put], margin=0.03)
+    assert found.native_ns < 70_000.0 and timing.decide(found, 0.03) == (False, "slower")
+    assert next(natives), "data after that on which it lost is not looked at"
+
+
+def test_other_data_is_timed_no_longer_than_it_takes() -> None:
+    clock = Clock(100_000.0, lambda i: 50_000.0)
+    counts: list[int] = []
+    found = timing.time_on_each(clock, [lambda: counts.append(clock.count)] * 2, margin=0.03)
+    first, both = counts[1], clock.count
+    assert 0 < both - first < first
+    assert found.pairs == first - 4, "what is kept is the first data's timing"
+
+
 def test_what_the_caller_pays_for_boxing_is_counted() -> None:
     found = timing.time_call(Clock(400.0, lambda i: 300.0))
     assert found.native_ns == 400.0 - timing.BOXING_ON_NATIVE_NS
