@@ -82,24 +82,19 @@ void count_aside(std::size_t hook, AsideReason reason) noexcept {
 void count_native(std::size_t hook, std::uint32_t epoch) noexcept {
   HookSlots& slots = hook_slots(hook);
   slots.count(CallOutcome::kNative);
-  slots.run = slots.run_epoch != epoch ? 1 : slots.run + 1;
-  slots.run_epoch = epoch;
+  slots.run.count(epoch);
 }
 
 bool passes_unseen(std::size_t hook, std::uint32_t epoch) noexcept {
   HookSlots& slots = hook_slots(hook);
-  if (slots.run < kLongRun || slots.run_epoch != epoch || epoch == 0) [[likely]] {
+  if (!slots.run.passes(epoch)) [[likely]] {
     return false;
   }
-  if (slots.run % kSeenShare == 0) {
-    return false;  // count_native goes on
-  }
-  ++slots.run;
   slots.count(CallOutcome::kNative);
   return true;
 }
 
-void end_native_run(std::size_t hook) noexcept { hook_slots(hook).run = 0; }
+void end_native_run(std::size_t hook) noexcept { hook_slots(hook).run.end(); }
 
 CallCounts read_counts(std::size_t hook) {
   CallCounts sum;

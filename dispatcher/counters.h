@@ -36,13 +36,8 @@ inline constexpr std::size_t kMaxHooks = 2048;
 void count_call(std::size_t hook, CallOutcome outcome) noexcept;
 void count_aside(std::size_t hook, AsideReason reason) noexcept;
 
-// Runs of calls that were decided for native, of one operator on one thread. In a long run most
-// calls need not be looked at: a key is not made for them, and a new one among them is met a few
-// calls later. `epoch` tells runs under one policy from those under another; none is under 0.
-inline constexpr std::uint32_t kLongRun = 1024;
-// In a long run one call in so many is looked at.
-inline constexpr std::uint32_t kSeenShare = 16;
-
+// Runs (long_run.h) of all calls of one operator on one thread.
+//
 // Counts a call as kNative, one more of a run.
 void count_native(std::size_t hook, std::uint32_t epoch) noexcept;
 // True when the call need not be looked at; it is counted as kNative then.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "dispatcher/counters.h"
+#include "dispatcher/long_run.h"
 #include "guards/guard_table.h"
 
 namespace eagercache {
@@ -18,20 +19,31 @@ struct alignas(64) HookSlots {
   std::array<std::atomic<std::uint64_t>, kAsideReasonCount> aside{};
 
   // The owner's own, down to here:
-  std::uint32_t run_epoch = 0;  // see counters.h
-  std::uint64_t run = 0;
+  LongRun run;                       // of all calls
   std::uint32_t sketched_epoch = 0;  // of the last call that sketched_runs.h counted
 
   // Keys of its last calls, by a mark of the call (call_sketch.h).
   struct Recent {
     std::uint64_t mark = 0;  // 0: none
+    LongRun run;  // of calls of the mark, whatever their keys; barred once a kernel answered one
+    bool answered = false;  // a kernel answered the key's last call
     RememberedKey key;
   };
   static constexpr std::size_t kRecentBits = 3;
   std::array<Recent, 1U << kRecentBits> recent{};
   bool remembers = true;  // false of those that ending threads share
 
-  Recent& recent_of(std::uint64_t mark) noexcept { return recent[mark >> (64 - kRecentBits)]; }
+  // Null when the mark is not remembered.
+  Recent* find_recent(std::uint64_t mark) noexcept {
+    Recent& place = recent[mark >> (64 - kRecentBits)];
+    return place.mark == mark ? &place : nullptr;
+  }
+  void remember(std::uint64_t mark, const RememberedKey& key) noexcept {
+    if (remembers) {
+      Recent& place = recent[mark >> (64 - kRecentBits)];
+      place = {mark, place.mark == mark ? place.run : LongRun(), false, key};
+    }
+  }
   void count(CallOutcome outcome) noexcept {
     std::atomic<std::uint64_t>& counter = outcomes[static_cast<std::size_t>(outcome)];
     counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);

@@ -9,10 +9,8 @@ namespace {
 
 struct Run {
   std::uint64_t of = 0;  // hook and sketch; another one takes its place
-  std::uint32_t epoch = 0;
-  std::uint32_t length = 0;
+  LongRun length;
 };
-constexpr std::uint32_t kBarred = UINT32_MAX & ~(kSeenShare - 1);  // always looked at
 constexpr std::size_t kRuns = 256;
 
 // One thread's, which alone reads and writes them.
@@ -40,13 +38,10 @@ void count_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch
   }
   const std::uint64_t name = name_of(hook, sketch);
   Run& run = run_of(*thread_runs, name);
-  if (run.of != name || run.epoch != epoch) {
-    run = {name, epoch, 1};
-  } else if (run.length < kLongRun + kSeenShare) {
-    ++run.length;
-  } else if (run.length != kBarred) {
-    run.length = kLongRun + 1;  // as far from the next look as after the first one
+  if (run.of != name) {
+    run = {name, {}};
   }
+  run.length.count(epoch);
 }
 
 bool passes_unseen_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noexcept {
@@ -55,11 +50,9 @@ bool passes_unseen_of_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_
   }
   const std::uint64_t name = name_of(hook, sketch);
   Run& run = run_of(*thread_runs, name);
-  if (run.of != name || run.epoch != epoch || run.length < kLongRun ||
-      run.length % kSeenShare == 0) {
+  if (run.of != name || !run.length.passes(epoch)) {
     return false;
   }
-  ++run.length;
   count_call(hook, CallOutcome::kNative);
   return true;
 }
@@ -70,8 +63,8 @@ void bar_sketch(std::size_t hook, std::uint32_t epoch, std::uint64_t sketch) noe
   }
   const std::uint64_t name = name_of(hook, sketch);
   Run& run = run_of(*thread_runs, name);
-  if (run.of == name && run.epoch == epoch) {
-    run.length = kBarred;
+  if (run.of == name) {
+    run.length.bar(epoch);
   }
 }
 

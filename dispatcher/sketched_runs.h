@@ -9,8 +9,9 @@
 #include "dispatcher/runtime.h"
 #include "guards/call_sketch.h"
 
-// Long runs of calls that are decided for native (counters.h), where the operator has kernels for
-// other calls: there is a run for each sketch.
+// Long runs of calls that are decided for native (long_run.h), where the operator has kernels for
+// other calls: there is a run for each mark that the thread remembers (hook_slots.h), and one for
+// each sketch, which tells more calls apart and costs more.
 namespace eagercache {
 
 // All below: any thread, each with runs of its own; lock-free but for a thread's first count.
@@ -37,8 +38,54 @@ class RunOfCall {
         epoch_(native_run_epoch.load(std::memory_order_relaxed)) {}
 
   // Whether native answers without a look at the call, which is counted then. Not while kernels are
-  // frozen: those that answer do so every time.
-  bool passes() noexcept {
+  // frozen: those that answer do so every time. `recent` is what is remembered of the call's mark,
+  // null without any.
+  bool passes(HookSlots::Recent* recent = nullptr) noexcept {
+    if (recent == nullptr) {
+      return passes_by_sketch();
+    }
+    if (recent->run.passes(epoch_) && !Runtime::instance().frozen()) [[unlikely]] {
+      slots_.count(CallOutcome::kNative);
+      return true;
+    }
+    return recent->run.is_barred() && !recent->answered && passes_by_sketch();
+  }
+
+  // Native answers after a look at the call: counts it.
+  void count(HookSlots::Recent* recent = nullptr) noexcept {
+    if (!is_sketched()) {
+      count_native(hook_.index(), epoch_);
+    } else if (recent != nullptr && !recent->run.is_barred()) {
+      slots_.count(CallOutcome::kNative);
+      recent->run.count(epoch_);
+    } else {
+      if (sketch_ == 0) {
+        sketch_ = sketch_call(arguments_, hook_.device_type());
+      }
+      if (sketch_ != 0) {
+        count_of_sketch(hook_.index(), epoch_, sketch_);
+      } else {
+        count_native(hook_.index(), epoch_);
+      }
+    }
+  }
+
+  // A kernel answered it.
+  void bar(HookSlots::Recent* recent = nullptr) noexcept {
+    if (recent != nullptr && !recent->answered) {
+      recent->answered = true;
+      recent->run.bar(epoch_);
+    }
+    if (sketch_ != 0) [[unlikely]] {
+      bar_sketch(hook_.index(), epoch_, sketch_);
+    }
+  }
+
+  // The thread's own of the hook.
+  HookSlots& slots() const noexcept { return slots_; }
+
+ private:
+  bool passes_by_sketch() noexcept {
     if (!has_sketched_runs(slots_, epoch_)) [[likely]] {
       return false;
     }
@@ -49,29 +96,6 @@ class RunOfCall {
     return sketch_ != 0 && passes_unseen_of_sketch(hook_.index(), epoch_, sketch_);
   }
 
-  // Native answers after a look at the call: counts it.
-  void count() noexcept {
-    if (sketch_ == 0 && is_sketched()) {
-      sketch_ = sketch_call(arguments_, hook_.device_type());
-    }
-    if (sketch_ != 0) {
-      count_of_sketch(hook_.index(), epoch_, sketch_);
-    } else {
-      count_native(hook_.index(), epoch_);
-    }
-  }
-
-  // The thread's own of the hook.
-  HookSlots& slots() const noexcept { return slots_; }
-
-  // A kernel answered it.
-  void bar() noexcept {
-    if (sketch_ != 0) [[unlikely]] {
-      bar_sketch(hook_.index(), epoch_, sketch_);
-    }
-  }
-
- private:
   // Of an operator without kernels all calls are one run.
   bool is_sketched() const noexcept {
     return epoch_ != 0 && (hook_.table().has_kernels() || hook_.classes().has_kernels() ||

@@ -52,20 +52,20 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
     return Route::kNative;
   }
   RunOfCall run(*this, arguments);
-  if (run.passes()) {
+  HookSlots& mine = run.slots();
+  const std::uint64_t mark = mark_of_call(arguments);
+  HookSlots::Recent* const recent = mine.find_recent(mark);
+  if (run.passes(recent)) {
     return Route::kNative;
   }
-  HookSlots& mine = run.slots();
   if (const AsideReason reason = thread_reason(); reason != AsideReason::kNone) [[unlikely]] {
     count_aside(index_, reason);
     return Route::kNative;
   }
   // Most calls have a key that the thread has met among its last ones.
-  const std::uint64_t mark = mark_of_call(arguments);
-  HookSlots::Recent& recent = mine.recent_of(mark);
-  if (recent.mark == mark && !verification_is_on()) [[likely]] {
+  if (recent != nullptr && !verification_is_on()) [[likely]] {
     CallTensors call;
-    const Found found = table_.find_again(recent.key, [&](std::span<const Word> words) noexcept {
+    const Found found = table_.find_again(recent->key, [&](std::span<const Word> words) noexcept {
       return has_key(eligibility_.plan, arguments, device_type_, words, call);
     });
     if (found.state == EntryState::kKernel) [[likely]] {
@@ -73,7 +73,7 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
       const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, call, outputs);
       if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
         mine.count(CallOutcome::kHit);
-        run.bar();
+        run.bar(recent);
         return Route::kAnswered;
       }
       if (outcome == LoadedKernel::Outcome::kFailed) {
@@ -81,7 +81,8 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
       }
     }
     if (found.state == EntryState::kKernel || found.state == EntryState::kNative) {
-      run.count();
+      recent->answered = false;
+      run.count(recent);
       return Route::kNative;
     }
   }
@@ -99,8 +100,8 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
   RememberedKey key;
   const Found found = table_.find(view.key.words(), hash_words(view.key.words()), &key);
   const bool decided = found.state == EntryState::kKernel || found.state == EntryState::kNative;
-  if (decided && run.slots().remembers) {
-    run.slots().recent_of(mark) = {mark, key};
+  if (decided) {
+    run.slots().remember(mark, key);
   }
   if (found.state == EntryState::kKernel) [[likely]] {
     auto& kernel = *static_cast<LoadedKernel*>(const_cast<void*>(found.kernel));
@@ -110,7 +111,7 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
     const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, view, outputs);
     if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
       run.slots().count(CallOutcome::kHit);
-      run.bar();
+      run.bar(run.slots().find_recent(mark));
       return Route::kAnswered;
     }
     if (outcome == LoadedKernel::Outcome::kFailed) {
@@ -119,17 +120,21 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
   } else if (found.state != EntryState::kNative) {
     const Route route =
         scalars_.empty() ? Route::kBoxed : answer_by_class(arguments, view, outputs);
+    HookSlots::Recent* const recent = run.slots().find_recent(mark);
     if (route == Route::kBoxed) {
       end_native_run(index_);  // or the boxed hook might pass the call on
+      if (recent != nullptr) {
+        recent->run.end();
+      }
     }
     if (route == Route::kAnswered) {
-      run.bar();
+      run.bar(recent);
     }
     if (route != Route::kNative) {
       return route;
     }
   }
-  run.count();
+  run.count(run.slots().find_recent(mark));
   return Route::kNative;
 }
 

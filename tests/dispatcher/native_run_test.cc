@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "dispatcher/long_run.h"
 #include "tests/dispatcher/hook_fixture.h"
 
 namespace eagercache {
@@ -105,6 +106,26 @@ TEST_P(NativeRunTest, AKernelMissesFewCallsOfARunsSketchAndOnlyOnce) {
   EXPECT_GE(count(calls_of(unaligned, 40), CallOutcome::kHit), 40U - kSeenShare);
   calls_of(known_, 2 * kLongRun);
   EXPECT_EQ(count(calls_of(unaligned, 40), CallOutcome::kHit), 40U);
+}
+
+// Calls by turns, of keys that what a thread remembers does not hold side by side.
+TEST_P(NativeRunTest, CallsOfTwoKeysMayBeOneRun) {
+  const at::Tensor unaligned = at::ones({3}).slice(0, 1);
+  for (const at::Tensor& x : {known_, unaligned}) {
+    const Reading reading = read_aten("aten::abs", {x});
+    abs_.table().set_native(reading.words, hash_words(reading.words));
+  }
+  install(abs_, {other_}, filling_kernel(9));
+  const CallCounts counts = counted(abs_, [&] {
+    for (std::uint32_t i = 0; i < 2 * kLongRun + 1; ++i) {
+      call(i % 2 == 0 ? known_ : unaligned);
+    }
+  });
+  EXPECT_EQ(count(counts, CallOutcome::kNative), 2 * kLongRun + 1);
+  const Reading reading = read_aten("aten::abs", {known_});
+  abs_.table().erase(reading.words, hash_words(reading.words));  // met again once it is looked at
+  std::swap(known_, other_);
+  EXPECT_EQ(unseen_calls(kSeenShare + 1), kSeenShare - 1);
 }
 
 TEST_P(NativeRunTest, FrozenKernelsAnswerAllOfTheirCalls) {
