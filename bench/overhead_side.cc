@@ -24,6 +24,7 @@
 #include "dispatcher/counters.h"
 #include "dispatcher/kernel_forms.h"
 #include "dispatcher/loaded_kernel.h"
+#include "dispatcher/long_run.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/output_allocation.h"
 #include "dispatcher/runtime.h"
