@@ -101,8 +101,8 @@ def run_python(
     """Runs `code` as a program of its own, in `folder`, until it ends: `python -c code arguments`.
 
     It is forked from a process that has imported torch, unless torch or the interpreter would read
-    something else of `environment` when they start. One that only fills a store for others may have
-    its compile workers quickly (prepared_worker.py): `fills`.
+    something else of `environment` when they start. One that is about what kernels answer, and not
+    about how workers start, live and end, has them quickly (prepared_worker.py): `fills`.
     """
     changed = {
         name

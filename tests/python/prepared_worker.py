@@ -1,18 +1,23 @@
 """Compile workers that are forked from a process which has imported Inductor.
 
-A worker is started by exec, and its imports cost six seconds of processor time. Programs that only
-fill a store for other tests can do without: a service in them gets a fork, with a session, an
-environment and descriptors of its own, that goes on as `python -m eagercache.worker` does. Tests of
-how workers start, live and end take none.
+A worker is started by exec, and its imports cost six seconds of processor time. Programs that fill
+a store for other tests, or ask what its kernels answer, can do without: a service in them gets a
+fork, with a session, an environment and descriptors of its own, that goes on as `python -m
+eagercache.worker` does. Tests of how workers start, live and end take none.
 
-Run as a script with the number of a listening Unix socket. Each connection asks for one worker: a
-frame (4 bytes of length, JSON) with the descriptors of its stdin, stdout and stderr. The answers
-are a line with its process id and one with its wait status; where the asker goes, so does it.
+They also leave each other the headers that they precompile, which a worker of its own makes anew
+for each store, or does without for its first kernels: five seconds a kernel, or more.
+
+Run as a script with the number of a listening Unix socket and a folder for these headers. Each
+connection asks for one worker: a frame (4 bytes of length, JSON) with the descriptors of its stdin,
+stdout and stderr. The answers are a line with its process id and one with its wait status; where
+the asker goes, so does it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -36,13 +41,15 @@ class Preparer:
     def __init__(self, environment: dict[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.address = str(Path(self._folder.name) / "workers")
+        headers = Path(self._folder.name) / "headers"
+        headers.mkdir(mode=0o700)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(self.address)
             listening.listen(8)
             # What a worker for CPU starts with, where it is read by an import.
             more = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(listening.fileno())],
+                [sys.executable, __file__, str(listening.fileno()), str(headers)],
                 env={**environment, **more, "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,
@@ -168,11 +175,40 @@ class _Server:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _become(request: dict[str, Any], parent: int) -> None:
+def _share_headers(folder: Path) -> None:
+    """Precompiled headers are taken from `folder`, and made there at once where there are none."""
+    from eagercache import bare, compile, container
+
+    container.KERNELS_BEFORE_HEADERS = bare.UNITS_BEFORE_HEADER = 0
+    unfinished = folder / "unfinished"
+
+    class Commands(container.BuildCommands):
+        def _with_header(self, words: list[str], step: str) -> list[str]:
+            with (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if unfinished.exists():  # by a worker that was killed
+                    for made in (*folder.glob("*.gch"), *folder.glob("*.o")):
+                        made.unlink()
+                unfinished.touch()
+                try:
+                    return super()._with_header(words, step)
+                finally:
+                    unfinished.unlink()
+
+    class Tools(compile.Tools):
+        def __init__(self, compiler: Any, isa: Any, private: Any, store: Any = None) -> None:
+            super().__init__(compiler, isa, private, folder)
+            self.commands = Commands(compiler, isa, folder)
+
+    compile.Tools = Tools  # type: ignore[misc]
+
+
+def _become(request: dict[str, Any], parent: int, headers: Path) -> None:
     """Runs the worker in the place of `__main__`."""
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
+    _share_headers(headers)
     sys.argv = ["worker", *request["arguments"][:-1], str(parent)]
     runpy.run_module("eagercache.worker", run_name="__main__", alter_sys=True)
 
@@ -188,4 +224,4 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         worker = _Server(listening).run()
     if worker is not None:
-        _become(worker, me)
+        _become(worker, me, Path(sys.argv[2]))

@@ -160,7 +160,8 @@ def test_kernels_are_proved_on_the_integers_of_the_call_that_asked_for_them(
         (kernel,) = [k for k in eagercache.kernels() if "integers" in k.facts]
         report(decision=kernel.decision, reason=kernel.reason, fills=kernel.facts.get("fills"),
                known=json.loads(kernel.facts["integers"]), kept="integers" in kernel.facts["call"])
-        """
+        """,
+        fills=True,
     )
     assert (seen["decision"], seen["reason"]) == ("kernel", "")
     assert seen["fills"].split()[0] == OWN

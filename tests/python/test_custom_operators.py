@@ -394,6 +394,7 @@ report(at_decoration=at_decoration, answers=answers,
        reasons={op.name: op.refusal for op in (prints, captures, branches, writes, counts, draws)})
 """,
         cache,
+        fills=True,
     )
     assert result["answers"] == [2.0] * 15 + [0.0] * 3
     assert result["hits"] == 0
@@ -430,6 +431,7 @@ report(right=right, rows=rows, hits=eagercache.stats().hits,
        explained=str(eagercache.explain(torch.ops.other.opaque, x)))
 """,
         cache,
+        fills=True,
     )
     assert result["right"] and result["hits"] == 2
     assert result["rows"]["other::known"][0] == "kernel"
@@ -453,6 +455,7 @@ report(before=before, active=sorted(op for op in active if not op.startswith("de
        after=eagercache.is_enabled())
 """,
         cache,
+        fills=True,
     )
     assert not result["before"] and result["swiglu"] and not result["active"]
     assert result["misses"] == 1 and not result["after"]

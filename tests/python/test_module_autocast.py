@@ -51,7 +51,7 @@ def test_a_kernel_for_calls_under_autocast_casts_as_autocast_does(
 ) -> None:
     path = tmp_path_factory.mktemp("autocast") / "cache"
     path.mkdir(mode=0o700)
-    seen = run_program(AUTOCAST.format(here=HERE), path, timeout=600)
+    seen = run_program(AUTOCAST.format(here=HERE), path, timeout=600, fills=True)
     rows = seen["rows"]
     assert rows["hits"] == 2, rows["lines"]
     assert seen["dtypes"] == [["torch.bfloat16"] * 2, ["torch.float32"] * 2]

@@ -284,7 +284,8 @@ answers = [once() for _ in range(3)]
 kernels = eagercache.kernels()
 report(answers=answers, decisions=[[k.decision, k.reason] for k in kernels],
        hits=eagercache.stats().hits)
-"""
+""",
+        fills=True,
     )
     # PyTorch warns once a process.
     assert [answer[:3] for answer in result["answers"]] == [[True, [8, 6], 96.0]] * 3
@@ -311,7 +312,8 @@ eagercache.enable(["native_batch_norm"], on_miss="wait", choose="always")
 first, second = once(), once()
 (kernel,) = eagercache.kernels()
 report(wanted=wanted, first=first, second=second, kernel=[kernel.decision, kernel.reason])
-"""
+""",
+        fills=True,
     )
     assert result["first"] == result["wanted"]
     assert result["second"] == result["wanted"]
@@ -334,7 +336,8 @@ wanted = [once() for _ in range(3)]
 eagercache.disable()
 report(native=once(), got=wanted, kernels=[[k.decision, k.reason] for k in eagercache.kernels()],
        hits=eagercache.stats().hits)
-"""
+""",
+        fills=True,
     )
     assert result["got"] == [result["native"]] * 3
     assert [decision for decision, _ in result["kernels"]] == ["kernel"], result["kernels"]
