@@ -23,7 +23,7 @@ from .toolchain import pick_isa
 from .wrapper_text import NotUnderstood
 
 # Elements of the largest tensor of the calls that a kernel is timed on, beside the request's own.
-TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18)
+TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20)
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 
 
