@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import summary, units
-from .runner import Options, Run, State, list_units
+from .runner import Options, Run, State, counted_units, list_units
 
 
 def _shard(_: Any, __: Any, text: str) -> tuple[int, int]:
@@ -47,6 +47,13 @@ def _words(_: Any, __: Any, text: str) -> list[str]:
 @click.option("--redo", is_flag=True, help="Units with failures count as not run.")
 @click.option("--report", is_flag=True, help="Only say what the state holds.")
 @click.option("--write-docs", type=click.Path(path_type=Path), default=None, multiple=True)
+@click.option(
+    "--version",
+    "versions",
+    type=click.Path(path_type=Path, exists=True),
+    multiple=True,
+    help="A state of another torch version, for the totals of --write-docs.",
+)
 def main(
     state: Path,
     also: tuple[Path, ...],
@@ -64,6 +71,7 @@ def main(
     redo: bool,
     report: bool,
     write_docs: tuple[Path, ...],
+    versions: tuple[Path, ...],
 ) -> None:
     """Puts every eligible operator through eagercache and compares it with native.
 
@@ -94,8 +102,12 @@ def main(
             console.print(run.problem)
             sys.exit(2)
     totals = summary.totals(kept, known)
+    beside = []
+    for folder in versions if write_docs else ():
+        other = State.open(folder.absolute())
+        beside.append((other, counted_units(other, device)))
     for path in write_docs:
-        path.write_text(summary.document(kept, known, device), encoding="utf-8")
+        path.write_text(summary.document(kept, known, device, beside), encoding="utf-8")
     print(json.dumps(totals, indent=1) if as_json else summary.text(kept, totals))
     sys.exit(1 if totals["disagreements"] or totals["crashes"] else 0)
 

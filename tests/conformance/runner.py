@@ -421,20 +421,35 @@ def list_units(state: State, options: Options, ops: Sequence[str]) -> list[Unit]
 
     A child counts their samples; that is kept with the state.
     """
-    path = state.folder / f"units-{options.device}.json"
-    asked: set[str] = set()
-    counts: dict[str, dict[str, int]] = {}
-    for folder in (*state.others, state.folder):
-        for line in _lines(folder / path.name):
-            asked.update(line["asked"])
-            for op, known in line["counts"].items():
-                counts[op] = {**counts.get(op, {}), **known}
+    asked, counts = _counted(state, options.device)
     if "*" not in asked and not asked.issuperset(ops or ["*"]):
         counts.update(_count_samples(options, ops))
         asked.update(ops or ["*"])
         line = {"asked": sorted(asked), "counts": counts}
+        path = state.folder / _counts_file(options.device)
         path.write_text(json.dumps(line, separators=(",", ":")) + "\n", encoding="utf-8")
     return units.all_units(options.device, counts)
+
+
+def counted_units(state: State, device: str) -> list[Unit]:
+    """Every unit of the operators whose samples were counted for the state."""
+    return units.all_units(device, _counted(state, device)[1])
+
+
+def _counts_file(device: str) -> str:
+    return f"units-{device}.json"
+
+
+def _counted(state: State, device: str) -> tuple[set[str], dict[str, dict[str, int]]]:
+    """The operators whose samples were asked for ("*": all), and their counts by dtype."""
+    asked: set[str] = set()
+    counts: dict[str, dict[str, int]] = {}
+    for folder in (*state.others, state.folder):
+        for line in _lines(folder / _counts_file(device)):
+            asked.update(line["asked"])
+            for op, known in line["counts"].items():
+                counts[op] = {**counts.get(op, {}), **known}
+    return asked, counts
 
 
 def _count_samples(options: Options, ops: Sequence[str]) -> dict[str, dict[str, int]]:

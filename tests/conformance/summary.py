@@ -79,10 +79,17 @@ def groups(state: State) -> list[tuple[str, str, int, dict[str, Any]]]:
     )
 
 
-def document(state: State, known: Sequence[Unit], device: str) -> str:
-    """docs/reference/conformance.md."""
-    numbers = totals(state, known)
-    about = state.about(device)
+def document(
+    state: State,
+    known: Sequence[Unit],
+    device: str,
+    beside: Sequence[tuple[State, Sequence[Unit]]] = (),
+) -> str:
+    """docs/reference/conformance.md.
+
+    ``beside``: runs with other torch versions, of which it has the totals and what disagreed.
+    """
+    runs = [(state, known), *beside]
     lines = [
         f"# Conformance on {device.upper()}",
         "",
@@ -96,14 +103,13 @@ def document(state: State, known: Sequence[Unit], device: str) -> str:
         "counters, all memory of the inputs afterwards, gradients, and for erroneous calls type",
         "and text of the exception.",
         "",
-        f"torch {about.get('torch', 'unknown')}, {device}, {about.get('hooked', 'unknown')} "
-        "overloads hooked, one thread.",
+        *_versions(runs, device),
         "",
-        *_totals_table(numbers),
+        *_totals_table(runs, device),
         "",
         "## Disagreements",
         "",
-        *_disagreements(state),
+        *_disagreements([run for run, _ in runs]),
         "",
         "Calls that no kernel answers because they were found to disagree",
         "(`dispatcher/denied_operators.json`):",
@@ -114,10 +120,11 @@ def document(state: State, known: Sequence[Unit], device: str) -> str:
         "",
         "What disagreed and was mended counts as not run until it is run again.",
         "",
-        *_not_run(state, known),
+        *_not_run(runs, device),
         "",
         "## Operators that are enabled by default",
         "",
+        *_of_the_first(runs, device),
         *_defaults(state, device),
         "",
         "## Operators",
@@ -156,17 +163,41 @@ _NAMES = {
 }
 
 
-def _totals_table(numbers: Mapping[str, Any]) -> Iterable[str]:
-    yield "| | |"
-    yield "| --- | ---: |"
+Runs = Sequence[tuple[State, Sequence[Unit]]]
+
+
+def _torch(state: State, device: str) -> str:
+    return str(state.about(device).get("torch", "unknown"))
+
+
+def _versions(runs: Runs, device: str) -> Iterable[str]:
+    for state, _ in runs:
+        hooked = state.about(device).get("hooked", "unknown")
+        end = "." if state is runs[-1][0] else ";"
+        yield f"torch {_torch(state, device)}, {device}, {hooked} overloads hooked, one thread{end}"
+
+
+def _of_the_first(runs: Runs, device: str) -> Iterable[str]:
+    if len(runs) > 1:
+        yield f"From here on all is of torch {_torch(runs[0][0], device)}."
+        yield ""
+
+
+def _totals_table(runs: Runs, device: str) -> Iterable[str]:
+    numbers = [totals(state, known) for state, known in runs]
+    heads = [_torch(state, device) if len(runs) > 1 else "" for state, _ in runs]
+    yield "| | " + " | ".join(heads) + " |"
+    yield "| --- |" + " ---: |" * len(runs)
     for name, shown in _NAMES.items():
-        yield f"| {shown} | {numbers[name]:,} |"
-    for outcome, count in numbers["calls_by_outcome"].items():
-        yield f"| second round: {outcome} | {count:,} |"
+        yield f"| {shown} | " + " | ".join(f"{one[name]:,}" for one in numbers) + " |"
+    outcomes = dict.fromkeys(name for one in numbers for name in one["calls_by_outcome"])
+    for outcome in outcomes:
+        counts = [one["calls_by_outcome"].get(outcome, 0) for one in numbers]
+        yield f"| second round: {outcome} | " + " | ".join(f"{n:,}" for n in counts) + " |"
 
 
-def _disagreements(state: State) -> Iterable[str]:
-    rows = groups(state)
+def _disagreements(states: Sequence[State]) -> Iterable[str]:
+    rows = [row for state in states for row in groups(state)]
     if not rows:
         yield "None among what was run."
         return
@@ -187,16 +218,21 @@ def _denied(device: str) -> Iterable[str]:
             yield f"- `{row['op']}`{dtype}: {row['reason']}. {_cell(row['case'], 400)}.{known}"
 
 
-def _not_run(state: State, known: Sequence[Unit]) -> Iterable[str]:
-    missing: Counter[tuple[str, str]] = Counter()
-    there: Counter[tuple[str, str]] = Counter()
-    for unit in known:
-        there[unit.stage, unit.dtype] += 1
-        missing[unit.stage, unit.dtype] += not state.done(unit)
-    yield "| stage | dtype | units | not run |"
-    yield "| --- | --- | ---: | ---: |"
-    for (stage, dtype), count in there.items():
-        yield f"| {stage} | {dtype} | {count} | {missing[stage, dtype]} |"
+def _not_run(runs: Runs, device: str) -> Iterable[str]:
+    counts = []
+    for state, known in runs:
+        there: Counter[tuple[str, str]] = Counter()
+        missing: Counter[tuple[str, str]] = Counter()
+        for unit in known:
+            there[unit.stage, unit.dtype] += 1
+            missing[unit.stage, unit.dtype] += not state.done(unit)
+        counts.append((there, missing))
+    heads = [f", {_torch(state, device)}" if len(runs) > 1 else "" for state, _ in runs]
+    yield "| stage | dtype |" + "".join(f" units{head} | not run |" for head in heads)
+    yield "| --- | --- |" + " ---: | ---: |" * len(runs)
+    for stage, dtype in dict.fromkeys(key for there, _ in counts for key in there):
+        cells = (f"{there[stage, dtype]} | {missing[stage, dtype]}" for there, missing in counts)
+        yield f"| {stage} | {dtype} | " + " | ".join(cells) + " |"
 
 
 def _operator_table(state: State) -> Iterable[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import runner, units
+from conformance import runner, summary, units
 from conformance.judge import compare, observe
 from conformance.reference import Wider, differences
 from conformance.runner import State
@@ -24,15 +24,17 @@ from conftest import PACKAGE_ROOT, clean_environment
 
 TESTS = Path(__file__).resolve().parent.parent
 OPERATORS = "roll,amax,cumsum,where,index_select,softmax,nan_to_num,masked_fill"
-STAGES = "first,forms"
+# Only of these: to count the samples of the whole database takes minutes.
+CHOSEN = (
+    *("--ops", OPERATORS, "--dtypes", "float32", "--stages", "first,forms", "--samples", "1"),
+)
 
 
 @pytest.fixture(scope="session")
-def conformance_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state of a run of a few operators, with the kernels that it compiled."""
+def conformance_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The state of a run of a few operators, with the kernels that it compiled, and its totals."""
     folder = tmp_path_factory.mktemp("conformance")
-    _run(folder, "--ops", OPERATORS, "--dtypes", "float32", "--stages", STAGES, "--samples", "1")
-    return folder
+    return folder, _run(folder, *CHOSEN)
 
 
 def _environment() -> dict[str, str]:
@@ -57,20 +59,24 @@ def _run(folder: Path, *arguments: str) -> dict[str, Any]:
     return totals
 
 
-def test_operators_of_most_risk_equal_native(conformance_state: Path) -> None:
-    totals = _run(conformance_state, "--report")
-    said = (conformance_state / "results.jsonl").read_text()
+def test_operators_of_most_risk_equal_native(
+    conformance_state: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, totals = conformance_state
+    said = (folder / "results.jsonl").read_text()
     assert (totals["disagreements"], totals["crashes"]) == (0, 0), said
     assert totals["operators_done"] == len(OPERATORS.split(","))
     assert totals["compiled_hits"] > 100
     assert totals["overloads_hit"] > 15
 
 
-def test_a_second_run_has_nothing_left_to_do(conformance_state: Path) -> None:
-    before = (conformance_state / "results.jsonl").read_text()
-    arguments = ("--dtypes", "float32", "--stages", STAGES, "--samples", "1")
-    _run(conformance_state, "--ops", OPERATORS, *arguments)
-    assert (conformance_state / "results.jsonl").read_text() == before
+def test_a_second_run_has_nothing_left_to_do(
+    conformance_state: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, totals = conformance_state
+    before = (folder / "results.jsonl").read_text()
+    assert _run(folder, *CHOSEN) == totals
+    assert (folder / "results.jsonl").read_text() == before
 
 
 PLANTS = """
@@ -395,6 +401,33 @@ def test_units_with_failures_can_be_run_again(tmp_path: Path) -> None:
         state.add({"unit": f"cpu/{op}/bool/first", **result})
     state.forget_failures()
     assert list(state.results) == ["cpu/fine/bool/first"]
+
+
+def test_the_page_has_the_totals_of_each_torch_version(tmp_path: Path) -> None:
+    tally: dict[str, Any] = {
+        "samples": 3, "calls": 4, "comparisons": 50, "complete": True, "kernels": 2, "compiled": 2,
+        "cpu_seconds": 1.0, "hits": 9, "outcomes": {"aten::abs": {"hit": 2, "native: slower": 1}},
+        "hit_overloads": {"aten::abs": 9}, "unrepeatable": {}, "not_hooked": {},
+        "disagreements": [], "dropped": 0,
+    }  # fmt: skip
+    wrong = {"op": "aten::roll", "problems": ["values: element 3"], "form": "sample"}
+    runs = []
+    for version, found in (("2.11.0", []), ("2.15.0", [wrong])):
+        state = State.open(tmp_path / version)
+        (state.folder / "about-cpu.json").write_text(f'{{"torch": "{version}", "hooked": 7}}')
+        counts = {"asked": ["abs"], "counts": {"abs": {"bool": 3}}}
+        (state.folder / "units-cpu.json").write_text(json.dumps(counts))
+        state.add({"unit": "cpu/abs/bool/first", **tally, "disagreements": found})
+        runs.append((state, runner.counted_units(state, "cpu")))
+    page = summary.document(*runs[0], "cpu", runs[1:])
+    assert "| | 2.11.0 | 2.15.0 |" in page
+    assert "| comparisons with native | 50 | 50 |" in page
+    assert "| disagreements | 0 | 1 |" in page
+    assert "element 3" in page
+    assert "| first | bool | 1 | 0 | 1 | 0 |" in page
+    alone = summary.document(*runs[0], "cpu")
+    assert "| comparisons with native | 50 |\n" in alone
+    assert "2.15" not in alone and "None among what was run." in alone
 
 
 def test_full_files_are_followed_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
