@@ -304,6 +304,7 @@ def prepare_inductor() -> None:
     torch._inductor.config.compile_threads = 1
 
     _compute_as_cpu_does()
+    _keep_infinite_means()
 
 
 def _compute_as_cpu_does() -> None:
@@ -330,6 +331,31 @@ def _on_cpu(decomposition: Callable[..., Any]) -> Callable[..., Any]:
         return decomposition(first, *args, **kwargs)
 
     return decompose
+
+
+def _keep_infinite_means() -> None:
+    """Has kernels on CPU sum where Inductor's running mean (Welford's) has no answer.
+
+    Beside an infinity that is NaN, unless the infinity is the last number in an order of the
+    kernel's own; native's order is another one, and where it keeps the infinity so must a kernel.
+    """
+    import torch
+    from torch._inductor import lowering
+
+    aten = torch.ops.aten
+    original = lowering.var_mean_welford_
+
+    @functools.wraps(original)
+    def lower(x: Any, axis: Any, *, keepdim: bool, return_mean: bool, **others: Any) -> Any:
+        results = original(x, axis, keepdim=keepdim, return_mean=return_mean, **others)
+        if not return_mean or x.get_device().type != "cpu":
+            return results
+        variance, mean = results
+        summed = lowering.mean(x, axis, keepdim)
+        no_answer = lowering.lowerings[aten.isnan.default](mean)
+        return variance, lowering.lowerings[aten.where.self](no_answer, summed, mean)
+
+    lowering.var_mean_welford_ = lower
 
 
 def graph_fields(wrapper: str) -> tuple[int, int, int]:

@@ -244,6 +244,13 @@ class Call:
                 written.update(_slots(arguments[write["argument"]]))
         return frozenset(written)
 
+    def places(self, argument: str) -> tuple[int, ...]:
+        """Indices of the tensors that stand in the argument of that name."""
+        for schema, value in zip(self.op._schema.arguments, self._arguments, strict=True):
+            if schema.name == argument:
+                return tuple(_slots(value))
+        return ()
+
     @functools.cached_property
     def fresh(self) -> tuple[int, ...]:
         """The returns of the operator that are no arguments."""

@@ -27,6 +27,7 @@ from .container import BuildCommands
 from .foreach import each_alone
 from .generated_text import GeneratedText, admit, read_generated_text
 from .launch_plan import IndexRange, LaunchPlan, read_launch_plan
+from .ordinary_operands import looked_at, ordinary_inputs
 from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
 from .wrapper_text import NotUnderstood
@@ -305,15 +306,22 @@ class _TextTaker:
         admit(self.text, self._call, checked=bool(self._ranges))
         if not self._allow_bare:
             admit(self.text, self._call)
+            if looked_at(self._call):
+                raise CompileRefused("its weights are to be looked at, and a bare kernel failed")
             self.why_container = "a bare kernel did not do"
             return None
         try:
-            self.plan = read_launch_plan(wrapper, kernel).with_range_checks(self._ranges)
+            plan = read_launch_plan(wrapper, kernel)
+            self.plan = plan.with_checks([*self._ranges, *ordinary_inputs(self._call)])
         except NotUnderstood as error:
             admit(self.text, self._call)  # a container checks nothing before it runs
             if self._call.written:
                 raise CompileRefused(
                     f"it writes its arguments, and its text has {error}"
+                ) from error
+            if looked_at(self._call):
+                raise CompileRefused(
+                    f"its weights are to be looked at, and its text has {error}"
                 ) from error
             self.why_container = str(error)
             return None

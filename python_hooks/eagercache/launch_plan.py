@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from .wrapper_text import (
     ITEM_SIZES,
@@ -71,6 +71,22 @@ class IndexRange:
         )
 
 
+class InputCheck(Protocol):
+    """What an input must hold for a kernel to answer."""
+
+    def text(self) -> str:
+        """C++ statements before the kernels' that return 2 where it does not."""
+
+
+def checked_source(source: str, entry: str, checks: Sequence[InputCheck]) -> tuple[str, str]:
+    """(digest for the names, text) of a kernel's ``source`` that begins with ``checks``."""
+    text = "".join(check.text() for check in checks)
+    old = entry.removeprefix(ENTRY_PREFIX)
+    digest = hashlib.sha256(f"{old}\n{text}".encode()).hexdigest()[:32]
+    head, begin, body = source.rpartition("  try {\n")
+    return digest, f"{head}{text}{begin}{body}".replace(old, digest)
+
+
 @dataclass(frozen=True)
 class LaunchPlan:
     """How to launch the kernels of one call, and their source.
@@ -92,15 +108,11 @@ class LaunchPlan:
         """The plan with ``strides``, native's, where they differ in dimensions of size 1 only."""
         return replace(self, outputs=adopt_strides(self.outputs, strides))
 
-    def with_range_checks(self, ranges: Sequence[IndexRange]) -> LaunchPlan:
-        """The plan whose function returns 2, and does nothing, for an index out of its range."""
-        if not ranges:
+    def with_checks(self, checks: Sequence[InputCheck]) -> LaunchPlan:
+        """The plan whose function returns 2, and does nothing, where an input does not pass."""
+        if not checks:
             return self
-        checks = "".join(bounds.text() for bounds in ranges)
-        old = self.entry.removeprefix(ENTRY_PREFIX)
-        digest = hashlib.sha256(f"{old}\n{checks}".encode()).hexdigest()[:32]
-        head, begin, body = self.source.rpartition("  try {\n")
-        source = f"{head}{checks}{begin}{body}".replace(old, digest)
+        digest, source = checked_source(self.source, self.entry, checks)
         return replace(self, entry=ENTRY_PREFIX + digest, source=source)
 
     def to_json(self) -> str:

@@ -25,6 +25,7 @@ from .numerics import (
     same_bits,
     same_bytes,
 )
+from .ordinary_operands import is_ordinary
 from .timing import Probe
 
 __all__ = [
@@ -315,6 +316,9 @@ def prove(
                 break  # what it may err by is known: the further samples are about bits alone
             if native.fill not in ("normal", "unit", "special"):
                 continue
+        if not is_ordinary(call, native.sample):
+            _must_leave_to_native(call, probe, native)
+            continue
         outputs, left = _answer(call, probe, native)
         _compare_metadata(native.outputs, outputs, native.fill)
         if not composed:  # a function's own in-place steps count on what it returns
@@ -440,6 +444,13 @@ def _force(call: Call, probe: Probe, sample: Sample) -> list[Any]:
     if not probe.forced:
         raise ProofFailed(f"the kernel did not answer: {probe.error or 'no reason given'}")
     return outputs
+
+
+def _must_leave_to_native(call: Call, probe: Probe, native: Native) -> None:
+    probe.force()
+    call.invoke(native.sample.clone().values)
+    if probe.forced:
+        raise ProofFailed(f"it answers what it must leave to native ({native.fill} data)")
 
 
 def _compare_in_inference_mode(call: Call, probe: Probe, native: Native) -> None:

@@ -17,6 +17,7 @@ from .family_job import FamilyJob
 from .generated_text import admit, read_generated_text
 from .job import Built, Outcome
 from .launch_plan import LaunchPlan
+from .ordinary_operands import ordinary_inputs
 from .prove import NotBitwise, Reshaped
 from .scalar_family import ScalarFamily
 from .scalar_text import read_scalar_plan
@@ -71,6 +72,7 @@ class ScalarJob(FamilyJob):
         admit(text, family.call)
         try:
             plan = read_scalar_plan(texts[0], marks[0], texts[1], marks[1])
+            plan = plan.with_checks(ordinary_inputs(family.call))
         except NotUnderstood as error:
             raise CompileRefused(f"no kernel with numbers as arguments: {error}") from error
         refuse_other_writes(plan, family.call)

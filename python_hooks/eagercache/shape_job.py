@@ -17,6 +17,7 @@ from .compile import Lowered, Tools, build_graph, example_inputs
 from .family_job import FamilyJob
 from .generated_text import admit, read_generated_text
 from .job import Built, Outcome
+from .ordinary_operands import ordinary_inputs
 from .shape_family import ShapeFamily, elements_of, proof_values, sizes_text, timing_values
 from .shape_plan import ShapePlan, Symbols, read_shape_plan
 from .toolchain import pick_isa
@@ -90,7 +91,8 @@ class ShapeJob(FamilyJob):
         # Strides that hold for the call alone may be a coincidence.
         others = proof_values(family, plan.admits, self._vector_lengths(family))
         native += [(values, self._native_strides(family, values)) for values in others[1:6]]
-        return read_shape_plan(wrapper, kernel, symbols, family.pattern, native)
+        plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native)
+        return plan.with_checks(ordinary_inputs(family.call, symbols.inputs))
 
     def _native_strides(self, family: ShapeFamily, values: Sequence[int]) -> list[list[int]]:
         member = family.member(values)

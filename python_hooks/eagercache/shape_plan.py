@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .launch_plan import InputCheck, checked_source
 from .wrapper_text import (
     ITEM_SIZES,
     NotUnderstood,
@@ -80,6 +81,14 @@ class ShapePlan:
             sort_keys=True,
             separators=(",", ":"),
         )
+
+    def with_checks(self, checks: Sequence[InputCheck]) -> ShapePlan:
+        """The plan whose kernel's function returns 2 where an input does not pass."""
+        if not checks:
+            return self
+        digest, source = checked_source(self.source, self.entry, checks)
+        entry, shape = ENTRY_PREFIX + digest, SHAPE_PREFIX + digest
+        return replace(self, entry=entry, shape=shape, source=source)
 
     def admits(self, values: Sequence[int]) -> bool:
         """Whether the guards hold for these values of the symbols."""
