@@ -25,6 +25,8 @@ from .generated_text import GeneratedText
 from .wrapper_text import NotUnderstood
 
 _REDUCES = re.compile(r"@triton_heuristics\.(?!pointwise|template|foreach)\w+")
+# The last bit of these is not always native's.
+_APPROXIMATES = re.compile(r"\blibdevice\.(?:erf|erfc|tanh|atan2|pow|lgamma)\(")
 _CHECKS = re.compile(r"tl\.device_assert\(")
 _MIXED_ORDER = re.compile(r"= \(?workspace_\d+\b.*\.sum\(")
 
@@ -72,6 +74,7 @@ def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = Non
         uses_proxy_executor=False,
         checks_values=False,
         reduces=_REDUCES.search(text) is not None,
+        approximates=_APPROXIMATES.search(text) is not None,
     )
     seconds = {"lower": round(time.process_time() - begin, 4)}
     return CudaLowered(Lowered(facts, None, None, "", seconds), plan)

@@ -57,6 +57,7 @@ class CudaJob(Job):
                         probe,
                         natives,
                         reduces=made.lowered.text.reduces,
+                        approximates=made.lowered.text.approximates,
                         composed=self._composed,
                     )
                 except NotBitwise as differs:

@@ -46,9 +46,16 @@ class FamilyJob(Job):
             probe = self._probe()
             prove.capture(member, probe, natives[0].sample.clone(), self.request["choose"])
             probe.load(str(library), launch_plan)
-            reduces = outcome.kernel.lowered.text.reduces
+            text = outcome.kernel.lowered.text
             try:
-                proof = prove.prove(member, probe, natives, reduces=reduces, others=others)
+                proof = prove.prove(
+                    member,
+                    probe,
+                    natives,
+                    reduces=text.reduces,
+                    approximates=text.approximates,
+                    others=others,
+                )
             except prove.ProofFailed as error:
                 raise type(error)(f"{error}, {where}") from error
         before = outcome.proof

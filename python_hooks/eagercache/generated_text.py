@@ -22,6 +22,7 @@ class GeneratedText:
     uses_proxy_executor: bool
     checks_values: bool
     reduces: bool  # some kernel accumulates over elements
+    approximates: bool  # some kernel calls functions of which there are several implementations
 
 
 # Functions of AOTInductor's C interface that are not operators.
@@ -34,6 +35,13 @@ _EXTERN_CALL = re.compile(r"\b(aoti_torch_\w+)\s*\(")
 _KERNEL = re.compile(r'extern\s+"C"\s+(?:\w+\s+)*?void\s+(\w+)\s*\(')
 _GPU_KERNEL = re.compile(r"\bkernels_\.(\w+) = loadKernel\(")
 _ACCUMULATOR = re.compile(r"\btmp_acc\d")
+# Vectors and single numbers have different ones, which differ in the last bit, and native may take
+# the other.
+_APPROXIMATION = re.compile(
+    r"(?:\bstd::|\.|\bcalc_)(?:a?sin|a?cos|a?tan|a?sinh|a?cosh|a?tanh|atan2|exp|exp2|expm1|exp_u20"
+    r"|fexp_u20|log|log2|log10|log1p|pow|erf|erfc|erfinv|lgamma|digamma|polygamma|i0|i0e|i1|i1e"
+    r"|zeta|igammac?|hypot|sigmoid)\("
+)
 _VALUE_CHECK = re.compile(r"\b(AOTI_TORCH_CHECK|TORCH_CHECK\w*|AOTI_RUNTIME_CHECK)\s*\(")
 
 
@@ -56,6 +64,7 @@ def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
         checks_values=_VALUE_CHECK.search(kernel) is not None
         or _VALUE_CHECK.search(body) is not None,
         reduces=_ACCUMULATOR.search(kernel) is not None,
+        approximates=_APPROXIMATION.search(kernel) is not None,
     )
 
 

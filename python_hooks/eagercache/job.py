@@ -304,7 +304,12 @@ class Job:
         with self.clock.step("prove"):
             probe.load(kernel.objects[0][1], kernel.launch_plan)
             outcome.proof = prove.prove(
-                call, probe, natives, reduces=kernel.lowered.text.reduces, composed=self._composed
+                call,
+                probe,
+                natives,
+                reduces=kernel.lowered.text.reduces,
+                approximates=kernel.lowered.text.approximates,
+                composed=self._composed,
             )
         return outcome
 

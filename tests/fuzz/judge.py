@@ -59,6 +59,12 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat
 
 
+def reach(tensor: torch.Tensor) -> int:
+    """Bytes from the beginning of the tensor's memory to the end of its last element."""
+    last = sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.element_size()
+
+
 class Lockstep(TorchDispatchMode):
     """Makes every operator call twice, native and with kernels, and compares the answers.
 

@@ -127,8 +127,7 @@ def test_an_operator_that_adds_up_has_the_bound_of_sums_whatever_its_kernels_tex
 
 
 def test_operators_that_are_said_to_add_up_exist() -> None:
-    names = prove._ACCUMULATING | prove._ROUNDED_ALIKE
-    missing = [name for name in names if not hasattr(torch.ops.aten, name)]
+    missing = [name for name in prove._ACCUMULATING if not hasattr(torch.ops.aten, name)]
     assert not missing
 
 
@@ -150,7 +149,8 @@ def test_a_rounded_function_that_differs_in_float32_is_never_called_bitwise(dtyp
     how = {"kind": "string", "value": "tanh"}
     call = PlayedCall(describe("gelu", tensor((40, 6), dtype=dtype), how))
     call.kernel = lambda x, *_: torch.nn.functional.gelu(x, approximate="tanh")
-    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    natives = prove.native_answers(call)
+    proof = prove.prove(call, PlayedProbe(call), natives, approximates=True)
     assert proof.numerics == ("bitwise" if dtype == "float32" else "accurate")
 
 
@@ -173,9 +173,27 @@ def test_running_statistics_may_be_as_accurate_as_a_rounded_output(
         describe("native_batch_norm", tensor((8, 3, 4, 4), dtype="bfloat16"), *features,
                  boolean(True), number(0.1), number(1e-5))
     )  # fmt: skip
+    monkeypatch.setattr(prove, "is_ordinary", lambda call, sample: True)
     call.kernel = lambda *tensors: torch.native_batch_norm(*tensors, True, 0.1, 1e-5)
     proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
     assert proof.numerics == "accurate" and call.written
+
+
+def test_a_kernel_that_does_not_look_at_weights_fails() -> None:
+    call = PlayedCall(
+        describe("native_layer_norm", tensor((4, 8)), integers(8), tensor((8,)), NONE, number(1e-5))
+    )
+    call.kernel = lambda x, weight: torch.native_layer_norm(x, [8], weight, None, 1e-5)
+    with pytest.raises(prove.ProofFailed, match="must leave to native"):
+        prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+
+
+def test_a_rounded_function_that_is_written_is_natives() -> None:
+    half = tensor((33, 8), (16, 2), dtype="float16")
+    call = PlayedCall(describe("atan2_", half, tensor((33, 8))))
+    call.kernel = lambda x, y: x.atan2_(y)
+    with pytest.raises(prove.NotBitwise, match="by luck at best: a rounded function"):
+        prove.prove(call, PlayedProbe(call), prove.native_answers(call), approximates=True)
 
 
 def test_integers_are_past_what_half_precision_holds() -> None:
