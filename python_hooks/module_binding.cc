@@ -151,7 +151,8 @@ ModelContainer* open_source(const Source& source, c10::Device device, std::size_
 ModuleKernel* load_module(const Source& source, const std::string& device, const Inputs& inputs,
                           const Ranges& ranges,
                           const std::vector<std::vector<std::int64_t>>& output_strides,
-                          const py::object& unflatten, const std::optional<py::dict>& plan) {
+                          const py::object& unflatten, const std::optional<py::dict>& plan,
+                          bool differs_on_replicas) {
   auto kernel = std::make_unique<ModuleKernel>();
   kernel->device = c10::Device(device);
   ModelContainer* model = kernel->model = open_source(source, kernel->device, 0);
@@ -187,6 +188,7 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
     kernel->unflatten = unflatten;
   }
   kernel->training = training.release();
+  kernel->differs_on_replicas = differs_on_replicas;
   return kernel.release();
 }
 
@@ -319,7 +321,8 @@ void bind_modules(py::module_& module) {
   py::class_<ModuleKernel, std::unique_ptr<ModuleKernel, py::nodelete>>(module, "ModuleKernel");
   module.def("load_module", &load_module, py::arg("source"), py::arg("device"), py::arg("inputs"),
              py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),
-             py::arg("plan") = py::none(), py::return_value_policy::reference);
+             py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
+             py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

@@ -51,6 +51,9 @@ struct ModuleKernel {
   pybind11::object unflatten;
   // For calls that need gradients; null for others. Never destroyed.
   const ModuleTraining* training = nullptr;
+  // Replicas of a data-parallel job have it or not, and it does not give the forward's very bits:
+  // where they compute from equal data the forward answers (numerics_rule.h).
+  bool differs_on_replicas = false;
 };
 
 // One form of call (argument metadata and values) of one module.

@@ -256,6 +256,7 @@ def load_module(
     output_strides: Sequence[Sequence[int]],
     unflatten: Callable[[list[Any]], Any] | None,
     plan: dict[str, Any] | None = None,
+    differs_on_replicas: bool = False,
 ) -> ModuleKernel: ...
 def cuda_architecture(device_index: int) -> str: ...
 

@@ -271,9 +271,10 @@ def enable(
         ValueError: an unknown or ineligible operator, or a bad value; nothing has changed then.
 
     In a job of several processes (torch.distributed is initialized, or WORLD_SIZE says so), kernels
-    that do not equal native bit for bit answer only forward and backward passes: what every replica
-    computes again from equal data (optimizer steps, gradient clipping, all without gradients) stays
-    the same on all of them. Call enable() after init_process_group() when nothing sets WORLD_SIZE.
+    of operators and of modules that do not equal native bit for bit answer only forward and
+    backward passes: what every replica computes again from equal data (optimizer steps, gradient
+    clipping, all without gradients) stays the same on all of them. Call enable() after
+    init_process_group() when nothing sets WORLD_SIZE.
 
     A directory that cannot be used is warned about once and everything stays native. May be called
     again: the newest call's operators, policy and store hold, and `freeze()` ends. Thread-safe.

@@ -109,6 +109,8 @@ def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
     """The kernel of an entry. Raises RuntimeError, or what facts that are none lead to."""
     assert core is not None
     assert session.store is not None
+    configuration = session.configuration
+    replicas = configuration is not None and configuration.replicas
     strides = json.loads(facts["output_strides"])
     return core.load_module(
         (session.store, digest),
@@ -118,6 +120,7 @@ def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
         strides,
         build_unflatten(facts["outputs"], len(strides)),
         json.loads(facts["training"]) if form.gradients else None,
+        replicas and facts.get("numerics") != "bitwise",
     )
 
 

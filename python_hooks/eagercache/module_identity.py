@@ -27,6 +27,9 @@ import torch
 
 FORMAT = 1
 
+# What `fully_shard` sets on all modules below the one that it is given, for the compiler alone.
+SHARDING_MARKS = frozenset({"_is_fsdp_managed_module", "_fsdp_use_orig_params"})
+
 # Attributes of torch.nn.Module itself: hooks are looked at on every call, the rest does not change
 # what a forward computes.
 _OWN_ATTRIBUTES = frozenset(
@@ -185,7 +188,7 @@ def _sharing(slots: list[TensorSlot]) -> list[list[int]]:
 def _attributes(writer: Writer, path: str, module: torch.nn.Module) -> list[Any]:
     rows = []
     for name, value in sorted(vars(module).items()):
-        if name in _OWN_ATTRIBUTES or isinstance(value, torch.Tensor):
+        if name in _OWN_ATTRIBUTES | SHARDING_MARKS or isinstance(value, torch.Tensor):
             continue
         if name == "_compiled_call_impl":
             if value is not None:

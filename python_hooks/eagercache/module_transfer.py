@@ -21,6 +21,7 @@ import cloudpickle
 import torch
 from torch.utils import _pytree as pytree
 
+from .module_identity import SHARDING_MARKS
 from .module_trace import argument_tensors
 
 MAX_PICKLE_BYTES = 16 << 20
@@ -62,6 +63,9 @@ def _describe(tensor: torch.Tensor) -> _Standin:
         raise NotTransferable(f"it holds a {type(tensor).__name__}")
     if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         raise NotTransferable("it holds a tensor of an unusual kind")
+    if tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0:
+        # Of a sharded model, whose parameters have memory during a forward or a backward alone.
+        raise NotTransferable("it holds a tensor whose memory was given up")
     detached = tensor.detach()
     common = {
         "dtype": tensor.dtype,
@@ -262,6 +266,9 @@ def unpack(text: str) -> Transferred:
     standins, body = pickle.loads(base64.b64decode(text))
     tensors = [_make(standin) for standin in standins]
     module, args, kwargs = _Unpickler(io.BytesIO(body), tensors).load()
+    for part in module.modules():
+        for mark in SHARDING_MARKS & vars(part).keys():
+            delattr(part, mark)
     transferred = Transferred(module, args, kwargs, tensors, standins)
     transferred.draw(seed=0)
     return transferred

@@ -249,3 +249,20 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     import deploy_zoo
 
     return deploy_zoo.export_all(tmp_path_factory.mktemp("deployed"), run_program)
+
+
+@pytest.fixture(scope="session")
+def training_store(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A store with kernels of calls that need gradients: a `training_checks.Trained`."""
+    import training_checks
+
+    return training_checks.fill(tmp_path_factory.mktemp("training"), run_program)
+
+
+@pytest.fixture
+def training_kernels(training_store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels of `training_store` answer in this process; nothing is compiled."""
+    assert training_store.report["rows"]["ConvNorm"]["hits"] == [3], training_store.report
+    monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
+    with module_kernels(training_store.store):
+        yield

@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-# Of conftest.py: fixtures that compile kernels for tests of several files, one of which uses both,
-# and what is made of them.
-SHARED = ("warm_cache", "warm_program", "deployed")
+# Of conftest.py: fixtures that compile kernels for tests of several files, with what is made of
+# them, and the scope of their tests. One file uses kernels of operators and artifacts both.
+SHARED = {
+    "warm_cache": "shared",
+    "warm_program": "shared",
+    "deployed": "shared",
+    "training_store": "training",
+    "training_kernels": "training",
+}
 # A file's own.
 _OWN = re.compile(r"@pytest\.fixture\(scope=\"(session|module)\"")
 
@@ -22,8 +28,9 @@ _OWN = re.compile(r"@pytest\.fixture\(scope=\"(session|module)\"")
 @functools.cache
 def _scope_of_file(name: str) -> str:
     text = (FOLDER / name).read_text()
-    if any(re.search(rf"\b{fixture}\b", text) for fixture in SHARED):
-        return "shared"
+    for fixture, scope in SHARED.items():
+        if re.search(rf"\b{fixture}\b", text):
+            return scope
     return name if _OWN.search(text) else ""
 
 

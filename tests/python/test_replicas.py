@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import SHARED_CALLS, SHARED_OPS, clean_environment
+from conftest import SHARED_CALLS, SHARED_OPS
+from gloo import run_ranks
 
 TRAINING = """
 import hashlib, json, os, sys
@@ -66,44 +63,10 @@ dist.destroy_process_group()
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _train(kind: str, caches: list[Path]) -> list[dict[str, object]]:
     """One process per cache; what each reported."""
     code = textwrap.dedent(SHARED_CALLS) + TRAINING.replace("OPS", SHARED_OPS)
-    port = str(_free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, kind],
-            env=clean_environment(
-                EAGERCACHE_DIR=str(cache),
-                RANK=str(rank),
-                WORLD_SIZE=str(len(caches)),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, cache in enumerate(caches)
-    ]
-    reports = []
-    for process in processes:
-        try:
-            out, err = process.communicate(timeout=300)
-        except subprocess.TimeoutExpired:
-            for other in processes:
-                other.kill()
-            raise
-        assert process.returncode == 0, err
-        (line,) = [text for text in out.splitlines() if text.startswith("REPORT ")]
-        reports.append(json.loads(line.removeprefix("REPORT ")))
-    return reports
+    return run_ranks(code, caches, kind)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class ConvNorm(nn.Module):
@@ -11,7 +14,7 @@ class ConvNorm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
+        self.conv = nn.Conv2d(3, 8, 3, bias=False)  # whose gradient would be rounding alone
         self.norm = nn.BatchNorm2d(8)
         self.head = nn.Linear(8, 4)
 
@@ -65,15 +68,45 @@ class Dropped(nn.Module):
         return self.drop(answers["left"]).sum() + answers["right"].square().sum()
 
 
+class Wrapper(nn.Module):
+    """What has hooks in the tests, those of a library too; the module below it has none."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 2
+
+
+class Checkpointed(nn.Module):
+    """Keeps nothing of its first part and, in the other way that torch has, of its second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Attention()
+        self.second = Attention()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.first, x, use_reentrant=True)
+        return torch.tanh(checkpoint(self.second, x, use_reentrant=False))
+
+
 def make(name: str) -> nn.Module:
     """An instance with reproducible values, in training mode."""
     torch.manual_seed(1)
-    kinds = {kind.__name__: kind for kind in (ConvNorm, Attention, Mlp, Dropped)}
+    kinds = {kind.__name__: kind for kind in (ConvNorm, Attention, Mlp, Dropped, Checkpointed)}
     return kinds[name]().train()
 
 
 def example(name: str) -> torch.Tensor:
     """An argument for it, whose gradient is wanted too."""
-    sizes = {"ConvNorm": (2, 3, 10, 10), "Attention": (2, 6, 16)}
+    sizes = {"ConvNorm": (2, 3, 10, 10), "Attention": (2, 6, 16), "Checkpointed": (2, 6, 16)}
     generator = torch.Generator().manual_seed(2)
     return torch.randn(sizes.get(name, (4, 12)), generator=generator).requires_grad_()
+
+
+def loss_of(answer: Any) -> torch.Tensor:
+    """A number that depends on all of an answer, not in the same way."""
+    leaves = torch.utils._pytree.tree_leaves(answer)
+    return torch.stack([(leaf * (leaf + 0.5)).float().sum() for leaf in leaves]).sum()
