@@ -7,6 +7,8 @@ of the answer, and gives those of the parameters and arguments that need one.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ import torch.fx
 from . import _compat
 from .commands import CompileRefused
 from .module_identity import Identity
+from .module_layout import in_strides, is_channels_last, use_channels_last
 from .module_trace import (
     INDEXING,
     MAX_CONSTANT_BYTES,
@@ -167,12 +170,7 @@ def trace_training(
         for index, source in enumerate(inputs.sources)
         if source is not None and source[0] and identity.slots[source[1]].kind == "buffer"
     ]
-    try:
-        joint = _trace_joint(program, inputs, answers, buffers)
-    except CompileRefused:
-        raise
-    except Exception as error:
-        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    joint = _trace_joint(program, inputs, answers, buffers)
     written = _keep_written(joint, len(answers), buffers)
     refuse_operators(joint.graph)
     forward, backward = _compat.split_joint_graph(joint, len(answers) + len(written))
@@ -225,6 +223,29 @@ def _trace_joint(
 ) -> torch.fx.GraphModule:
     """One graph: the answer's tensors, every buffer's value afterwards, and all gradients."""
     called = program.graph_module
+    other = torch.fx.GraphModule(called, copy.deepcopy(called.graph))
+    try:
+        if use_channels_last(other.graph):
+            other.recompile()
+            with contextlib.suppress(Exception):
+                return _trace_called(other, program, inputs, answers, buffers)
+        return _trace_called(called, program, inputs, answers, buffers)
+    except CompileRefused:
+        raise
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+
+
+def _trace_called(
+    called: torch.fx.GraphModule,
+    program: torch.export.ExportedProgram,
+    inputs: _Inputs,
+    answers: Sequence[int],
+    buffers: Sequence[int],
+) -> torch.fx.GraphModule:
+    """`_trace_joint` of the program's graph, or of one that stands for it."""
+    returned = _output(program.graph).args[0]
+    strides = [returned[i].meta["val"].stride() for i in answers]
 
     def forward(*values: torch.Tensor) -> list[torch.Tensor]:
         own = list(values)
@@ -234,7 +255,10 @@ def _trace_joint(
         for position, value in zip(inputs.positions, own, strict=True):
             everything[position] = value
         given = called(*everything)
-        return [*(given[i] for i in answers), *(own[i].detach() for i in buffers)]
+        return [
+            *(in_strides(given[i], wanted) for i, wanted in zip(answers, strides, strict=True)),
+            *(own[i].detach() for i in buffers),
+        ]
 
     return _compat.joint_graph(forward, tuple(inputs.values))
 
@@ -403,7 +427,9 @@ class _Splitter:
             own = env[value]
             behind = _ancestors(own)
             reach.append(tuple(i for i, node in enumerate(tangents) if env[node] in behind))
-            if own in results or own.op != "call_function":
+            if self._inputs.values[index].is_contiguous() and is_channels_last(own.meta["val"]):
+                own = _clone(graph, own, memory_format=torch.contiguous_format)
+            elif own in results or own.op != "call_function":
                 own = _clone(graph, own)
             results.append(own)
             numbers.append(self._number[self._arguments[index]])
@@ -444,17 +470,20 @@ def _copy_body(source: torch.fx.Graph, target: torch.fx.Graph, env: _Env) -> Non
             env[node] = target.node_copy(node, lambda before: env[before])
 
 
-def _clone(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    clone = graph.call_function(_aten.clone.default, (node,))
-    clone.meta["val"] = node.meta["val"]
+def _clone(graph: torch.fx.Graph, node: torch.fx.Node, **options: Any) -> torch.fx.Node:
+    clone = graph.call_function(_aten.clone.default, (node,), options)
+    clone.meta["val"] = node.meta["val"].clone(**options)
     return clone
 
 
 def _views_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The views, last one first, through which ``node`` shows what is to be saved.
 
-    That is an input, or a tensor that is shown whole: other views of it are saved at no cost.
+    That is an input, or a tensor that is shown whole: other views of it are saved at no cost. A
+    copy of an input, in another layout for one, is made again.
     """
+    if operator_name(node) == "aten::clone" and node.args[0].op == "placeholder":
+        return [node]
     for views in (_VIEWS, _WHOLE_VIEWS):
         chain = []
         root = node

@@ -1,0 +1,131 @@
+"""Convolutions of pictures in channels_last, in a call that is traced with its gradients.
+
+oneDNN, which computes them on CPU, brings tensors of the contiguous layout into another one before
+each convolution, forward and backward. In a graph whose convolutions take channels_last, what
+stands between them and what is saved for the backward has that layout too, and stays where it is.
+The answer and the gradients get the layout that the module's own have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.fx
+
+from .module_trace import operator_name
+
+_aten = torch.ops.aten
+
+_CONVOLUTIONS = {"aten::conv2d", "aten::convolution"}
+# What may show the memory of another tensor.
+_VIEWS = {
+    "aten::alias",
+    "aten::chunk",
+    "aten::detach",
+    "aten::expand",
+    "aten::flatten",
+    "aten::permute",
+    "aten::reshape",
+    "aten::select",
+    "aten::slice",
+    "aten::split",
+    "aten::squeeze",
+    "aten::t",
+    "aten::transpose",
+    "aten::unflatten",
+    "aten::unsqueeze",
+    "aten::view",
+}
+
+
+def use_channels_last(graph: torch.fx.Graph) -> bool:
+    """Rewrites an exported graph for the CPU, in place; False where nothing was to be done."""
+    convolutions = [node for node in graph.nodes if _is_of_pictures(node)]
+    if not convolutions or _writes_into_views(graph):
+        return False
+    if any(_has_bias_without_effect(node) for node in convolutions):
+        return False
+    for node in convolutions:
+        with graph.inserting_before(node):
+            picture = graph.call_function(
+                _aten.contiguous.default,
+                (node.args[0],),
+                {"memory_format": torch.channels_last},
+            )
+        node.update_arg(0, picture)
+    for node in list(graph.nodes):
+        # What has another layout than it had cannot always be shown in other sizes.
+        if operator_name(node) == "aten::view" and len(node.args) == 2 and _is_sizes(node.args[1]):
+            node.target = _aten.reshape.default
+    return True
+
+
+def _is_of_pictures(node: torch.fx.Node) -> bool:
+    if operator_name(node) not in _CONVOLUTIONS:
+        return False
+    value = node.meta.get("val")
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dim() == 4
+        and value.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and isinstance(node.args[0], torch.fx.Node)
+    )
+
+
+def _has_bias_without_effect(node: torch.fx.Node) -> bool:
+    """Whether a batch norm takes the bias away again.
+
+    Its gradient is rounding alone then, and larger where sums run over the pictures' points first
+    than where they run over channels: too large for the proof.
+    """
+    bias = node.args[2] if len(node.args) > 2 else None
+    return bias is not None and any("batch_norm" in operator_name(user) for user in node.users)
+
+
+def _is_sizes(value: object) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _writes_into_views(graph: torch.fx.Graph) -> bool:
+    """Whether something is written that a view shows, or through a view."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        for position, argument in enumerate(schema.arguments[: len(node.args)]):
+            written = node.args[position]
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            if not isinstance(written, torch.fx.Node) or operator_name(written) in _VIEWS:
+                return True
+            if any(operator_name(user) in _VIEWS for user in written.users):
+                return True
+    return False
+
+
+def in_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The tensor, copied where it has other strides than a contiguous one that is wanted."""
+    wanted = tuple(strides)
+    if tuple(tensor.stride()) == wanted or wanted != contiguous_strides(tensor.size()):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether a picture has that layout and not the contiguous one."""
+    return (
+        tensor.dim() == 4
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+        and not tensor.is_contiguous()
+    )
+
+
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of these sizes."""
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(int(size), 1)
+    return tuple(reversed(strides))

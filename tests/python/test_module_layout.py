@@ -1,0 +1,94 @@
+"""Convolutions that work in channels_last, in calls that are traced with their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from eagercache.module_identity import identify
+from eagercache.module_joint import TrainingGraphs, trace_training
+from eagercache.module_layout import is_channels_last
+from torch import nn
+from training_checks import assert_alike
+
+
+class Block(nn.Module):
+    """A residual block of pictures, whose answer is a picture; ``bias`` before the batch norm."""
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 3, padding=1, bias=bias)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.relu_(self.norm(self.first(x))))
+
+
+class Viewed(nn.Module):
+    """Shows a convolution's answer in other sizes, which only a contiguous one can."""
+
+    def __init__(self, writes: bool = False) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(4, 8, 2, stride=2)
+        self.writes = writes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = self.patch(x)
+        rows = patches.view(2, 8, 16)
+        if self.writes:
+            rows.mul_(2)
+            rows = patches.flatten(2)
+        return torch.tanh(rows).transpose(1, 2).contiguous()
+
+
+def traced(model: nn.Module, x: torch.Tensor) -> TrainingGraphs:
+    """The graphs of a call whose every tensor autograd may keep."""
+    identity = identify(model)
+    memory = {slot.tensor.untyped_storage().data_ptr() for slot in identity.slots}
+    memory.add(x.untyped_storage().data_ptr())
+    return trace_training(model, (x,), {}, identity, memory, [True], [False])
+
+
+def run(graphs: TrainingGraphs, tangent: torch.Tensor) -> tuple[torch.Tensor, list[Any], list[Any]]:
+    """(answer, what was made for the backward, gradients) by the graphs' own operators."""
+    values = [example.detach().clone() for example in graphs.examples]
+    with torch.no_grad():
+        made = list(graphs.forward(*values))
+        answer, buffers = made[0], len(graphs.buffers)
+        kept = made[1 + buffers :]
+        sources = {"input": values, "output": made, "made": kept}
+        saved = [sources[saved.kind][saved.index] for saved in graphs.saved]
+        return answer, kept, list(graphs.backward(*saved, tangent))
+
+
+@pytest.mark.parametrize(
+    ("model", "used"),
+    [(Block(), True), (Block(bias=True), False), (Viewed(), True), (Viewed(writes=True), False)],
+    ids=["block", "bias", "view", "write"],
+)
+def test_what_is_saved_is_in_channels_last_and_what_comes_out_is_not(
+    model: nn.Module, used: bool
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8, requires_grad=True)
+    graphs = traced(model, x)
+    native = model(x)
+    tangent = torch.randn_like(native)
+    answer, kept, gradients = run(graphs, tangent)
+    assert any(is_channels_last(tensor) for tensor in kept) == (used and isinstance(model, Block))
+    # What is there already, in another layout, is not kept twice.
+    assert all(tensor.size() != x.size() for tensor in kept)
+    layouts = [node for node in graphs.forward.graph.nodes if "clone" in str(node.target)]
+    assert bool(layouts) or not used
+    assert answer.stride() == native.stride()
+    assert_alike(answer, native.detach())
+    native.backward(tangent)
+    slots = identify(model).slots
+    assert len(gradients) == len([*model.parameters()]) + 1
+    for index, mine in zip(graphs.gradients, gradients, strict=True):
+        of_module, number = graphs.inputs[index]
+        theirs = (slots[number].tensor if of_module else x).grad
+        assert theirs is not None and mine.stride() == theirs.stride()
+        assert_alike(mine, theirs)
