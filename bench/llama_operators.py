@@ -3,8 +3,8 @@
     python bench/llama_operators.py [--models llama_prefill,llama_decode] [--pairs 16]
         [--no-compile] [--json FILE]
 
-The models are those of bench/models.py, the operators those of examples/llama_operators.py. Sides
-take turns in one process, with kernels that are all there:
+The models are those of bench/models.py, the operators those of examples/llama_with_operators.py.
+Sides take turns in one process, with kernels that are all there:
 
 operators  the three functions are operators, and nothing else is accelerated
 both       the same under eagercache.enable()
@@ -36,14 +36,20 @@ sys.path.append(str(frame.ROOT / "examples"))  # compile workers find them there
 def by_turns(eager: Step, other: Step, switch: Any, pairs: int) -> dict[str, float]:
     """Of blocks by turns; ``switch`` is the context that the other side runs in."""
     steps = steps_in_block(eager)
-    ratios, times = [], []
+    natives, times = [], []
     for _ in range(pairs):
-        native = block_ms(eager, steps)
+        natives.append(block_ms(eager, steps))
         with switch():
             times.append(block_ms(other, steps))
-        ratios.append(native / times[-1])
+    ratios = [native / time for native, time in zip(natives, times, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
-    return {"ms": statistics.median(times), "ratio": middle, "low": low, "high": high}
+    return {
+        "eager_ms": statistics.median(natives),
+        "ms": statistics.median(times),
+        "ratio": middle,
+        "low": low,
+        "high": high,
+    }
 
 
 def measure(name: str, pairs: int, *, compiles: bool) -> dict[str, Any]:
@@ -51,13 +57,13 @@ def measure(name: str, pairs: int, *, compiles: bool) -> dict[str, Any]:
     import eagercache
     import torch
     from eagercache._load import core
-    from llama_operators import as_operators
+    from llama_with_operators import as_operators
 
     assert core is not None
     model, step_of = make(name)
     eager = step_of(model)
     expected = eager().double()
-    result: dict[str, Any] = {"eager_ms": block_ms(eager, steps_in_block(eager))}
+    result: dict[str, Any] = {}
 
     @contextlib.contextmanager
     def answering() -> Any:
@@ -103,13 +109,13 @@ def main() -> None:
         (Path(folder) / "store").mkdir(mode=0o700)
         for name in options.models.split(","):
             results[name] = one = measure(name, options.pairs, compiles=options.compile)
-            print(f"{name}: eager {one['eager_ms']:.2f} ms")
+            print(name)
             for side in ("operators", "both", "compile"):
                 row = one.get(side)
                 if row is None:
                     continue
-                text = f"  {side:10} {row['ms']:.2f} ms x{row['ratio']:.3f} "
-                text += f"({row['low']:.3f} to {row['high']:.3f})"
+                text = f"  {side:10} {row['ms']:.2f} ms, eager {row['eager_ms']:.2f}, "
+                text += f"x{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
                 if "hits" in row:
                     text += f", {row['hits']} hits a step, differs {row['differs']:.1e}"
                 print(text, flush=True)
