@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from launcher import Finished, Launcher
-from prepared_worker import Preparer
+from prepared_worker import Preparer, with_workers
 
 PACKAGE_ROOT = str(Path(__import__("eagercache").__file__).parent.parent)
 
@@ -88,6 +88,11 @@ def _preparer() -> Preparer:
     preparer = Preparer(clean_environment())
     atexit.register(preparer.close)
     return preparer
+
+
+def with_prepared_workers(environment: dict[str, str]) -> dict[str, str]:
+    """`environment` for programs that are not about workers and get them quickly, as `fills`."""
+    return with_workers(_preparer().address, environment)
 
 
 def run_python(

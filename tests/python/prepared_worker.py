@@ -30,7 +30,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,12 @@ class Preparer:
     def __init__(self, environment: dict[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.address = str(Path(self._folder.name) / "workers")
+        site = _site_of(self.address)
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(
+            f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
+            f"import prepared_worker\nprepared_worker.use({self.address!r})\nsys.path.pop()\n"
+        )
         headers = Path(self._folder.name) / "headers"
         headers.mkdir(mode=0o700)
         with socket.socket(socket.AF_UNIX) as listening:
@@ -63,8 +69,20 @@ class Preparer:
         self._folder.cleanup()
 
 
+def _site_of(address: str) -> Path:
+    """The folder in PYTHONPATH with which a process does `use(address)` when it starts."""
+    return Path(address).parent / "site"
+
+
+def with_workers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for programs whose compile workers, and their children's, come from there."""
+    paths = [str(_site_of(address)), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
 def use(address: str) -> None:
-    """From here on this process's compile workers are forks of the process at `address`."""
+    """From here on compile workers of this process and its children are forks of the preparer's."""
+    os.environ.update(with_workers(address, os.environ))
     real = subprocess.Popen
 
     class Popen(real):  # type: ignore[type-arg]

@@ -83,7 +83,7 @@ def cpp_service(tmp_path_factory: pytest.TempPathFactory) -> Service:
     tools = make_tools(folder / "bin")
     variables = clean_environment(EAGERCACHE_TORCH_ROOT=str(Path(torch.__file__).parent))
     variables["PATH"] = f"{tools}:{variables['PATH']}"
-    done = run_python(program_of(PAGE), variables, folder=folder, timeout=600)
+    done = run_python(program_of(PAGE), variables, folder=folder, timeout=600, fills=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return Service(folder)
 

@@ -22,6 +22,8 @@ from deploy_zoo import HERE, Deployed, answer_of, refusal
 from eagercache import _C, DeployError, bundle, load_module, verify_module
 from mapped_pages import pages_of
 
+pytestmark = pytest.mark.once
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 

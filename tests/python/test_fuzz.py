@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PACKAGE_ROOT, clean_environment, run_program, run_python
+from conftest import (
+    PACKAGE_ROOT,
+    clean_environment,
+    run_program,
+    run_python,
+    with_prepared_workers,
+)
 from fuzz.__main__ import POOL, merge
 from fuzz.both_ways import Totals
 
@@ -76,7 +82,7 @@ def _fuzz(cache: Path, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, 
     done = subprocess.run(
         [sys.executable, "-m", "fuzz", "--cache", str(cache), "--json", str(totals), "--quiet",
          "--scripts", str(tmp_path / "findings"), "--keys", str(KEYS), "--seed", "7", *arguments],
-        env=clean_environment(PYTHONPATH=f"{FUZZ}:{PACKAGE_ROOT}"),
+        env=with_prepared_workers(clean_environment(PYTHONPATH=f"{FUZZ}:{PACKAGE_ROOT}")),
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert totals.exists(), done.stdout + done.stderr

@@ -230,6 +230,7 @@ def test_nothing_temporary_is_left_but_the_workers_own_folder(
     assert left == set()
 
 
+@pytest.mark.once
 def test_another_environment_is_refused_with_the_differing_field(tmp_path: Path) -> None:
     root = tmp_path / "store"
     root.mkdir(mode=0o700)
@@ -386,6 +387,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.once
 def test_calls_go_on_while_the_compiler_is_blocked_and_a_killed_process_leaves_nothing(
     tmp_path: Path,
 ) -> None:
