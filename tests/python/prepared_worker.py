@@ -104,7 +104,12 @@ class _PreparedWorker:
         mine_out, theirs_out = os.pipe()
         mine_err, theirs_err = os.pipe()
         theirs = [theirs_in, theirs_out, theirs_err]
-        body = json.dumps({"arguments": list(arguments), "environment": environment}).encode()
+        request = {
+            "arguments": list(arguments),
+            "environment": environment,
+            "folder": str(Path.cwd()),
+        }
+        body = json.dumps(request).encode()
         socket.send_fds(self._connection, [struct.pack("<I", len(body))], theirs)
         self._connection.sendall(body)
         for descriptor in theirs:
@@ -223,6 +228,7 @@ def _share_headers(folder: Path) -> None:
 
 def _become(request: dict[str, Any], parent: int, headers: Path) -> None:
     """Runs the worker in the place of `__main__`."""
+    os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
