@@ -1,4 +1,4 @@
 """Real models of torchvision, timm and transformers at small sizes, with and without kernels.
 
-`zoo` makes them, `equality` compares, `__main__` is `make models`.
+`zoo` makes them, `equality` compares, `steps` trains them for long, `__main__` is `make models`.
 """

@@ -1,6 +1,9 @@
 """`make models`: real models with kernels of operators, and of modules, against native.
 
-python -m models [--kind operators|modules] [--only WORDS] [--json FILE]
+python -m models [--kind operators|modules|training] [--only WORDS] [--json FILE]
+                 [--steps 200] [--output FILE.md]
+
+`--kind training` is long runs of training with kernels of modules (`steps`), with a table.
 """
 
 from __future__ import annotations
@@ -13,6 +16,45 @@ from dataclasses import asdict
 from pathlib import Path
 
 
+def train(names: list[str], options: argparse.Namespace) -> int:
+    """The exit status: 1 where a model is past eager's spread or no kernel answered."""
+    import torch
+
+    from models import steps
+
+    began, failed, results = time.monotonic(), 0, []
+    for name in names:
+        began_one = time.monotonic()
+        try:
+            result = steps.training(name, options.steps)
+        except Exception as error:
+            text = str(error).splitlines() or [""]
+            print(f"training {name}: {type(error).__name__}: {text[0][:200]}", flush=True)
+            failed += 1
+            continue
+        bad = bool(result.problems) or not result.answered["hits"]
+        failed += bad
+        results.append(result)
+        said = "PAST THE SPREAD" if result.problems else "NO HIT" if bad else "within"
+        print(
+            f"training {name:34} {said}, {result.ratio:.2f} of eager's spread, "
+            f"{dict(result.answered)}, {time.monotonic() - began_one:.0f} s",
+            *(f"\n    {problem}" for problem in result.problems),
+            flush=True,
+        )
+        if options.json:
+            rows = {"torch": torch.__version__, "rows": [asdict(row) for row in results]}
+            options.json.write_text(json.dumps(rows, indent=1))
+    print(
+        f"training: {len(names) - failed} of {len(names)} models within the spread of eager runs, "
+        f"{options.steps} steps, {time.monotonic() - began:.0f} s, torch {torch.__version__}"
+    )
+    lines = steps.table(results, options.steps)
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n")
+    return 1 if failed else 0
+
+
 def main() -> int:
     """The exit status: 1 where a model differs or no kernel answered."""
     import eagercache  # noqa: F401
@@ -21,13 +63,19 @@ def main() -> int:
     from models import equality, zoo
 
     parser = argparse.ArgumentParser(prog="make models", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--kind", choices=("operators", "modules"), help="one of the two alone")
+    parser.add_argument(
+        "--kind", choices=("operators", "modules", "training"), help="by default the first two"
+    )
     parser.add_argument("--only", default="", help="models with one of these words, by commas")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--steps", type=int, default=200, help="of training")
+    parser.add_argument("--output", type=Path, help="where training's table goes, as Markdown")
     options = parser.parse_args()
     torch.set_num_threads(1)
     words = [word for word in options.only.split(",") if word]
     names = [n for n in zoo.available() if not words or any(word in n for word in words)]
+    if options.kind == "training":
+        return train(names, options)
     left_out = sorted({name.partition(" ")[0] for name in zoo.MODELS.keys() - set(zoo.available())})
     failed, rows = 0, []
     for kind in [options.kind] if options.kind else ["operators", "modules"]:

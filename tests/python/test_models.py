@@ -29,3 +29,26 @@ def test_a_model_answered_by_kernels_of_its_modules_gives_what_it_gives(cache: P
     )
     assert result["problems"] == []
     assert result["tensors"] == 1 and result["answered"]["hits"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["Llama", "DistilBert"])
+def test_a_model_trained_by_kernels_of_modules_stays_within_the_spread_of_eager_runs(
+    cache: Path, name: str
+) -> None:
+    result: dict[str, Any] = run_program(
+        f"""
+        sys.path.insert(0, {TESTS!r})
+        import torch
+        torch.set_num_threads(1)
+        from models import steps
+        found = steps.training("transformers {name}", steps=5)
+        report(problems=found.problems, distance=found.distance, answered=found.answered)
+        """,
+        cache,
+        timeout=600,
+        fills=True,
+    )
+    assert result["problems"] == []
+    assert result["answered"]["hits"] >= 4  # its first call finds the kernels
+    assert result["distance"]["answers"] > 0  # so they were no calls of eager
