@@ -52,3 +52,17 @@ def test_a_model_trained_by_kernels_of_modules_stays_within_the_spread_of_eager_
     assert result["problems"] == []
     assert result["answered"]["hits"] >= 4  # its first call finds the kernels
     assert result["distance"]["answers"] > 0  # so they were no calls of eager
+
+
+@pytest.mark.once
+def test_runs_may_be_as_far_apart_as_those_of_eager_or_a_last_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(TESTS)
+    from models import steps
+
+    def result(distance: float, spread: float) -> steps.Result:
+        return steps.Result("", spread={"losses": spread}, distance={"losses": distance})
+
+    assert result(distance=9e-7, spread=1e-6).ratio < 1 < result(distance=2e-6, spread=1e-6).ratio
+    assert result(distance=1e-7, spread=0.0).ratio < 1 < result(distance=1e-6, spread=0.0).ratio
