@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "dispatcher/kernel_entry.h"
 #include "guards/tensor_data.h"
 
 namespace eagercache {
@@ -16,18 +17,6 @@ constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kStackScratch = 2048;
 // Calls with more tensors and scratch buffers than that allocate the array of their pointers.
 constexpr std::size_t kInlinePointers = 112;
-
-// What an entry returns: 2 before it did anything, for an index that is out of its range.
-LoadedKernel::Outcome outcome_of(std::int32_t returned) noexcept {
-  switch (returned) {
-    case 0:
-      return LoadedKernel::Outcome::kAnswered;
-    case 2:
-      return LoadedKernel::Outcome::kNotStarted;
-    default:
-      return LoadedKernel::Outcome::kFailed;
-  }
-}
 
 // In the place of the entry of a kernel that needs more than pointers.
 std::int32_t not_without_scalars(void* const* /*pointers*/) { return 2; }
@@ -119,7 +108,7 @@ LoadedKernel::Outcome BareKernel::launch(std::span<const at::Tensor* const> inpu
     }
     void** next = prepare(inputs, outputs, pointers);
     if (scratch_bytes_ == 0) [[likely]] {
-      return outcome_of(call(pointers));
+      return outcome_of_entry(call(pointers));
     }
     alignas(kAlignment) std::array<std::byte, kStackScratch> local;
     c10::DataPtr allocated;
@@ -131,7 +120,7 @@ LoadedKernel::Outcome BareKernel::launch(std::span<const at::Tensor* const> inpu
     for (const std::size_t offset : scratch_offsets_) {
       *next++ = scratch + offset;
     }
-    return outcome_of(call(pointers));
+    return outcome_of_entry(call(pointers));
   } catch (...) {
     return Outcome::kNotStarted;  // entries do not throw; an allocation failed
   }

@@ -24,7 +24,7 @@ constexpr std::uint64_t kExactBesideClass = 16;
 // Operators that write have kernels for exact sizes only, as has every operator on CUDA.
 bool Runtime::has_classes(const OperatorHook& hook) const {
   return policy().shape_classes && hook.device_type() == c10::DeviceType::CPU &&
-         !hook.effects().writes_arguments() && !hook.is_function();
+         !hook.effects().writes_arguments();
 }
 
 std::string Runtime::class_digest(const OperatorHook& hook, std::span<const Word> words,

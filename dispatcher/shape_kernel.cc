@@ -6,6 +6,8 @@
 #include <array>
 #include <utility>
 
+#include "dispatcher/kernel_entry.h"
+
 namespace eagercache {
 namespace {
 
@@ -104,7 +106,7 @@ LoadedKernel::Outcome ShapeKernel::launch(void** pointers, void** next, const st
     *next++ = buffer;
     buffer += (size + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
   }
-  return entry_(pointers, symbols) == 0 ? Outcome::kAnswered : Outcome::kFailed;
+  return outcome_of_entry(entry_(pointers, symbols));
 }
 
 }  // namespace eagercache

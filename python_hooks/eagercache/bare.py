@@ -15,12 +15,13 @@ from .launch_plan import LaunchPlan
 from .shape_plan import ShapePlan
 from .shared_header import NAME, SharedHeader, compiled
 from .toolchain import LINK_FLAGS, Compiler, Isa, rewrite_command
+from .vector_math import SOURCE
 
 # Translation units compiled before the precompiled header is made. It costs 5 s of CPU time and
 # saves 1.5 s a unit; the first kernel of a process must be quick.
 UNITS_BEFORE_HEADER = 2
 
-_PROLOGUE = "#include <torch/csrc/inductor/cpp_prefix.h>\n#include <cstdint>\n"
+_PROLOGUE = "#include <torch/csrc/inductor/cpp_prefix.h>\n#include <cstdint>\n" + SOURCE
 
 
 class BareBuilder:

@@ -30,18 +30,23 @@ from .launch_plan import IndexRange, LaunchPlan, read_launch_plan
 from .ordinary_operands import looked_at, ordinary_inputs
 from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
+from .vector_math import improved
 from .wrapper_text import NotUnderstood
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call's generated text, with what came of it: a plan, or a container's file."""
+    """A call's generated text, with what came of it: a plan, or a container's file.
+
+    ``exact`` is the plan of Inductor's own text, where ``plan`` is of one that `vector_math` made.
+    """
 
     text: GeneratedText
     plan: LaunchPlan | ShapePlan | None
     container: Path | None
     why_container: str  # what of the text was not understood
     seconds: dict[str, float]
+    exact: LaunchPlan | ShapePlan | None = None
 
 
 def build_graph(
@@ -162,13 +167,16 @@ class Tools:
         allow_bare: bool = True,
         graph: torch.fx.GraphModule | None = None,
         ranges: Sequence[IndexRange] = (),
+        improves: bool = False,
     ) -> Lowered:
         """Inductor's work on ``call``; the container's compile too where no plan can be made.
 
         ``directory`` must be private and empty; ``num_returns`` is the number of tensors that
         native returned. ``graph`` stands in the place of the one of the operator alone, and
-        ``ranges`` say what its indices must be, all of them where there are any. The state of the
-        call must be applied. Raises CompileRefused (NoKernelOfItsOwn among them) or CompileFailed.
+        ``ranges`` say what its indices must be, all of them where there are any. A plan that
+        ``improves`` has the functions and sums of `vector_math`, which are not native's bits. The
+        state of the call must be applied. Raises CompileRefused (NoKernelOfItsOwn among them) or
+        CompileFailed.
         """
         begin = time.process_time()
         inputs = example_inputs(call)
@@ -177,7 +185,7 @@ class Tools:
         options = _compat.aot_options(
             directory, self.commands.compiler.path, call.state.num_threads
         )
-        taker = _TextTaker(call, allow_bare, ranges)
+        taker = _TextTaker(call, allow_bare, ranges, improves=improves)
         path = self._compile(graph, inputs, options, directory, taker)
         if taker.text is None:
             raise CompileRefused("nothing was generated")
@@ -185,7 +193,7 @@ class Tools:
             self.commands.end()
         seconds = {"lower": round(time.process_time() - begin, 4), **self.commands.seconds}
         container = None if taker.plan is not None else Path(path)
-        return Lowered(taker.text, taker.plan, container, taker.why_container, seconds)
+        return Lowered(taker.text, taker.plan, container, taker.why_container, seconds, taker.exact)
 
     def container(
         self,
@@ -292,12 +300,21 @@ class _TextReader:
 class _TextTaker:
     """What becomes of the generated text of one call."""
 
-    def __init__(self, call: Call, allow_bare: bool, ranges: Sequence[IndexRange] = ()) -> None:
+    def __init__(
+        self,
+        call: Call,
+        allow_bare: bool,
+        ranges: Sequence[IndexRange] = (),
+        *,
+        improves: bool = False,
+    ) -> None:
         self._call = call
         self._ranges = ranges
         self._allow_bare = allow_bare
+        self._improves = improves
         self.text: GeneratedText | None = None
         self.plan: LaunchPlan | None = None
+        self.exact: LaunchPlan | None = None
         self.why_container = ""
 
     def take(self, wrapper: str, kernel: str) -> str | None:
@@ -311,8 +328,10 @@ class _TextTaker:
             self.why_container = "a bare kernel did not do"
             return None
         try:
-            plan = read_launch_plan(wrapper, kernel)
-            self.plan = plan.with_checks([*self._ranges, *ordinary_inputs(self._call)])
+            self.plan = self._read_plan(wrapper, kernel)
+            better = improved(kernel) if self._improves else kernel
+            if better != kernel:
+                self.exact, self.plan = self.plan, self._read_plan(wrapper, better)
         except NotUnderstood as error:
             admit(self.text, self._call)  # a container checks nothing before it runs
             if self._call.written:
@@ -327,6 +346,10 @@ class _TextTaker:
             return None
         refuse_other_writes(self.plan, self._call)
         return "bare"
+
+    def _read_plan(self, wrapper: str, kernel: str) -> LaunchPlan:
+        plan = read_launch_plan(wrapper, kernel)
+        return plan.with_checks([*self._ranges, *ordinary_inputs(self._call)])
 
 
 def refuse_other_writes(plan: LaunchPlan, call: Call) -> None:

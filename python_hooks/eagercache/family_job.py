@@ -54,6 +54,7 @@ class FamilyJob(Job):
                     natives,
                     reduces=text.reduces,
                     approximates=text.approximates,
+                    composed=self._composed,
                     others=others,
                 )
             except prove.ProofFailed as error:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.fx
 
-from . import custom_operators
+from . import custom_operators, prove
 from .calls import Call, autocast_set
 from .commands import CompileRefused
 from .compile import Lowered, Tools
 from .cuda_job import CudaJob
-from .function_trace import index_ranges, indexes_by_data, observe, trace
-from .job import Job
+from .function_trace import fixed_bounds, index_ranges, indexes_by_data, observe, trace
+from .job import Job, Outcome
+from .prove import ProofFailed
 
 
 class FunctionJob(Job):
@@ -41,8 +44,39 @@ class FunctionJob(Job):
             graph = trace(self._operator, call)
         if on_cpu:
             self._ranges = index_ranges(graph.graph, call)
-            call.index_ranges = {bounds.input: (bounds.low, bounds.high) for bounds in self._ranges}
+            call.index_ranges = fixed_bounds(self._ranges)
         return graph
+
+    def _improves(self, call: Call) -> bool:
+        """Whether the kernel may have functions and sums that are not native's bits."""
+        return self.request["numerics"] != "bitwise" and not call.state.deterministic
+
+    def _prove_some_form(
+        self, call: Call, probe: Any, natives: list[prove.Native], find_tools: Callable[..., Tools]
+    ) -> Outcome:
+        try:
+            return super()._prove_some_form(call, probe, natives, find_tools)
+        except ProofFailed:
+            if not self._take_exact(find_tools):
+                raise
+        return super()._prove_some_form(call, probe, natives, find_tools)
+
+    def _take_exact(self, find_tools: Callable[[Any], Tools]) -> bool:
+        """Builds the kernel of Inductor's own text in the place of ours. False where it is."""
+        assert self.lowered is not None
+        if self.lowered.exact is None:
+            return False
+        self.lowered = replace(self.lowered, plan=self.lowered.exact, exact=None)
+        super().build_alone(find_tools(self.store))
+        return self.outcome is None
+
+    def build_alone(self, tools: Tools) -> None:
+        """Builds this job's own shared object, of Inductor's text where ours does not compile."""
+        super().build_alone(tools)
+        if self.outcome is not None:
+            failed, self.outcome = self.outcome, None
+            if not self._take_exact(lambda _: tools):
+                self.outcome = self.outcome or failed
 
     def _keep_indices_in_range(self, call: Call) -> None:
         """Before anything runs on a GPU, where an index out of range ends the context.
@@ -57,15 +91,17 @@ class FunctionJob(Job):
         ranges = index_ranges(graph, call)
         if not ranges and indexes_by_data(graph):
             raise CompileRefused("it indexes by values that it computes")
-        call.index_ranges = {bounds.input: (bounds.low, bounds.high) for bounds in ranges}
+        call.index_ranges = fixed_bounds(ranges)
 
     def _lower(
         self, call: Call, natives: Sequence[Any], tools: Tools, name: str, *, allow_bare: bool
     ) -> Lowered:
-        with autocast_set(
-            self.description["dispatch_key"].lower(), None
-        ):  # its casts are in the graph
+        with self._below_autocast():
             return super()._lower(call, natives, tools, name, allow_bare=allow_bare)
+
+    def _below_autocast(self) -> contextlib.AbstractContextManager[None]:
+        """For a block that lowers the traced graph: autocast's casts are in it."""
+        return autocast_set(self.description["dispatch_key"].lower(), None)
 
     def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
         self._put_into_place()
@@ -77,6 +113,10 @@ class FunctionCudaJob(FunctionJob, CudaJob):
 
 
 def make_function_job(request: Mapping[str, Any], core: Any) -> Job:
-    """The job for the device of a request."""
+    """The job for the kind and the device of a request."""
     on_cuda = request["description"]["dispatch_key"] == "CUDA"
+    if request["description"].get("kind") == "shapes":
+        from .function_shapes import FunctionShapeJob
+
+        return FunctionShapeJob(request, core)
     return (FunctionCudaJob if on_cuda else FunctionJob)(request, core)

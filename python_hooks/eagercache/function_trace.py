@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import prove
+from . import _compat, prove
 from .calls import FILLS, Call, flatten_returns
 from .commands import CompileRefused, FunctionRefused
 from .compile import example_inputs
@@ -183,17 +184,28 @@ def _refuse_shared(answer: Any, inputs: Sequence[torch.Tensor]) -> None:
             raise Unfit("it returns a view into a larger tensor")
 
 
-def trace(operator: CustomOperator[Any, Any], call: Call) -> torch.fx.GraphModule:
-    """The graph of what answers ``call``, a placeholder per tensor. Raises CompileRefused."""
+def trace(
+    operator: CustomOperator[Any, Any],
+    call: Call,
+    symbolic: Sequence[torch.Tensor] = (),
+    tied: Sequence[tuple[int, int]] = (),
+) -> torch.fx.GraphModule:
+    """The graph of what answers ``call``, a placeholder per tensor. Raises CompileRefused.
+
+    ``symbolic`` are fake tensors of symbolic sizes to trace it with; ``tied`` are (tensor,
+    dimension) pairs whose values follow the tensors' in `Call.bind`.
+    """
     answer: Callable[..., Any] = operator.answer_of(call.name)
 
     def flat(*tensors: torch.Tensor) -> tuple[Any, ...]:
-        args, kwargs = call.bind(tensors)
+        sizes = [tensors[tensor].size(dimension) for tensor, dimension in tied]
+        args, kwargs = call.bind([*tensors, *sizes])
         return tuple(flatten_returns(answer(*args, **kwargs)))
 
     try:
-        with torch.no_grad():
-            graph = make_fx(flat, tracing_mode="fake")(*example_inputs(call))
+        with torch.no_grad(), enable_python_dispatcher() if symbolic else contextlib.nullcontext():
+            mode = "real" if symbolic else "fake"
+            graph = make_fx(flat, tracing_mode=mode)(*(symbolic or example_inputs(call)))
     except Exception as error:
         line = (str(error).splitlines() or [""])[0][:200]
         raise CompileRefused(f"it cannot be traced: {type(error).__name__}: {line}") from error
@@ -221,30 +233,55 @@ _OTHER_INDEXING = INDEXING | {"aten::embedding_dense_backward", "aten::index_put
 def index_ranges(graph: torch.fx.Graph, call: Call) -> tuple[IndexRange, ...]:
     """What the inputs that are used as indices must hold.
 
-    None at all where some index is neither an input nor made from none.
+    None at all where some index is neither an input nor made from none. Where the graph's sizes are
+    symbolic, ranges are C++ text.
     """
-    places = {
-        node: number for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder")
-    }
-    bounds: dict[int, tuple[int, int]] = {}
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    places = {node: number for number, node in enumerate(inputs)}
+    bounds: dict[int, tuple[int | str, int | str]] = {}
     for node in graph.nodes:
         for index, low, high in _indices(node):
             if index is None:
                 return ()
             source = behind(index)
             if source in places:
-                known = bounds.get(places[source], (low, high))
-                bounds[places[source]] = max(known[0], low), min(known[1], high)
+                found = _number(low), _number(high)
+                both = _within_both(bounds.get(places[source], found), found)
+                if both is None:
+                    return ()
+                bounds[places[source]] = both
             elif not is_made_here(index):
                 return ()
     ranges = []
     for place, limits in bounds.items():
-        spec = call.tensors[place]
-        if spec.dtype not in (torch.int64, torch.int32):
+        if call.tensors[place].dtype not in (torch.int64, torch.int32):
             return ()
-        dtype = str(spec.dtype).removeprefix("torch.")
-        ranges.append(IndexRange(place, dtype, spec.sizes, spec.strides, *limits))
+        value = inputs[place].meta["val"]
+        sizes = tuple(map(_number, value.size()))
+        strides = tuple(map(_number, value.stride()))
+        dtype = str(value.dtype).removeprefix("torch.")
+        ranges.append(IndexRange(place, dtype, sizes, strides, *limits))
     return tuple(ranges)
+
+
+def fixed_bounds(ranges: Iterable[IndexRange]) -> dict[int, tuple[int, int]]:
+    """(low, high) of indices by input, for ranges without symbolic sizes."""
+    return {bounds.input: (int(bounds.low), int(bounds.high)) for bounds in ranges}
+
+
+def _number(value: Any) -> int | str:
+    return value if isinstance(value, int) else _compat.size_text(value)
+
+
+def _within_both(
+    one: tuple[int | str, int | str], other: tuple[int | str, int | str]
+) -> tuple[int | str, int | str] | None:
+    """The range of what is in both; None where symbolic sizes do not tell."""
+    if one == other:
+        return one
+    lows = [low for low, _ in (one, other) if isinstance(low, int)]
+    highs = [high for _, high in (one, other) if isinstance(high, int)]
+    return (max(lows), min(highs)) if len(lows) == len(highs) == 2 else None
 
 
 def indexes_by_data(graph: torch.fx.Graph) -> bool:
@@ -253,22 +290,30 @@ def indexes_by_data(graph: torch.fx.Graph) -> bool:
     return any(index is None or not is_made_here(index) for index in indices)
 
 
-def _indices(node: torch.fx.Node) -> list[tuple[Any, int, int]]:
-    """(index, low, high) of what a node indexes by; an index of None where that is not known."""
+def _indices(node: torch.fx.Node) -> list[tuple[Any, Any, Any]]:
+    """(index, low, high) of what a node indexes by; an index of None where that is not known.
+
+    Bounds are numbers, or symbolic ones.
+    """
     name = operator_name(node)
     args: Any = node.args
     if name in _ALONG_A_DIMENSION:
         tensor, dimension, index = (args[position] for position in _ALONG_A_DIMENSION[name])
         sizes = tensor.meta["val"].shape
-        return [(index, 0, int(sizes[dimension]) if sizes else 1)]
+        return [(index, 0, sizes[dimension] if sizes else 1)]
     if name == "aten::embedding":
-        return [(args[1], 0, int(args[0].meta["val"].shape[0]))]
+        return [(args[1], 0, args[0].meta["val"].shape[0])]
     if name == "aten::embedding_dense_backward":
-        return [(args[1], 0, int(args[2]))]
+        return [(args[1], 0, _value(args[2]))]
     if name in ("aten::index", "aten::index_put"):
         sizes = args[0].meta["val"].shape
-        pairs = [(index, int(size)) for index, size in zip(args[1], sizes, strict=False)]
+        pairs = list(zip(args[1], sizes, strict=False))
         if any(i is not None and i.meta["val"].dtype == torch.bool for i, _ in pairs):
             return [(None, 0, 0)]
         return [(index, -size, size) for index, size in pairs if index is not None]
     return [(None, 0, 0)] if name in _OTHER_INDEXING else []
+
+
+def _value(argument: Any) -> Any:
+    """A number among a node's arguments, which may be another node."""
+    return argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument

@@ -172,6 +172,10 @@ class Job:
         measured = entry.get("facts", {}).get("measured")
         return entry["kind"] == "native" and measured == str(self.description.get("again"))
 
+    def _improves(self, call: Call) -> bool:
+        """Whether the kernel may be what `vector_math` makes of Inductor's text."""
+        return False
+
     def _lower(
         self, call: Call, natives: Sequence[Native], tools: Tools, name: str, *, allow_bare: bool
     ) -> Lowered:
@@ -186,6 +190,7 @@ class Job:
                 allow_bare=allow_bare,
                 graph=self._graph,
                 ranges=self._ranges,
+                improves=self._improves(call),
             )
         self.clock.add({f"compile.{step}": value for step, value in lowered.seconds.items()})
         return lowered

@@ -47,14 +47,17 @@ class Output:
 
 @dataclass(frozen=True)
 class IndexRange:
-    """What the values of an integer input must be: from ``low`` up to, not including, ``high``."""
+    """What the values of an integer input must be: from ``low`` up to, not including, ``high``.
+
+    Sizes, strides and bounds are numbers, or C++ text in which symbolic sizes stand.
+    """
 
     input: int
     dtype: str  # "int64", as in Output
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    low: int
-    high: int
+    sizes: tuple[int | str, ...]
+    strides: tuple[int | str, ...]
+    low: int | str
+    high: int | str
 
     def text(self) -> str:
         """Statements that return 2 where a value is not."""
@@ -62,7 +65,7 @@ class IndexRange:
             f"  for (std::int64_t i{n} = 0; i{n} < {size}; ++i{n})\n"
             for n, size in enumerate(self.sizes)
         )
-        place = " + ".join([f"i{n} * {s}" for n, s in enumerate(self.strides)] or ["0"])
+        place = " + ".join([f"i{n} * ({s})" for n, s in enumerate(self.strides)] or ["0"])
         return (
             f"{loops}  {{\n"
             f"    const std::int64_t index = "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _compat, prove, timing
 from .calls import Call
@@ -17,11 +17,16 @@ from .compile import Lowered, Tools, build_graph, example_inputs
 from .family_job import FamilyJob
 from .generated_text import admit, read_generated_text
 from .job import Built, Outcome
+from .launch_plan import InputCheck
 from .ordinary_operands import ordinary_inputs
 from .shape_family import ShapeFamily, elements_of, proof_values, sizes_text, timing_values
 from .shape_plan import ShapePlan, Symbols, read_shape_plan
 from .toolchain import pick_isa
+from .vector_math import improved
 from .wrapper_text import NotUnderstood
+
+if TYPE_CHECKING:
+    import torch.fx
 
 # Elements of the largest tensor of the calls that a kernel is timed on, beside the request's own.
 TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20)
@@ -34,7 +39,7 @@ class ShapeJob(FamilyJob):
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         super().__init__(request, core)
         self._family: ShapeFamily | None = None
-        self._numerics = "bitwise"
+        self._strides: dict[tuple[int, ...], list[list[int]]] = {}  # native's, by symbols' values
 
     def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
         store = self._enter(find_store)
@@ -45,41 +50,50 @@ class ShapeJob(FamilyJob):
         if family.call.written:
             raise CompileRefused("operators that write have kernels for exact sizes only")
         self._register()
-        with family.call.state.applied():
-            with self.clock.step("native"):
-                natives = prove.native_answers(family.call)
-            with self.clock.step("compile"):
-                self.lowered = self._lower_shapes(
-                    family, len(natives[0].outputs), find_tools(store)
-                )
+        with family.call.state.applied(), self.clock.step("compile"):
+            self.lowered = self._lower_shapes(family, find_tools(store))
         self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
 
-    def _lower_shapes(self, family: ShapeFamily, num_returns: int, tools: Tools) -> Lowered:
+    def _symbolic_graph(
+        self, family: ShapeFamily, fakes: Sequence[torch.Tensor], names: Sequence[str]
+    ) -> torch.fx.GraphModule:
+        """The graph for ``fakes``, whose sizes are the symbols ``names`` where they are open."""
+        natives = prove.native_answers(family.call)
+        return build_graph(family.symbolic(), len(natives[0].outputs), family.tied_sizes)
+
+    def _member(self, family: ShapeFamily, values: Sequence[int]) -> Call:
+        """The call of the family whose symbols have these values."""
+        return family.member(values)
+
+    def _lower_shapes(self, family: ShapeFamily, tools: Tools) -> Lowered:
         """Inductor's text for symbolic sizes, as a plan. Raises CompileRefused."""
         assert self._directory is not None
         begin = time.process_time()
-        call = family.symbolic()
         fakes, environment = _compat.symbolic_tensors(
             example_inputs(family.call), frozenset(family.symbols)
         )
         sizes = tuple(tuple(_compat.size_text(n) for n in fake.size()) for fake in fakes)
         names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
-        graph = build_graph(call, num_returns, family.tied_sizes)
+        graph = self._symbolic_graph(family, fakes, names)
         directory = self._directory / "shapes"
         directory.mkdir()
         texts: list[tuple[str, str]] = []
         tools.read_texts(graph, tuple(fakes), directory, lambda *both: texts.append(both))
         if not texts:
             raise CompileRefused("nothing was generated")
-        text = read_generated_text(*texts[-1])
-        admit(text, call)
+        wrapper, kernel = texts[-1]
+        text = read_generated_text(wrapper, kernel)
+        admit(text, family.call, checked=bool(self._ranges))
+        better = improved(kernel) if self._improves(family.call) else kernel
         try:
             guards = _compat.assumptions(environment, names)
             symbols = Symbols(names, sizes, tuple(guards))
-            plan = self._read_plan(*texts[-1], family, symbols)
+            plan = self._read_plan(wrapper, better, family, symbols)
+            exact = None if better == kernel else self._read_plan(wrapper, kernel, family, symbols)
         except (NotUnderstood, ValueError) as error:
             raise CompileRefused(f"no kernel with symbolic sizes: {error}") from error
-        return Lowered(text, plan, None, "", {"lower": round(time.process_time() - begin, 4)})
+        seconds = {"lower": round(time.process_time() - begin, 4)}
+        return Lowered(text, plan, None, "", seconds, exact)
 
     def _read_plan(
         self, wrapper: str, kernel: str, family: ShapeFamily, symbols: Symbols
@@ -87,16 +101,23 @@ class ShapeJob(FamilyJob):
         native = [(family.values, self._native_strides(family, family.values))]
         plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native)
         if not plan.admits(family.values):
-            raise NotUnderstood("guards that the call itself does not meet")
+            raise NotUnderstood(
+                f"guards that the call itself does not meet: {'; '.join(plan.guards)[:300]}"
+            )
         # Strides that hold for the call alone may be a coincidence.
         others = proof_values(family, plan.admits, self._vector_lengths(family))
         native += [(values, self._native_strides(family, values)) for values in others[1:6]]
         plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native)
-        return plan.with_checks(ordinary_inputs(family.call, symbols.inputs))
+        checks: list[InputCheck] = [*self._ranges]
+        return plan.with_checks([*checks, *ordinary_inputs(family.call, symbols.inputs)])
 
     def _native_strides(self, family: ShapeFamily, values: Sequence[int]) -> list[list[int]]:
-        member = family.member(values)
-        return [list(o.stride()) for o in prove.native_answers(member)[0].outputs]
+        known = self._strides.get(tuple(values))
+        if known is None:
+            member = self._member(family, values)
+            known = [list(o.stride()) for o in prove.native_answers(member)[0].outputs]
+            self._strides[tuple(values)] = known
+        return known
 
     def _vector_lengths(self, family: ShapeFamily) -> list[int]:
         isa = pick_isa(self._core.host_cpu_features()).name
@@ -114,7 +135,7 @@ class ShapeJob(FamilyJob):
             proved = proof_values(family, plan.admits, self._vector_lengths(family))
             for values in proved:
                 where = f"sizes {sizes_text(values)}"
-                member, plan_text = family.member(values), kernel.launch_plan
+                member, plan_text = self._member(family, values), kernel.launch_plan
                 others = len(proved) - 1
                 self._prove_member(member, self._library, plan_text, outcome, where, others)
             choice = self._choose(family, plan, outcome)
@@ -136,7 +157,8 @@ class ShapeJob(FamilyJob):
         lines = []
         timed = timing_values(family, plan.admits, () if always else TIMED_ELEMENTS)
         for values in timed:
-            elements, measured = self._time_member(family.member(values), outcome.kernel)
+            member = self._member(family, values)
+            elements, measured = self._time_member(member, outcome.kernel)
             faster, reason = timing.decide(measured, margin)
             if outcome.timing is None:
                 outcome.timing = measured

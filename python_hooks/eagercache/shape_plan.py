@@ -192,7 +192,9 @@ def evaluate(text: str, values: Mapping[str, int]) -> int | None:
     python = re.sub(r"static_cast<int64_t>", "", python)
     for name in _FUNCTIONS:
         python = python.replace(name, name.replace("::", "_"))
-    python = python.replace("&&", " and ").replace("||", " or ")
+    # Of truth values; a comparison binds closer in C++ than a single sign, too.
+    python = re.sub(r"&&?", " and ", python)
+    python = re.sub(r"\|\|?", " or ", python)
     try:
         return _value(ast.parse(python.strip(), mode="eval").body, values)
     except (SyntaxError, KeyError, TypeError, ZeroDivisionError):

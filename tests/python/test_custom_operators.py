@@ -304,6 +304,48 @@ report(same=same, forward=forward, backward=backward, inside=inside)
     assert (result["forward"], result["backward"], result["inside"]) == (1, 1, 0)
 
 
+def test_kernels_whose_bits_matter_call_what_native_calls(cache: Path) -> None:
+    result = run_program(
+        """
+import torch, eagercache
+from torch import Tensor
+torch.manual_seed(0)
+@eagercache.op("demo::counted", autograd=False)
+def counted(x: Tensor) -> Tensor:
+    return (torch.sigmoid(x) * 2**24).to(torch.int32)  # the last bit of a sigmoid shows
+@eagercache.op("demo::doubled", autograd=False)
+def doubled(x: Tensor) -> Tensor:
+    return torch.sigmoid(x) * 2
+x = torch.randn(64, 64)
+equal = []
+def call(f):
+    f(x)
+    equal.append(torch.equal(f(x), f.function(x)))
+with eagercache.enable((), on_miss="wait", choose="always"):
+    call(counted)
+    call(doubled)
+    torch.use_deterministic_algorithms(True)
+    call(doubled)
+    stats = eagercache.stats()
+    numerics = sorted([k.op, k.facts.get("numerics", "")] for k in eagercache.kernels())
+report(equal=equal, numerics=numerics, failures=stats.failures,
+       hits={name: row.hits for name, row in stats.operators.items()})
+""",
+        cache,
+        timeout=400,
+        fills=True,
+    )
+    # Its own kernel of each: inlined functions failed the proof of the first one.
+    assert result["numerics"] == [
+        ["demo::counted", "bitwise"],
+        ["demo::doubled", "accurate"],
+        ["demo::doubled", "bitwise"],
+    ]
+    assert result["equal"][0] and not result["equal"][1] and result["equal"][2]
+    assert result["failures"] == 0
+    assert (result["hits"]["demo::counted"], result["hits"]["demo::doubled"]) == (1, 2)
+
+
 def test_the_function_answers_under_transforms(
     with_operators: Callable[..., dict[str, Any]],
 ) -> None:
