@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from eagercache.numerics import HALF
 from eagercache.prove import ProofFailed, Tolerance, compare_with_reference, same_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -34,18 +35,27 @@ class Wider:
     """How to compute the answers anew from other arguments, and what they are given.
 
     Attributes:
-        compute: native's answers for arguments of the shape of ``arguments``.
+        narrow: native's answers for arguments of the shape of ``arguments``.
         pointwise: no element of an answer is made of several elements of an argument.
         channels: for an operator that accumulates over all of its first argument but one dimension,
             that one's size.
         composed: several operators make the answer; a rounding on the way may grow.
     """
 
-    compute: Compute
+    narrow: Compute
     arguments: Any
     pointwise: bool
     composed: bool = False
     channels: int = 0
+
+    def compute(self, arguments: Any) -> Sequence[torch.Tensor]:
+        """The answers for wide arguments; functions of integers are computed in float64, too."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(_WIDER.get(before, before))
+        try:
+            return self.narrow(arguments)
+        finally:
+            torch.set_default_dtype(before)
 
 
 def widen(value: Any) -> Any:
@@ -190,10 +200,14 @@ def _excuse(
             pass
         else:
             return "ill-conditioned"
+    half = one.dtype in HALF
+    if half and not wider.composed:
+        return ""  # computed in float32 and rounded once
     worst = max((_native_error(wider, draw, index) for draw in range(DRAWS)), default=0.0)
-    allowed = Tolerance(max(tolerance.ulps, 2 * worst), tolerance.reduces, tolerance.composed)
-    if one.dtype in (torch.float16, torch.bfloat16) or not worst:
+    if not worst:
         return ""
+    least = 1.0 if half else tolerance.ulps
+    allowed = _AsNative(max(least, 2 * worst), tolerance.reduces, tolerance.composed)
     magnitude = None
     if not wider.pointwise or wider.composed:
         magnitude = _magnitudes(wider, arguments, references, wider.composed)[index]
@@ -204,7 +218,17 @@ def _excuse(
     return "few numbers"
 
 
+@dataclass(frozen=True)
+class _AsNative(Tolerance):
+    """What native errs by is known from other numbers."""
+
+    def bound(self, native_error: float, dtype: torch.dtype) -> float:
+        """As given."""
+        return self.ulps
+
+
 DRAWS = 12
+FEW = 64
 
 
 def _native_error(wider: Wider, draw: int, index: int) -> float:
@@ -219,7 +243,7 @@ def _native_error(wider: Wider, draw: int, index: int) -> float:
 
     other = tree_map(one, wider.arguments)
     try:
-        answer = wider.compute(other)[index]
+        answer = wider.narrow(other)[index]
         arguments = widen(other)
         references = wider.compute(arguments)
         magnitude = None
@@ -275,26 +299,39 @@ def _magnitudes(
 
 def _moves(wider: Wider, arguments: Any, references: Sequence[torch.Tensor]) -> list[float]:
     bits = min((_BITS[t.dtype] for t in _floats(wider.arguments) if t.dtype in _BITS), default=23)
-    attempts = [wider.compute(moved(arguments, wider.arguments))]
+    sizes = _changes([wider.compute(moved(arguments, wider.arguments))], references, bits)
     if wider.composed:
-        with Moving(bits):
-            attempts.append(wider.compute(arguments))
+        # Of a few numbers one draw of signs may cancel; of many it tells as much as several.
+        few = any(r.numel() < FEW for r in references)
+        within = []
+        for draw in range(DRAWS if few else 1):
+            with Moving(bits, draw):
+                within.append(wider.compute(arguments))
+        sizes = list(map(max, sizes, _changes(within, references, bits)))
+    return sizes
+
+
+def _changes(
+    draws: Sequence[Sequence[torch.Tensor]], references: Sequence[torch.Tensor], bits: int
+) -> list[float]:
+    """For each answer how large the numbers are whose last place the draws move it by."""
     sizes = [0.0] * len(references)
-    for answers in attempts:
-        for index, (answer, reference) in enumerate(zip(answers, references, strict=True)):
-            if reference.is_floating_point() and answer.size() == reference.size():
-                change = _root_mean_square((answer - reference).detach()) * 2.0**bits
-                sizes[index] = max(sizes[index], change if math.isfinite(change) else 0.0)
+    for index, reference in enumerate(references):
+        answers = [draw[index] for draw in draws]
+        if reference.is_floating_point() and all(a.size() == reference.size() for a in answers):
+            changes = torch.stack([(answer - reference).detach() for answer in answers])
+            size = _root_mean_square(changes) * 2.0**bits
+            sizes[index] = size if math.isfinite(size) else 0.0
     return sizes
 
 
 class Moving(TorchDispatchMode):
     """Moves every floating-point result of an operator by the last of ``bits`` binary places."""
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, draw: int = 0) -> None:
         super().__init__()
         self._unit = 2.0**-bits
-        self._generator = torch.Generator().manual_seed(2)
+        self._generator = torch.Generator().manual_seed(2 + draw)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,12 +19,12 @@ import pytest
 import torch
 from conformance import runner, summary, units
 from conformance.judge import compare, observe
-from conformance.reference import Wider, differences
+from conformance.reference import Wider, _moves, differences
 from conformance.runner import State
 from conftest import PACKAGE_ROOT, clean_environment
 
 TESTS = Path(__file__).resolve().parent.parent
-OPERATORS = "roll,amax,cumsum,where,index_select,softmax,nan_to_num,masked_fill"
+OPERATORS = "roll,amax,where,index_select,softmax"  # one of each kind of risk
 # Only of these: to count the samples of the whole database takes minutes.
 CHOSEN = (
     *("--ops", OPERATORS, "--dtypes", "float32", "--stages", "first,forms", "--samples", "1"),
@@ -66,7 +67,7 @@ def test_operators_of_most_risk_equal_native(
     said = (folder / "results.jsonl").read_text()
     assert (totals["disagreements"], totals["crashes"]) == (0, 0), said
     assert totals["operators_done"] == len(OPERATORS.split(","))
-    assert totals["compiled_hits"] > 100
+    assert totals["compiled_hits"] > 80
     assert totals["overloads_hit"] > 15
 
 
@@ -311,6 +312,42 @@ def test_terms_without_an_answer_for_their_absolute_values_count_by_the_rest() -
     assert differences([good], [off], wider) == []
     off[2] += 2e-4
     assert differences([good], [off], wider)
+
+
+def test_functions_of_integers_have_a_wider_reference() -> None:
+    x = torch.arange(-9, 10)
+    wider = Wider(lambda a: [torch.special.log_ndtr(a)], x, pointwise=True)
+    right = torch.special.log_ndtr(x.double()).float()  # native is off by 12 ulp at 7
+    assert differences([torch.special.log_ndtr(x)], [right], wider) == []
+    assert differences([right], [right * (1 + 2**-15)], wider)
+
+
+def test_of_one_number_every_draw_of_roundings_counts() -> None:
+    def rest(a: torch.Tensor) -> list[torch.Tensor]:
+        return [a.exp() - a.log1p() - a.cosh()]
+
+    x = torch.tensor([0.75])
+    wider = Wider(rest, x, pointwise=True, composed=True)
+    terms = [float(torch.exp(x)), float(torch.log1p(x)), float(torch.cosh(x))]
+    root = math.sqrt(sum(term**2 for term in terms))
+    (reference,) = wider.compute(x.double())
+    (size,) = _moves(wider, x.double(), [reference])
+    # The last place of the terms, not what two of them happen to leave of it.
+    assert 0.7 * root < size < 1.5 * root
+
+
+def test_steps_in_half_precision_may_round_as_natives_do_and_no_more() -> None:
+    x = torch.linspace(0.5, 8.0, 16).bfloat16()
+
+    def cubed(a: torch.Tensor) -> list[torch.Tensor]:
+        return [a.rsqrt().pow(3) * -0.5]
+
+    wider = Wider(cubed, x, pointwise=False, composed=True)
+    notes: list[str] = []
+    (good,) = cubed(x)
+    once = x.float().rsqrt().bfloat16().float().pow(3).bfloat16() * -0.5
+    assert differences([good], [once], wider, notes) == []
+    assert differences([good], [good * 1.05], wider)
 
 
 def test_inputs_that_only_other_numbers_change_are_compared_too() -> None:
