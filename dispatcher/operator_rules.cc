@@ -68,6 +68,7 @@ constexpr auto kRules = std::to_array<Row>({
     {"aten::segment_reduce", RuleKind::kTrustedPositions},
     {"aten::_segment_reduce_backward", RuleKind::kTrustedPositions},
     {"aten::_embedding_bag_backward", RuleKind::kTrustedPositions},
+    {"aten::_embedding_bag_per_sample_weights_backward", RuleKind::kTrustedPositions},
 });
 
 constexpr std::string_view reason_of(RuleKind kind) {

@@ -305,6 +305,7 @@ def prepare_inductor() -> None:
 
     _compute_as_cpu_does()
     _keep_infinite_means()
+    _keep_small_numbers()
 
 
 def _compute_as_cpu_does() -> None:
@@ -333,29 +334,60 @@ def _on_cpu(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     return decompose
 
 
+@functools.cache
 def _keep_infinite_means() -> None:
-    """Has kernels on CPU sum where Inductor's running mean (Welford's) has no answer.
+    """Has kernels on CPU sum where Inductor's running mean (Welford's) has no answer, only there.
 
     Beside an infinity that is NaN, unless the infinity is the last number in an order of the
     kernel's own; native's order is another one, and where it keeps the infinity so must a kernel.
+    A sum's mean, which Inductor takes for short rows, is further off than native's running one by
+    what the row's numbers are larger than their differences.
     """
     import torch
     from torch._inductor import lowering
 
     aten = torch.ops.aten
-    original = lowering.var_mean_welford_
+    running, summing = lowering.var_mean_welford_, lowering.var_mean_sum_
 
-    @functools.wraps(original)
     def lower(x: Any, axis: Any, *, keepdim: bool, return_mean: bool, **others: Any) -> Any:
-        results = original(x, axis, keepdim=keepdim, return_mean=return_mean, **others)
+        results = running(x, axis, keepdim=keepdim, return_mean=return_mean, **others)
         if not return_mean or x.get_device().type != "cpu":
             return results
         variance, mean = results
         summed = lowering.mean(x, axis, keepdim)
-        no_answer = lowering.lowerings[aten.isnan.default](mean)
+        no_answer = lowering.lowerings[aten.ne.Tensor](mean, mean)
         return variance, lowering.lowerings[aten.where.self](no_answer, summed, mean)
 
-    lowering.var_mean_welford_ = lower
+    def lower_short(x: Any, axis: Any, *, return_mean: bool, **others: Any) -> Any:
+        on_cpu = return_mean and x.get_device().type == "cpu"
+        return (lower if on_cpu else summing)(x, axis, return_mean=return_mean, **others)
+
+    lowering.var_mean_welford_, lowering.var_mean_sum_ = lower, lower_short
+
+
+@functools.cache
+def _keep_small_numbers() -> None:
+    """Has kernels on CPU give a small number as its own tanh.
+
+    It is, but for less than half of the last place; the vector function is off by one place there.
+    """
+    import torch
+    from torch._inductor import lowering
+
+    aten = torch.ops.aten
+    table = lowering.lowerings
+    original = table[aten.tanh.default]
+
+    @functools.wraps(original)
+    def lower(x: Any) -> Any:
+        if x.get_device().type != "cpu" or not x.get_dtype().is_floating_point:
+            return original(x)
+        small = table[aten.lt.Scalar](table[aten.abs.default](x), 2.0**-13)
+        return table[aten.where.self](small, x, original(x))
+
+    for op in (aten.tanh, aten.tanh.default):
+        if op in table:
+            table[op] = lower
 
 
 def graph_fields(wrapper: str) -> tuple[int, int, int]:

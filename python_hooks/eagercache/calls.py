@@ -469,6 +469,7 @@ FILLS = (
     "zeros",
     "wide",
     "cancelling",
+    "negative_zeros",
 )
 
 
@@ -493,7 +494,7 @@ def _fill_flat(
     """``count`` elements in memory order; overlapping tensors see some of them twice."""
     if fill == "ones":
         return torch.ones(count, dtype=dtype, device=generator.device)
-    if fill == "zeros" and not (dtype.is_floating_point or dtype.is_complex):
+    if fill in ("zeros", "negative_zeros") and not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(count, dtype=dtype, device=generator.device)
     if dtype == torch.bool:
         return torch.randint(
@@ -514,6 +515,8 @@ def _fill_floats(
     if fill in ("unit", "wide"):
         part = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
         return (part if fill == "unit" else 32 * part - 16).to(dtype)
+    if fill == "negative_zeros":
+        return torch.full((count,), -0.0, dtype=dtype, device=generator.device)
     if fill == "zeros":
         signs = torch.randint(0, 2, (count,), generator=generator, device=generator.device)
         return torch.where(signs > 0, 0.0, -0.0).to(dtype)

@@ -27,6 +27,7 @@ from .container import BuildCommands
 from .foreach import each_alone
 from .generated_text import GeneratedText, admit, read_generated_text
 from .launch_plan import IndexRange, LaunchPlan, read_launch_plan
+from .numerics import in_double
 from .ordinary_operands import looked_at, ordinary_inputs
 from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
@@ -74,6 +75,17 @@ def build_graph(
         if parts is not None:
             graph.output(tuple(parts) if call.fresh else ())
             return torch.fx.GraphModule(torch.nn.Module(), graph)
+    if in_double(call):
+        wide = graph.call_function(torch.ops.aten._to_copy.default, (args[0],), _DOUBLE)
+        node = graph.call_function(call.op, (wide, *args[1:]), kwargs)
+        made = [node]
+        if len(call.op._schema.returns) > 1:
+            made = [graph.call_function(operator.getitem, (node, i)) for i in (0, 1)]
+        to = {"dtype": call.tensors[0].dtype}
+        graph.output(
+            tuple(graph.call_function(torch.ops.aten._to_copy.default, (m,), to) for m in made)
+        )
+        return torch.fx.GraphModule(torch.nn.Module(), graph)
     node = graph.call_function(_marked_form(call), tuple(args), kwargs)
     returns = call.op._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
@@ -82,6 +94,9 @@ def build_graph(
         wanted = call.fresh if len(returns) > 1 else range(num_returns if call.fresh else 0)
         graph.output(tuple(graph.call_function(operator.getitem, (node, i)) for i in wanted))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+_DOUBLE = {"dtype": torch.float64}
 
 
 def _marked_form(call: Call) -> torch._ops.OpOverload:

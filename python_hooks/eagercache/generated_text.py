@@ -22,7 +22,7 @@ class GeneratedText:
     uses_proxy_executor: bool
     checks_values: bool
     reduces: bool  # some kernel accumulates over elements
-    approximates: bool  # some kernel calls functions of which there are several implementations
+    approximates: bool  # last bits depend on how functions are made and roundings follow
 
 
 # Functions of AOTInductor's C interface that are not operators.
@@ -42,6 +42,8 @@ _APPROXIMATION = re.compile(
     r"|fexp_u20|log|log2|log10|log1p|pow|erf|erfc|erfinv|lgamma|digamma|polygamma|i0|i0e|i1|i1e"
     r"|zeta|igammac?|hypot|sigmoid)\("
 )
+_STEP = re.compile(r"\btmp\d+ [-+*/] tmp\d+\b|\bfma\(|\bfmadd\(")
+_BODY = re.compile(r"\bC10_(?:UN)?LIKELY\(|\bfor\s*\(")
 _VALUE_CHECK = re.compile(r"\b(AOTI_TORCH_CHECK|TORCH_CHECK\w*|AOTI_RUNTIME_CHECK)\s*\(")
 
 
@@ -64,8 +66,13 @@ def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
         checks_values=_VALUE_CHECK.search(kernel) is not None
         or _VALUE_CHECK.search(body) is not None,
         reduces=_ACCUMULATOR.search(kernel) is not None,
-        approximates=_APPROXIMATION.search(kernel) is not None,
+        approximates=_APPROXIMATION.search(kernel) is not None or _rounds_twice(kernel),
     )
+
+
+def _rounds_twice(kernel: str) -> bool:
+    """Whether a number may be rounded more than once: native may contract other steps than we."""
+    return any(len(_STEP.findall(body)) > 1 for body in _BODY.split(kernel))
 
 
 def admit(text: GeneratedText, call: Call, *, checked: bool = False) -> None:

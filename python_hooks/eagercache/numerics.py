@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from .calls import Call
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -137,3 +141,19 @@ def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     exponents = torch.frexp(values).exponent.to(torch.int64) - 1
     exponents = exponents.clamp(min=smallest) - bits
     return torch.ldexp(torch.ones_like(values), exponents)
+
+
+# Native accumulates these in double, and a float32 loop over a few numbers is off by places.
+_IN_DOUBLE = frozenset({"var", "std", "var_mean", "std_mean"})
+
+
+def in_double(call: Call) -> bool:
+    """Whether the operator's kernel accumulates in float64, too, and is rounded at its end."""
+    base = call.name.removeprefix("aten::").partition(".")[0]
+    spec = call.tensors[0] if call.tensors else None
+    return (
+        base in _IN_DOUBLE
+        and spec is not None
+        and (spec.dtype, spec.device) == (torch.float32, "cpu")
+        and not call.written
+    )

@@ -22,6 +22,7 @@ from .numerics import (
     ProofFailed,
     Tolerance,
     compare_with_reference,
+    in_double,
     same_bits,
     same_bytes,
 )
@@ -302,7 +303,7 @@ def prove(
     reduces = reduces or accumulates(call)
     tolerance = tolerance_of(call, natives[0].outputs, reduces, composed)
     numerics = "bitwise"
-    if (reduces or approximates) and _rounding_hides_bits(natives[0]):
+    if in_double(call) or ((reduces or approximates) and _rounding_hides_bits(natives[0])):
         if _must_be_bitwise(call):
             rounded = "sum" if reduces else "function"
             raise NotBitwise(f"bitwise by luck at best: a rounded {rounded}, {_WRITES}")

@@ -70,6 +70,16 @@ def test_text_that_is_no_kernel_for_us_is_refused(
         admit(facts, Call(ABS))
 
 
+@pytest.mark.once
+def test_steps_that_may_be_rounded_otherwise_are_seen() -> None:
+    one = "for (;;) { if (C10_LIKELY(a)) { auto tmp2 = tmp0 * tmp1; } if (C10_UNLIKELY(a)) { "
+    assert not text(kernel=one + "auto tmp2 = decltype(tmp0)(tmp0 * tmp1); } }").approximates
+    assert text(kernel=one + "auto tmp2 = tmp0 * tmp1; auto tmp4 = tmp2 + tmp3; } }").approximates
+    assert text(kernel="auto tmp1 = std::atan2(tmp0, tmp0);").approximates
+    assert text(kernel="auto tmp1 = tmp0.exp();").approximates
+    assert not text(kernel="auto tmp1 = tmp0.abs(); auto tmp2 = std::max(tmp1, tmp0);").approximates
+
+
 def test_a_kernel_beside_a_library_call_is_admitted_and_says_so() -> None:
     facts = text("aoti_torch_cpu_mm_out(a, b, c);")
     assert facts.extern_calls == ("aoti_torch_cpu_mm_out",)
