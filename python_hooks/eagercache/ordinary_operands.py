@@ -15,13 +15,11 @@ import torch
 
 from .calls import Call, Sample
 
-# By operator, without its overload, the arguments that are looked at.
+# By operator, without its overload, the arguments that are looked at. Not batch norm's: its kernels
+# must equal native bit for bit in training, and are given the mean otherwise.
 _LOOKED_AT = {
     "aten::native_layer_norm": "weight",
     "aten::native_group_norm": "weight",
-    "aten::native_batch_norm": "weight",
-    "aten::_native_batch_norm_legit": "weight",
-    "aten::_native_batch_norm_legit_functional": "weight",
 }
 
 # Bits of a number without its sign, from which on it is not ordinary: those of infinity; in the

@@ -174,7 +174,6 @@ def test_running_statistics_may_be_as_accurate_as_a_rounded_output(
         describe("native_batch_norm", tensor((8, 3, 4, 4), dtype="bfloat16"), *features,
                  boolean(True), number(0.1), number(1e-5))
     )  # fmt: skip
-    monkeypatch.setattr(prove, "is_ordinary", lambda call, sample: True)
     call.kernel = lambda *tensors: torch.native_batch_norm(*tensors, True, 0.1, 1e-5)
     proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
     assert proof.numerics == "accurate" and call.written
