@@ -154,11 +154,13 @@ class ShapeJob(FamilyJob):
         assert outcome.kernel is not None
         margin, always = float(self.request["margin"]), self.request["choose"] == "always"
         choice: dict[int, bool] = {}
-        lines = []
+        lines: list[str] = []
         timed = timing_values(family, plan.admits, () if always else TIMED_ELEMENTS)
         for values in timed:
             member = self._member(family, values)
-            elements, measured = self._time_member(member, outcome.kernel)
+            # Of other sizes than the call's own it only counts who wins.
+            edge = 1.0 - margin if lines else None
+            elements, measured = self._time_member(member, outcome.kernel, edge)
             faster, reason = timing.decide(measured, margin)
             if outcome.timing is None:
                 outcome.timing = measured
@@ -170,7 +172,9 @@ class ShapeJob(FamilyJob):
             outcome.reason = "slower"
         return sorted(choice.items())
 
-    def _time_member(self, member: Call, kernel: Built) -> tuple[int, timing.Timing]:
+    def _time_member(
+        self, member: Call, kernel: Built, edge: float | None
+    ) -> tuple[int, timing.Timing]:
         """(elements of the call, its timing). The probe, of which a thread has one, ends here."""
         sample = member.sample("unit", prove.SEED)
         probe = self._probe()
@@ -178,4 +182,4 @@ class ShapeJob(FamilyJob):
         probe.load(str(self._library), kernel.launch_plan)
         elements = elements_of(member, member.invoke(sample.clone().values))
         with timing.machine_to_itself(), self.clock.step("time"):
-            return elements, timing.time_call(probe)
+            return elements, timing.time_call(probe, edge)

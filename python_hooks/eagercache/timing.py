@@ -113,12 +113,12 @@ def time_on_each(probe: Probe, data: Iterable[Callable[[], None]], margin: float
 
     Each of ``data`` has the probe hold the call on other data: what native takes may depend on it
     (MKL's logarithm of a negative number takes a hundred times as long as that of a positive one).
-    The first is timed in full, the others until it is seen that the kernel wins there too.
+    The first is timed in full, the others until it is seen who wins there.
     """
     first: Timing | None = None
     for put in data:
         put()
-        found = time_call(probe, 0.0 if first is None else 1.0 - margin)
+        found = time_call(probe, None if first is None else 1.0 - margin)
         if not decide(found, margin)[0]:
             return found
         first = first or found
@@ -126,11 +126,11 @@ def time_on_each(probe: Probe, data: Iterable[Callable[[], None]], margin: float
     return first
 
 
-def time_call(probe: Probe, enough: float = 0.0) -> Timing:
+def time_call(probe: Probe, edge: float | None = None) -> Timing:
     """Times both sides in alternating pairs until the budget ends or the interval is narrow.
 
-    Also until the ratio is seen to be at most ``enough``. Only quiet pairs count (see
-    `quiet_pairs`); while there are too few of them the budget is stretched, up to
+    Given an ``edge``, also until the ratio is seen to be on one side of it. Only quiet pairs
+    count (see `quiet_pairs`); while there are too few of them the budget is stretched, up to
     `NOISY_TIME_BUDGET`.
     """
     start = time.monotonic()
@@ -149,7 +149,7 @@ def time_call(probe: Probe, enough: float = 0.0) -> Timing:
             break
         if len(quiet) >= 3 * _MINIMUM_PAIRS and high - low < 0.01:
             break
-        if high <= enough:
+        if edge is not None and (high <= edge or low > edge) and len(quiet) >= _MINIMUM_PAIRS:
             break
     low, high = _ratio_interval(quiet)
     return Timing(

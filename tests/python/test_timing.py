@@ -73,6 +73,17 @@ def test_other_data_is_timed_no_longer_than_it_takes() -> None:
     assert found.pairs == first - 4, "what is kept is the first data's timing"
 
 
+@pytest.mark.parametrize("kernel", [50_000.0, 200_000.0])
+def test_who_wins_is_seen_sooner_than_by_how_much(kernel: float) -> None:
+    def wandering(i: int) -> float:
+        return kernel * (1.0 + 0.1 * math.sin(i))
+
+    quick, full = Clock(100_000.0, wandering), Clock(100_000.0, wandering)
+    found = timing.time_call(quick, edge=0.97)
+    assert timing.decide(found, 0.03) == timing.decide(timing.time_call(full), 0.03)
+    assert found.pairs == 9 and quick.count < full.count
+
+
 def test_what_the_caller_pays_for_boxing_is_counted() -> None:
     found = timing.time_call(Clock(400.0, lambda i: 300.0))
     assert found.native_ns == 400.0 - timing.BOXING_ON_NATIVE_NS
