@@ -172,9 +172,9 @@ TEST(Eligibility, CompositeOperatorsAreNamedAsSuch) {
 }
 
 TEST(Eligibility, IntegerDivisionIsEligibleAndMarked) {
-  for (const char* name : {"aten::remainder.Tensor", "aten::floor_divide", "aten::fmod.Tensor",
-                           "aten::div.Tensor_mode", "aten::div.Tensor", "aten::div_.Tensor_mode",
-                           "aten::_foreach_div_.List"}) {
+  for (const char* name :
+       {"aten::remainder.Tensor", "aten::floor_divide", "aten::div.Tensor_mode", "aten::div.Tensor",
+        "aten::div_.Tensor_mode", "aten::_foreach_div_.List"}) {
     const Eligibility result = on_cpu(name);
     EXPECT_TRUE(result.eligible) << name << ": " << result.reason;
     EXPECT_TRUE(result.plan.aside_if_integral) << name;
