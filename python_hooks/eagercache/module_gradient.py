@@ -40,7 +40,7 @@ def eager_gradients(
             "eagercache: a module was changed between its call and a backward that has to run its "
             "forward again"
         )
-    with _state(autocast), _buffers_kept(module), _forward_of(module):
+    with _state(autocast), _buffers_kept(module), forwards_alone():
         answer = module(*args, **kwargs)
     pairs = [
         (output, grad)
@@ -102,7 +102,7 @@ def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _forward_of(module: torch.nn.Module) -> Iterator[None]:
+def forwards_alone() -> Iterator[None]:
     """Calls in the block are answered by forwards alone, on this thread."""
     assert core is not None
     core.modules_step_aside(True)

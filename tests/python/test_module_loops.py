@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import training_zoo
+from eagercache.module_gradient import forwards_alone
 from eagercache.module_identity import identify
 from eagercache.module_transfer import NotTransferable, pack, unpack
 from eagercache.modules import explain_module, manager
@@ -28,7 +29,6 @@ from training_checks import (
     assert_same_gradients,
     assert_same_state,
     eager,
-    forwards_alone,
     leaf,
     pair,
 )
@@ -189,7 +189,7 @@ dist.init_process_group("gloo")
 import eagercache
 from eagercache.modules import explain_module, manager
 from eagercache.session import session
-from training_checks import forwards_alone
+from eagercache.module_gradient import forwards_alone
 eagercache.enable(ops=(), modules="auto", on_miss="native", choose="always")
 
 name = dict(ddp="ConvNorm", unused="Attention", fsdp="Attention")[kind]

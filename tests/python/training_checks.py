@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import training_zoo
-from eagercache._load import core
 from eagercache.modules import explain_module
 from torch import nn
 
@@ -95,17 +93,6 @@ def leaves_of(answer: Any) -> list[torch.Tensor]:
 def eager(model: nn.Module, *args: Any) -> Any:
     """The answer of the module's own forward."""
     return type(model).forward(model, *args)
-
-
-@contextlib.contextmanager
-def forwards_alone() -> Iterator[None]:
-    """No kernel answers in the block."""
-    assert core is not None
-    core.modules_step_aside(True)
-    try:
-        yield
-    finally:
-        core.modules_step_aside(False)
 
 
 def leaf(x: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
