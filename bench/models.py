@@ -27,123 +27,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MODELS = (
-    "resnet50",
-    "resnet50_channels_last",
-    "vit",
-    "bert",
-    "llama_training",
-    "llama_prefill",
-    "llama_decode",
-)
+import whole_models
 
-Step = Callable[[], Any]
+MODELS = whole_models.TRAINING + whole_models.INFERENCE
 
-
-def _training(model: Any, loss_of: Callable[[Any], Any], *, amp: bool, optimizer: str) -> Step:
-    import torch
-
-    parameters = list(model.parameters())
-    if optimizer == "sgd":
-        update: Any = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-    else:
-        update = torch.optim.AdamW(parameters, lr=1e-4)
-
-    def step() -> Any:
-        update.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16, enabled=amp):
-            loss = loss_of(model)
-        loss.backward()
-        update.step()
-        return loss
-
-    return step
-
-
-def _vision(name: str, batch: int, *, channels_last: bool, optimizer: str) -> tuple[Any, Any]:
-    import torch
-    import torchvision
-
-    model: Any = getattr(torchvision.models, name)().cuda().train()
-    images = torch.randn(batch, 3, 224, 224, device="cuda")
-    if channels_last:
-        model = model.to(memory_format=torch.channels_last)
-        images = images.contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(0, 1000, (batch,), device="cuda")
-
-    def loss_of(network: Any) -> Any:
-        return torch.nn.functional.cross_entropy(network(images), labels)
-
-    return model, lambda network: _training(network, loss_of, amp=True, optimizer=optimizer)
-
-
-def _bert() -> tuple[Any, Any]:
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
-
-    model = BertForSequenceClassification(BertConfig(num_hidden_layers=6)).cuda().train()
-    tokens = torch.randint(0, 30000, (32, 256), device="cuda")
-    labels = torch.randint(0, 2, (32,), device="cuda")
-
-    def loss_of(network: Any) -> Any:
-        return network(input_ids=tokens, labels=labels).loss
-
-    return model, lambda network: _training(network, loss_of, amp=True, optimizer="adamw")
-
-
-def _llama(batch: int, length: int, layers: int, *, training: bool) -> tuple[Any, Any]:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=layers,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-        vocab_size=32000,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
-    tokens = torch.randint(0, 32000, (batch, length), device="cuda")
-    if training:
-        model.train()
-
-        def loss_of(network: Any) -> Any:
-            return network(input_ids=tokens, labels=tokens).loss
-
-        return model, lambda network: _training(network, loss_of, amp=False, optimizer="adamw")
-    model.eval()
-
-    def inference(network: Any) -> Step:
-        def step() -> Any:
-            with torch.no_grad():
-                return network(input_ids=tokens).logits
-
-        return step
-
-    return model, inference
-
-
-def make(name: str) -> tuple[Any, Callable[[Any], Step]]:
-    """(model, what makes a step of it or of its compiled form)."""
-    import torch
-
-    torch.manual_seed(0)
-    if name.startswith("resnet50"):
-        return _vision("resnet50", 64, channels_last=name.endswith("last"), optimizer="sgd")
-    if name == "vit":
-        return _vision("vit_b_16", 32, channels_last=False, optimizer="adamw")
-    if name == "bert":
-        return _bert()
-    shapes = {"llama_training": (4, 1024, 2), "llama_prefill": (1, 2048, 4),
-              "llama_decode": (4, 1, 4)}  # fmt: skip
-    batch, length, layers = shapes[name]
-    return _llama(batch, length, layers, training=name == "llama_training")
+Step = whole_models.Step
+make = whole_models.make
 
 
 def block_ms(step: Step, steps: int) -> float:

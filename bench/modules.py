@@ -52,7 +52,7 @@ BARS = {
 LLAMA = {"cpu": (256, 688, 4, 8, 1000), "cuda": (2048, 5632, 4, 16, 32000)}
 CACHED = (64, 128)  # positions in a cache: from there to there, then back
 BLOCK_SECONDS = 0.02
-LONGEST_WAIT = 240.0  # for the background to decide
+LONGEST_WAIT = 180.0  # for the background to decide
 
 
 def make_llama(device: str) -> Any:
@@ -144,17 +144,18 @@ def by_turns(sides: list[Callable[[], Any]], pairs: int, device: str) -> list[li
     return [list(times) for times in zip(*rounds, strict=True)]
 
 
-def run_until_decided(call: Callable[[], Any], device: str) -> tuple[float, float]:
-    """(seconds until nothing was left to compile, milliseconds of the slowest call)."""
+def run_until_decided(call: Callable[[], Any], device: str) -> tuple[float, list[float]]:
+    """(seconds until nothing was left to compile, milliseconds of the calls until then)."""
     import eagercache
 
-    begin, slowest, quiet = time.perf_counter(), 0.0, 0
+    begin, quiet = time.perf_counter(), 0
+    decided, taken, until = LONGEST_WAIT, [], 0
     while quiet < 30 and time.perf_counter() - begin < LONGEST_WAIT:
-        slowest = max(slowest, block_ms(call, 1, device))
+        taken.append(block_ms(call, 1, device))
         quiet = quiet + 1 if eagercache.wait(0.0) else 0
         if quiet == 1:
-            decided = time.perf_counter() - begin
-    return decided, slowest
+            decided, until = time.perf_counter() - begin, len(taken)
+    return decided, taken[: until or None]
 
 
 def two_sides(call: Callable[[], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -184,9 +185,9 @@ def measure(
     device, begin = options.device, time.perf_counter()
     eagercache.enable(ops=(), modules="auto", on_miss=options.on_miss)
     if options.on_miss == "background":
-        seconds, slowest = run_until_decided(call, device)
+        seconds, taken = run_until_decided(call, device)
     else:
-        slowest = max(block_ms(call, 1, device) for _ in range(first_calls))
+        taken = [block_ms(call, 1, device) for _ in range(first_calls)]
         seconds = time.perf_counter() - begin
     eager_ms, accelerated_ms = by_turns([*two_sides(call)], options.pairs, device)
     ratios = sorted(e / a for e, a in zip(eager_ms, accelerated_ms, strict=True))
@@ -197,9 +198,25 @@ def measure(
         "low": ratios[len(ratios) // 10],
         "high": ratios[-1 - len(ratios) // 10],
         "seconds": seconds,
-        "slowest": slowest,
+        "slowest": max(taken),
+        "meanwhile_ms": sum(taken),
+        "meanwhile_calls": len(taken),
         "compiles": eagercache.stats().compiles,
+        "steps": compile_steps(),
     }
+
+
+def compile_steps() -> list[dict[str, float]]:
+    """Seconds by step of what was compiled, whole modules alone; the least facts that say why."""
+    from eagercache.session import session
+
+    rows = []
+    for entry in session.store.entries() if session.store is not None else ():
+        facts = entry["facts"]
+        steps = {name: facts[name] for name in facts if name.startswith("seconds_module.wall.")}
+        if steps:
+            rows.append({name.rpartition(".")[2]: float(value) for name, value in steps.items()})
+    return rows
 
 
 def run_compiled(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -346,11 +363,16 @@ def run_child(options: argparse.Namespace, run_model: Run, run_compiled: Run) ->
 
 
 def measure_models(
-    script: str, models: str, options: argparse.Namespace, *, compiles: bool, **settings: str
+    script: str,
+    models: str,
+    options: argparse.Namespace,
+    *more: str,
+    compiles: bool,
+    **settings: str,
 ) -> list[Row]:
     """Each model in fresh processes of ``script`` over one store; prints what they say.
 
-    ``compiles``: with torch.compile in a third process.
+    ``compiles``: with torch.compile in a third process. ``more``: options that these get, too.
     """
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as store:
@@ -358,13 +380,15 @@ def measure_models(
 
         def in_process(name: str, on_miss: str) -> dict[str, Any]:
             wanted = ["--run", name, "--on-miss", on_miss, "--device", options.device]
-            wanted += ["--threads", str(options.threads), "--pairs", str(options.pairs)]
+            wanted += ["--threads", str(options.threads), "--pairs", str(options.pairs), *more]
             result: dict[str, Any] = frame.in_process(script, *wanted, **settings)
             return result
 
         for name in models.split(","):
             first = in_process(name, "wait" if options.device == "cpu" else "background")
             print(f"{name}: x{first['ratio']:.2f}", *first["lines"][:16], sep="\n  ", flush=True)
+            for steps in first["steps"]:
+                print("  seconds by step:", ", ".join(f"{k} {v:.1f}" for k, v in steps.items()))
             second = in_process(name, "native")
             print(
                 f"second process: x{second['ratio']:.2f} "

@@ -137,9 +137,13 @@ def aot_graph_options() -> dict[str, Any]:
     return {"layout_optimization": True}
 
 
-def aot_cuda_options() -> dict[str, Any]:
-    """What differs from `aot_options` for a static graph on CUDA."""
+def aot_cuda_options(compilers: int) -> dict[str, Any]:
+    """What differs from `aot_options` for a static graph on CUDA.
+
+    Its Triton kernels are compiled by so many processes at a time; see `start_triton_compilers`.
+    """
     return {
+        "compile_threads": compilers,
         "aot_inductor.embed_kernel_binary": True,
         "aot_inductor.emit_multi_arch_kernel": False,
         # Denormals and quotients as native has them.
@@ -151,6 +155,31 @@ def aot_cuda_options() -> dict[str, Any]:
         "triton.cudagraphs": False,
         "triton.multi_kernel": 0,
     }
+
+
+# In the message where one of those processes failed.
+OF_A_COMPILER = "SubprocException"
+
+
+def start_triton_compilers(compilers: int) -> None:
+    """Starts Inductor's processes that compile Triton kernels, if more than one is wanted.
+
+    They need seconds, and no GPU; a kernel that is met before they are there is compiled here. They
+    are of this process's group, are as nice as it is, and end with it.
+    """
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    if compilers > 1:
+        with config.patch(compile_threads=compilers):
+            AsyncCompile.use_process_pool()
+
+
+def stop_triton_compilers() -> None:
+    """Ends those processes, where there are any; they hold hundreds of megabytes."""
+    from torch._inductor.async_compile import shutdown_compile_workers
+
+    shutdown_compile_workers()
 
 
 def use_cuda_headers(home: Path) -> None:

@@ -9,7 +9,9 @@ calls at once. Otherwise AOTInductor goes on and makes a container.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -155,6 +157,17 @@ def example_inputs(call: Call) -> tuple[torch.Tensor, ...]:
     )
 
 
+log = logging.getLogger("eagercache")
+
+# Processes that compile a whole graph's Triton kernels, hundreds of them, at a time: at most.
+_MOST_TRITON_COMPILERS = 16
+
+
+def _triton_compilers() -> int:
+    """Half the processors, as all that is compiled in the background takes no more."""
+    return min(_MOST_TRITON_COMPILERS, max(1, len(os.sched_getaffinity(0)) // 2))
+
+
 class Tools:
     """What one worker process compiles with. Not thread-safe: one compile at a time.
 
@@ -229,14 +242,42 @@ class Tools:
         )
         options.update(_compat.aot_graph_options())
         for_gpu = any(tensor.is_cuda for tensor in inputs)
-        if for_gpu:
-            options.update(_compat.aot_cuda_options())
         taker = _TextChecker(check, beside)
-        path = self._compile(graph, inputs, options, directory, taker, for_gpu=for_gpu)
+        if for_gpu:
+            path = self._compile_for_gpu(graph, inputs, options, directory, taker)
+        else:
+            path = self._compile(graph, inputs, options, directory, taker)
         if not taker.checked:
             raise CompileRefused("nothing was generated")
         self.commands.end()
         return Path(path)
+
+    def _compile_for_gpu(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: tuple[torch.Tensor, ...],
+        options: dict[str, Any],
+        directory: Path,
+        taker: _TextChecker,
+    ) -> str:
+        """With processes that compile Triton kernels, and once more without where those fail."""
+        compilers = _triton_compilers()
+        _compat.start_triton_compilers(compilers)
+        while True:
+            options.update(_compat.aot_cuda_options(compilers))
+            try:
+                return self._compile(graph, inputs, options, directory, taker, for_gpu=True)
+            except CompileFailed as failure:
+                if compilers == 1 or _compat.OF_A_COMPILER not in str(failure):
+                    raise
+                log.warning("Triton's compilers failed (%s): compiling one by one", failure)
+                self.rest()
+                compilers = 1
+
+    @staticmethod
+    def rest() -> None:
+        """Lets go of what only further whole graphs need soon."""
+        _compat.stop_triton_compilers()
 
     def read_texts(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 from .compile import Tools
 from .job import Job, Outcome
-from .module_compile import compile_module, decide
+from .module_compile import ModuleResult, compile_module, decide
 from .module_sizes import JudgeSizes
 from .module_training import compile_training
 
@@ -22,11 +22,10 @@ class ModuleJob(Job):
         assert self._directory is not None
         with self.clock.step("module"):
             tools = find_tools(store)
-            if self.description.get("gradients"):
-                result = compile_training(self.description, self._directory, tools, self._core)
-            else:
-                judge = JudgeSizes(self.request) if self.description.get("open") else None
-                result = compile_module(self.description, self._directory, tools, self._core, judge)
+            try:
+                result = self._compile(tools)
+            finally:
+                tools.rest()
         self.clock.add({f"module.{step}": value for step, value in result.seconds.items()})
         margin = float(self.request["margin"])
         faster, reason = decide(result.timing, margin)
@@ -36,3 +35,10 @@ class ModuleJob(Job):
         verdict = "kernel" if faster or self.request["choose"] == "always" else "native"
         self.outcome = Outcome(verdict, reason, module=result, timing=result.timing)
         self._note_undecided(self.outcome)
+
+    def _compile(self, tools: Tools) -> ModuleResult:
+        assert self._directory is not None
+        if self.description.get("gradients"):
+            return compile_training(self.description, self._directory, tools, self._core)
+        judge = JudgeSizes(self.request) if self.description.get("open") else None
+        return compile_module(self.description, self._directory, tools, self._core, judge)

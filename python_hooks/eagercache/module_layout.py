@@ -1,9 +1,10 @@
 """Convolutions of pictures in channels_last, in a call that is traced with its gradients.
 
 oneDNN, which computes them on CPU, brings tensors of the contiguous layout into another one before
-each convolution, forward and backward. In a graph whose convolutions take channels_last, what
-stands between them and what is saved for the backward has that layout too, and stays where it is.
-The answer and the gradients get the layout that the module's own have.
+each convolution, forward and backward; so does cuDNN in half precision, for tensor cores. In a
+graph whose convolutions take channels_last, what stands between them and what is saved for the
+backward has that layout too, and stays where it is. The answer and the gradients get the layout
+that the module's own have.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import torch
 import torch.fx
 
 from .module_trace import operator_name
+from .numerics import HALF
 
 _aten = torch.ops.aten
 
-_CONVOLUTIONS = {"aten::conv2d", "aten::convolution"}
+_GROUPS_AT = {"aten::conv2d": 6, "aten::convolution": 8}
 # What may show the memory of another tensor.
 _VIEWS = {
     "aten::alias",
@@ -40,11 +42,11 @@ _VIEWS = {
 
 
 def use_channels_last(graph: torch.fx.Graph) -> bool:
-    """Rewrites an exported graph for the CPU, in place; False where nothing was to be done."""
+    """Rewrites an exported graph in place; False where nothing was to be done."""
     convolutions = [node for node in graph.nodes if _is_of_pictures(node)]
     if not convolutions or _writes_into_views(graph):
         return False
-    if any(_has_bias_without_effect(node) for node in convolutions):
+    if any(_has_bias_without_effect(node) or _is_slower(node) for node in convolutions):
         return False
     for node in convolutions:
         with graph.inserting_before(node):
@@ -62,16 +64,37 @@ def use_channels_last(graph: torch.fx.Graph) -> bool:
 
 
 def _is_of_pictures(node: torch.fx.Node) -> bool:
-    if operator_name(node) not in _CONVOLUTIONS:
+    if operator_name(node) not in _GROUPS_AT:
         return False
     value = node.meta.get("val")
     return (
         isinstance(value, torch.Tensor)
         and value.dim() == 4
-        and value.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
+        and _has_fast_pictures(value)
         and isinstance(node.args[0], torch.fx.Node)
     )
+
+
+def _has_fast_pictures(value: torch.Tensor) -> bool:
+    """Whether the library that computes such convolutions is faster with channels_last."""
+    if value.device.type == "cpu":
+        return torch.backends.mkldnn.is_available()
+    return value.device.type == "cuda" and value.dtype in HALF and torch.backends.cudnn.enabled
+
+
+def _is_slower(node: torch.fx.Node) -> bool:
+    """Whether cuDNN was seen to be slower in channels_last, and by far: by Inductor's authors.
+
+    That is with groups of several channels, and where the channels become half as many or fewer.
+    """
+    weight = node.args[1]
+    value = weight.meta.get("val") if isinstance(weight, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.device.type != "cuda":
+        return False
+    position = _GROUPS_AT[operator_name(node)]
+    groups = node.args[position] if len(node.args) > position else node.kwargs.get("groups", 1)
+    outputs, inputs, height = value.size()[:3]
+    return (groups != 1 and inputs > 1) or (2 * outputs <= inputs and height > 1)
 
 
 def _has_bias_without_effect(node: torch.fx.Node) -> bool:

@@ -13,7 +13,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,10 +86,11 @@ def compile_training(
     ):
         rebuilt = unpack(description["payload"])
         rebuilt.require_gradients()
-        with autocast(description["autocast"]):
+        seconds: dict[str, float] = {}
+        with _clocked(seconds, "watch"), autocast(description["autocast"]):
             watched = _watch(rebuilt, description["identity"])
-        begin = time.process_time()
         with (
+            _clocked(seconds, "trace"),
             autocast(description["autocast"]),
             main_of(rebuilt.module),
             module_calls.originals(),
@@ -103,10 +104,21 @@ def compile_training(
                 watched.differentiable,
                 watched.keeps_output,
             )
-        seconds = {"trace": round(time.process_time() - begin, 3)}
         _check_memory(rebuilt, watched, graphs)
-        paths = _compile(graphs, directory, tools, seconds)
+        with _clocked(seconds, "containers"):
+            paths = _compile(graphs, directory, tools, seconds)
         return _judge(rebuilt, watched, graphs, paths, core, seconds, description["autocast"])
+
+
+@contextlib.contextmanager
+def _clocked(seconds: dict[str, float], step: str) -> Iterator[None]:
+    """Notes what the block takes: the processor's time of this process, and the clock's."""
+    own, wall = time.process_time(), time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[step] = round(time.process_time() - own, 3)
+        seconds[f"wall.{step}"] = round(time.monotonic() - wall, 3)
 
 
 # ---- the forward, watched ------------------------------------------------------------------------
@@ -454,11 +466,11 @@ def _judge(
                 plan,
             )
             answers.put(kernel)
-            begin = time.process_time()
-            numerics, error, native_error = _prove(answers, watched, rebuilt)
-            seconds["prove"] = round(time.process_time() - begin, 3)
-            answers.draw(SEEDS[0], SPREADS[0])
-            measured = time_answers(answers, graphs)
+            with _clocked(seconds, "prove"):
+                numerics, error, native_error = _prove(answers, watched, rebuilt)
+            with _clocked(seconds, "time"):
+                answers.draw(SEEDS[0], SPREADS[0])
+                measured = time_answers(answers, graphs)
     finally:
         answers.close()
         core.set_modules_training(False)

@@ -1,9 +1,10 @@
 """`make models`: real models with kernels of operators, and of modules, against native.
 
 python -m models [--kind operators|modules|training] [--only WORDS] [--json FILE]
-                 [--steps 200] [--output FILE.md]
+                 [--steps 200] [--output FILE.md] [--resume]
 
-`--kind training` is long runs of training with kernels of modules (`steps`), with a table.
+`--kind training` is long runs of training with kernels of modules (`steps`), with a table. With
+`--resume` the models that the JSON file holds as they should be are not trained again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 
 def train(names: list[str], options: argparse.Namespace) -> int:
@@ -22,8 +24,11 @@ def train(names: list[str], options: argparse.Namespace) -> int:
 
     from models import steps
 
-    began, failed, results = time.monotonic(), 0, []
+    began, failed, results = time.monotonic(), 0, _known(options)
+    known = {row.name for row in results}
     for name in names:
+        if name in known:
+            continue
         began_one = time.monotonic()
         try:
             result = steps.training(name, options.steps)
@@ -43,7 +48,11 @@ def train(names: list[str], options: argparse.Namespace) -> int:
             flush=True,
         )
         if options.json:
-            rows = {"torch": torch.__version__, "rows": [asdict(row) for row in results]}
+            rows = {
+                "torch": torch.__version__,
+                "steps": options.steps,
+                "rows": [asdict(row) for row in results],
+            }
             options.json.write_text(json.dumps(rows, indent=1))
     print(
         f"training: {len(names) - failed} of {len(names)} models within the spread of eager runs, "
@@ -53,6 +62,21 @@ def train(names: list[str], options: argparse.Namespace) -> int:
     if options.output:
         options.output.write_text("\n".join(lines) + "\n")
     return 1 if failed else 0
+
+
+def _known(options: argparse.Namespace) -> list[Any]:
+    """What an earlier run found, of models that were within the spread."""
+    import torch
+
+    from models import steps
+
+    if not options.resume or options.json is None or not options.json.is_file():
+        return []
+    found = json.loads(options.json.read_text())
+    if (found["torch"], found["steps"]) != (torch.__version__, options.steps):
+        return []
+    rows = [steps.Result(**row) for row in found["rows"]]
+    return [row for row in rows if not row.problems and row.answered["hits"]]
 
 
 def main() -> int:
@@ -70,6 +94,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=200, help="of training")
     parser.add_argument("--output", type=Path, help="where training's table goes, as Markdown")
+    parser.add_argument("--resume", action="store_true", help="go on with the JSON file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     words = [word for word in options.only.split(",") if word]

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from conftest import clean_environment, run_program
-from eagercache import cuda_gate, cuda_timing, module_forms
+from eagercache import _compat, cuda_gate, cuda_timing, module_forms
+from eagercache import compile as compile_module
 from eagercache._load import core
+from eagercache.commands import CompileFailed
 
 HERE = str(Path(__file__).parent)
 
@@ -226,3 +229,23 @@ def test_captures_are_relaxed_where_there_is_no_driver_too() -> None:
     assert core is not None
     with core.RelaxedCapture():
         pass
+
+
+def test_where_compilers_of_triton_fail_kernels_are_compiled_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[int] = []
+
+    def fail_beside_others(*arguments: Any, **_: Any) -> str:
+        tried.append(arguments[3]["compile_threads"])
+        if tried[-1] > 1:
+            raise CompileFailed("InductorError: SubprocException: no such kernel", transient=False)
+        return "made"
+
+    monkeypatch.setattr(compile_module, "_triton_compilers", lambda: 3)
+    monkeypatch.setattr(_compat, "start_triton_compilers", lambda _: None)
+    monkeypatch.setattr(compile_module.Tools, "_compile", fail_beside_others)
+    tools = object.__new__(compile_module.Tools)
+    nothing: Any = None
+    assert tools._compile_for_gpu(nothing, (), {}, tmp_path, nothing) == "made"
+    assert tried == [3, 1]

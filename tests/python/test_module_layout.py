@@ -8,8 +8,9 @@ import pytest
 import torch
 from eagercache.module_identity import identify
 from eagercache.module_joint import TrainingGraphs, trace_training
-from eagercache.module_layout import is_channels_last
+from eagercache.module_layout import is_channels_last, use_channels_last
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from training_checks import assert_alike
 
 
@@ -92,3 +93,35 @@ def test_what_is_saved_is_in_channels_last_and_what_comes_out_is_not(
         theirs = (slots[number].tensor if of_module else x).grad
         assert theirs is not None and mine.stride() == theirs.stride()
         assert_alike(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "outputs", "inputs", "groups", "used"),
+    [
+        (torch.bfloat16, 8, 8, 1, True),
+        (torch.float16, 8, 1, 8, True),
+        (torch.float32, 8, 8, 1, False),
+        (torch.bfloat16, 8, 4, 2, False),
+        (torch.bfloat16, 4, 8, 1, False),
+    ],
+    ids=["half", "each channel alone", "float32", "groups", "fewer channels"],
+)
+def test_on_a_gpu_it_is_for_convolutions_that_are_faster_so(
+    dtype: torch.dtype, outputs: int, inputs: int, groups: int, used: bool
+) -> None:
+    graph = torch.fx.Graph()
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    node = graph.call_function(
+        torch.ops.aten.conv2d.default, (x, weight, None, [1, 1], [1, 1], [1, 1], groups)
+    )
+    graph.output((node,))
+    sizes = {
+        x: (2, inputs * groups, 8, 8),
+        weight: (outputs, inputs, 3, 3),
+        node: (2, outputs, 8, 8),
+    }
+    with FakeTensorMode():
+        for own, size in sizes.items():
+            own.meta["val"] = torch.empty(size, dtype=dtype, device="cuda")
+    assert use_channels_last(graph) == used
+    assert any("contiguous" in str(own.target) for own in graph.nodes) == used
