@@ -304,6 +304,10 @@ class Call:
                 known.put(value, generators[self.tensors[index].device])
         return sample
 
+    def holds_positions(self, index: int) -> bool:
+        """Whether the tensor has a range of its own: what it holds must fit the other arguments."""
+        return index in self.index_ranges or index in self._ordered
+
     def with_wide_floats(self) -> Call:
         """The same call in float64 and complex128, dtype arguments included.
 

@@ -157,3 +157,15 @@ def in_double(call: Call) -> bool:
         and (spec.dtype, spec.device) == (torch.float32, "cpu")
         and not call.written
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, in Python or in torch's CPU allocator."""
+    return isinstance(
+        error, (MemoryError, torch.OutOfMemoryError)
+    ) or "can't allocate memory" in str(error)
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether a GPU reported it. Then every later call of this process fails, whatever it asks."""
+    return "CUDA error" in str(error) or "device-side assert" in str(error)

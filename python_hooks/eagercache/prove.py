@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .calls import FILLS, Call, CallError, Sample, Value
+from .native_errors import must_raise_too
 from .numerics import (
     FORMATS,
     HALF,
@@ -23,6 +24,8 @@ from .numerics import (
     Tolerance,
     compare_with_reference,
     in_double,
+    is_device_error,
+    is_out_of_memory,
     same_bits,
     same_bytes,
 )
@@ -38,6 +41,8 @@ __all__ = [
     "Reshaped",
     "Tolerance",
     "compare_with_reference",
+    "is_device_error",
+    "is_out_of_memory",
     "native_answers",
     "prove",
     "same_bits",
@@ -126,14 +131,13 @@ def native_answers(call: Call) -> list[Native]:
     Raises CannotProve when it accepts too few, or when its own answers are not repeatable, and
     Reshaped.
     """
-    size = sum(spec.extent * spec.dtype.itemsize for spec in call.tensors)
-    limit = FILLS_OF_LARGE_CALLS if size > LARGE_CALL_BYTES else len(call.fills)
+    limit = FILLS_OF_LARGE_CALLS if _is_large(call) else len(call.fills)
     accepted: list[Native] = []
     last_error = ""
     for fill in call.fills:
         if len(accepted) >= limit:
             break
-        seed = SEED + (FILLS.index(fill) if fill in FILLS else -1)
+        seed = _seed_of(fill)
         try:
             accepted.append(_native_answer(call, fill, seed))
         except (CallError, Reshaped):
@@ -154,6 +158,14 @@ def native_answers(call: Call) -> list[Native]:
     return accepted
 
 
+def _is_large(call: Call) -> bool:
+    return sum(spec.extent * spec.dtype.itemsize for spec in call.tensors) > LARGE_CALL_BYTES
+
+
+def _seed_of(fill: str) -> int:
+    return SEED + (FILLS.index(fill) if fill in FILLS else -1)
+
+
 def _native_answer(call: Call, fill: str, seed: int) -> Native:
     sample = call.sample(fill, seed)
     given = sample.clone()
@@ -164,14 +176,17 @@ def _native_answer(call: Call, fill: str, seed: int) -> Native:
     return Native(fill, seed, sample, outputs, given if call.written else None)
 
 
-def _extra_answers(call: Call, native: Native, others: int) -> Iterator[Native]:
-    """Native's answers to further samples, as far as it accepts them."""
+def _extra_answers(
+    call: Call, native: Native, others: int, rejected: list[tuple[str, int]]
+) -> Iterator[Native]:
+    """Native's answers to further samples; (fill, seed) of what it does not accept is added."""
     for fill, seed in _extra_draws(call, native, others):
         try:
             yield _native_answer(call, fill, seed)
         except Exception as error:
             if is_out_of_memory(error) or is_device_error(error):
                 raise
+            rejected.append((fill, seed))
 
 
 def _extra_draws(call: Call, native: Native, others: int) -> Iterator[tuple[str, int]]:
@@ -207,18 +222,6 @@ def _version(value: Any) -> int | None:
     if not isinstance(value, torch.Tensor) or value.is_inference():
         return None
     return value._version
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, in Python or in torch's CPU allocator."""
-    return isinstance(
-        error, (MemoryError, torch.OutOfMemoryError)
-    ) or "can't allocate memory" in str(error)
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Whether a GPU reported it. Then every later call of this process fails, whatever it asks."""
-    return "CUDA error" in str(error) or "device-side assert" in str(error)
 
 
 def _check_returns(call: Call, outputs: Sequence[Any]) -> None:
@@ -309,7 +312,11 @@ def prove(
             raise NotBitwise(f"bitwise by luck at best: a rounded {rounded}, {_WRITES}")
         numerics = "accurate"
     worst = native_worst = 0.0
-    for native in itertools.chain(natives, _extra_answers(call, natives[0], others)):
+    rejected: list[tuple[str, int]] = []
+    if not _is_large(call):
+        answered = {native.fill for native in natives}
+        rejected += [(fill, _seed_of(fill)) for fill in call.fills if fill not in answered]
+    for native in itertools.chain(natives, _extra_answers(call, natives[0], others, rejected)):
         if numerics != "bitwise" and native.seed >= SEED + len(FILLS):
             if reduces:
                 break  # what it may err by is known: the further samples are about bits alone
@@ -334,6 +341,7 @@ def prove(
             allowed = replace(tolerance, ulps=HARD_FACTOR * tolerance.ulps)
         error, native_error = _compare_values(call, native, expected, outputs, allowed)
         worst, native_worst = max(worst, error), max(native_worst, native_error)
+    must_raise_too(call, probe, natives[0].sample, rejected)
     _compare_in_inference_mode(call, probe, natives[0])
     return Proof(
         numerics=numerics,

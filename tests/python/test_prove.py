@@ -12,6 +12,7 @@ import torch
 from conftest import Program
 from eagercache import prove
 from eagercache.calls import Call
+from eagercache.native_errors import AnswersErrors, must_raise_too
 from eagercache.prove import CannotProve, ProofFailed
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
 
@@ -22,12 +23,13 @@ class PlayedCall(Call):
     """A call whose next forced invocation is answered by a Python function, as a kernel would."""
 
     kernel: Kernel
-    forced = False
+    forced = answered = False
 
     def invoke(self, values: Any) -> list[Any]:
         if self.forced:
             self.forced = False
             result = self.kernel(*values)
+            self.answered = True
             return list(result) if isinstance(result, (tuple, list)) else [result]
         return super().invoke(values)
 
@@ -35,14 +37,18 @@ class PlayedCall(Call):
 class PlayedProbe:
     def __init__(self, call: PlayedCall) -> None:
         self._call = call
-        self.captured = self.forced = True
+        self.captured = True
         self.aside = self.error = self.warning = ""
 
+    @property
+    def forced(self) -> bool:
+        return self._call.answered
+
     def force(self) -> None:
-        self._call.forced = True
+        self._call.forced, self._call.answered = True, False
 
     def capture(self) -> None:
-        self.captured = True
+        self.captured, self._call.forced = True, False
 
     def load(self, path: str) -> None:
         raise AssertionError(path)
@@ -406,6 +412,44 @@ def test_native_that_raises_on_everything_cannot_be_compared() -> None:
     with pytest.raises(CannotProve, match="native raises on made-up data"):
         prove.native_answers(Call(describe("square", tensor((3,), (1,)), **{}) | {"op": "aten::mv",
             "args": [tensor((3, 4)), tensor((5,))], "overload": ""}))  # fmt: skip
+
+
+def filled(x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask, value.to(x.dtype), x)
+
+
+FILLED = describe("masked_fill.Tensor", tensor((40,), dtype="float16"),
+                  tensor((40,), dtype="bool"), tensor((), dtype="float32"))  # fmt: skip
+
+
+def test_a_kernel_may_not_answer_where_native_raises() -> None:
+    with pytest.raises(AnswersErrors):
+        proof_of(FILLED, filled)  # native: cannot be converted to Half without overflow
+    single = {**FILLED, "args": [tensor((40,)), *FILLED["args"][1:]]}
+    assert proof_of(single, filled).numerics == "bitwise"
+
+    def entropy(x: torch.Tensor, target: torch.Tensor, *_: Any) -> torch.Tensor:
+        loss = torch.nn.functional.binary_cross_entropy
+        return loss(*(t.nan_to_num(0.0).clamp(0, 1) for t in (x, target)), reduction="none")
+
+    loss = describe("binary_cross_entropy", tensor((300,)), tensor((300,)), NONE, integer(0))
+    with pytest.raises(AnswersErrors, match="normal data"):
+        proof_of(loss, entropy)  # native: all elements of input should be between 0 and 1
+
+
+def test_the_ends_of_a_dtype_are_tried_on_few_numbers() -> None:
+    call = PlayedCall(FILLED)
+    probe, good = PlayedProbe(call), call.sample("ones", 0)
+    call.kernel = filled
+    with pytest.raises(AnswersErrors, match="largest number"):
+        must_raise_too(call, probe, good, ())
+
+    def declines(*_: Any) -> torch.Tensor:
+        raise RuntimeError("not for a kernel")
+
+    call.kernel = declines
+    must_raise_too(call, probe, good, [("extreme", 1)])
+    assert not call.forced  # the next call is nobody's
 
 
 def test_undefined_outputs_cannot_be_compared() -> None:
