@@ -385,9 +385,9 @@ class _TextTaker:
             return None
         try:
             self.plan = self._read_plan(wrapper, kernel)
-            better = improved(kernel) if self._improves else kernel
-            if better != kernel:
-                self.exact, self.plan = self.plan, self._read_plan(wrapper, better)
+            if self._improves:
+                self.exact = self.plan
+                self.plan = self._read_plan(wrapper, improved(kernel), distinct=True)
         except NotUnderstood as error:
             admit(self.text, self._call)  # a container checks nothing before it runs
             if self._call.written:
@@ -403,8 +403,8 @@ class _TextTaker:
         refuse_other_writes(self.plan, self._call)
         return "bare"
 
-    def _read_plan(self, wrapper: str, kernel: str) -> LaunchPlan:
-        plan = read_launch_plan(wrapper, kernel)
+    def _read_plan(self, wrapper: str, kernel: str, *, distinct: bool = False) -> LaunchPlan:
+        plan = read_launch_plan(wrapper, kernel, distinct=distinct)
         return plan.with_checks([*self._ranges, *ordinary_inputs(self._call)])
 
 

@@ -163,15 +163,20 @@ def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
-def read_launch_plan(wrapper: str, kernel: str, scalars: int = 0) -> LaunchPlan:
+def read_launch_plan(
+    wrapper: str, kernel: str, scalars: int = 0, *, distinct: bool = False
+) -> LaunchPlan:
     """The plan of two generated texts. Raises NotUnderstood.
 
     ``scalars``: so many numbers of the call are in the kernel's text as elements of an array.
+    ``distinct``: the compiler is told of what pointers the memory is no other one's.
     """
     reader = _Reader(kernel_names(kernel))
     for statement in statements(wrapper):
         reader.read(statement)
     definitions = namespace_body(kernel)
+    if distinct:
+        definitions = reader.with_distinct_pointers(definitions)
     if scalars:
         definitions = _STATIC.sub(
             rf"static void \1(const double* const __restrict__ {SCALARS}, ", definitions

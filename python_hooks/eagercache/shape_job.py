@@ -84,22 +84,29 @@ class ShapeJob(FamilyJob):
         wrapper, kernel = texts[-1]
         text = read_generated_text(wrapper, kernel)
         admit(text, family.call, checked=bool(self._ranges))
-        better = improved(kernel) if self._improves(family.call) else kernel
         try:
             guards = _compat.assumptions(environment, names)
             symbols = Symbols(names, sizes, tuple(guards))
-            plan = self._read_plan(wrapper, better, family, symbols)
-            exact = None if better == kernel else self._read_plan(wrapper, kernel, family, symbols)
+            plan, exact = self._read_plan(wrapper, kernel, family, symbols), None
+            if self._improves(family.call):
+                exact = plan
+                plan = self._read_plan(wrapper, improved(kernel), family, symbols, distinct=True)
         except (NotUnderstood, ValueError) as error:
             raise CompileRefused(f"no kernel with symbolic sizes: {error}") from error
         seconds = {"lower": round(time.process_time() - begin, 4)}
         return Lowered(text, plan, None, "", seconds, exact)
 
     def _read_plan(
-        self, wrapper: str, kernel: str, family: ShapeFamily, symbols: Symbols
+        self,
+        wrapper: str,
+        kernel: str,
+        family: ShapeFamily,
+        symbols: Symbols,
+        *,
+        distinct: bool = False,
     ) -> ShapePlan:
         native = [(family.values, self._native_strides(family, family.values))]
-        plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native)
+        plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native, distinct=distinct)
         if not plan.admits(family.values):
             raise NotUnderstood(
                 f"guards that the call itself does not meet: {'; '.join(plan.guards)[:300]}"
@@ -107,7 +114,7 @@ class ShapeJob(FamilyJob):
         # Strides that hold for the call alone may be a coincidence.
         others = proof_values(family, plan.admits, self._vector_lengths(family))
         native += [(values, self._native_strides(family, values)) for values in others[1:6]]
-        plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native)
+        plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native, distinct=distinct)
         checks: list[InputCheck] = [*self._ranges]
         return plan.with_checks([*checks, *ordinary_inputs(family.call, symbols.inputs)])
 

@@ -117,11 +117,14 @@ def read_shape_plan(
     symbols: Symbols,
     pattern: Mapping[str, Any],
     native: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]],
+    *,
+    distinct: bool = False,
 ) -> ShapePlan:
     """The plan of two generated texts. Raises NotUnderstood.
 
     ``native`` says for a few values of the symbols which strides native's outputs have: where they
     differ from the text's in dimensions of size 1, which address nothing, native's are taken.
+    ``distinct``: the compiler is told of what pointers the memory is no other one's.
     """
     reader = _Reader(kernel_names(kernel), symbols)
     for statement in statements(wrapper):
@@ -130,7 +133,10 @@ def read_shape_plan(
         _adopt(output, index, symbols.names, native)
         for index, output in enumerate(reader.outputs())
     ]
-    return _assemble(reader, outputs, namespace_body(kernel), symbols, pattern)
+    definitions = namespace_body(kernel)
+    if distinct:
+        definitions = reader.with_distinct_pointers(definitions)
+    return _assemble(reader, outputs, definitions, symbols, pattern)
 
 
 def _adopt(

@@ -137,6 +137,9 @@ class Argument(Generic[N]):
     value: Value[N] | str
 
 
+# Of a definition in a namespace of its own: what is before its parameters, its name, and those.
+_PARAMETERS = re.compile(r"^(static void (\w+)\()([^()]*)\)", re.MULTILINE)
+
 _TYPE = r"(?:const )?[\w:]+(?:<[\w:]+>)?"
 _POINTER = re.compile(rf"\(({_TYPE}\*)\)\((\w+)\.data_ptr\(\)\)")
 
@@ -339,6 +342,34 @@ class Reader(abc.ABC, Generic[N]):
             f"    {name}({first}{', '.join(map(text, arguments))});\n"
             for name, arguments in self._calls
         )
+
+    def with_distinct_pointers(self, definitions: str) -> str:
+        """The kernels' ``definitions``, which say what pointers have their memory to themselves.
+
+        Those are parameters whose arguments, in all calls, are the only ones in their buffer; then
+        the compiler keeps in registers what it had to load again behind every store.
+        """
+        alone: dict[str, set[int]] = {}
+        for name, arguments in self._calls:
+            roots = [
+                argument.value.root for argument in arguments if isinstance(argument.value, Value)
+            ]
+            here = {
+                place
+                for place, argument in enumerate(arguments)
+                if isinstance(argument.value, Value) and roots.count(argument.value.root) == 1
+            }
+            alone[name] = alone.get(name, here) & here
+
+        def declare(found: re.Match[str]) -> str:
+            places = alone.get(found[2], set())
+            parameters = [
+                text.replace("*", "* __restrict__", 1) if place in places else text
+                for place, text in enumerate(found[3].split(","))
+            ]
+            return f"{found[1]}{','.join(parameters)})"
+
+        return _PARAMETERS.sub(declare, definitions)
 
     def _define(self, name: str, value: Value[N]) -> None:
         if name in self._values:

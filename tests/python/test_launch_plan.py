@@ -97,6 +97,30 @@ def test_strides_of_dimensions_of_size_one_are_natives() -> None:
     assert plan.with_strides([]).outputs == plan.outputs
 
 
+def test_pointers_that_have_their_buffer_to_themselves_are_distinct() -> None:
+    plan = read_launch_plan(wrapper(), KERNEL, distinct=True)
+    # Each has one argument of each buffer; numbers are no pointers.
+    assert "cpp_fused_b_1(const float* __restrict__ in_ptr0, float* __restrict__ out_ptr0, " in (
+        plan.source
+    )
+    assert "const int64_t ks0)" in plan.source
+    assert plan.entry != read_launch_plan(wrapper(), KERNEL).entry
+    assert "__restrict__" not in read_launch_plan(wrapper(), KERNEL).source
+
+
+def test_pointers_into_one_buffer_are_not_distinct() -> None:
+    # Another call of the kernel has both arguments in one buffer, one of them a view of it.
+    again = (
+        "    auto buf4 = wrap_with_raii_handle_if_needed("
+        "reinterpret_tensor_wrapper(buf3, 1, int_array_1, int_array_0, 3L));\n"
+        "    cpp_fused_b_1((const float*)(buf4.data_ptr()), (float*)(buf3.data_ptr()), 8L);\n"
+    )
+    body = BODY.replace("    arg0_1.reset();\n", again)
+    source = read_launch_plan(wrapper(body), KERNEL, distinct=True).source
+    assert "cpp_fused_b_1(const float* in_ptr0, float* out_ptr0, " in source
+    assert "cpp_fused_a_0(const float* __restrict__ in_ptr0," in source
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
