@@ -16,6 +16,7 @@ import click
 from eagercache import config
 from eagercache.cli_bundle import bundle_group
 from eagercache.cli_common import (
+    OneLine,
     Unusable,
     call_text,
     directory_option,
@@ -36,7 +37,7 @@ from eagercache.cli_warm import warm_command
 from eagercache.version import __version__
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OneLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="eagercache")
 def main() -> None:
     """Runs programs with compiled kernels, makes kernels ahead of time, looks after their store."""

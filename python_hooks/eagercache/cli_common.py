@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -21,6 +22,36 @@ class Unusable(click.ClickException):
     """Bad usage, or a store that cannot be opened: one line, exit code 2."""
 
     exit_code = BAD_USAGE
+
+
+class OneLine(click.Group):
+    """Commands whose bad usage is told in one line, without the usage before it."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Reads this command's own options."""
+        with _one_line():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Reads a command's options and runs it."""
+        with _one_line(ctx):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _one_line(outer: click.Context | None = None) -> Iterator[None]:
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise  # prints the help
+    except click.UsageError as error:
+        command = "eagercache"
+        if error.ctx is not None:
+            command = error.ctx.command_path
+        elif outer is not None and outer.invoked_subcommand:
+            command = f"{outer.command_path} {outer.invoked_subcommand}"
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        raise Unusable(f"{message}; see `{command} --help`") from error
 
 
 def require_core() -> Any:

@@ -73,6 +73,9 @@ def _command(words: tuple[str, ...], module: bool) -> list[str]:
         rest, module = rest[1:], True
     if not rest:
         raise Unusable("-m needs the name of a module")
+    if not module and rest[0].startswith("-"):
+        where = click.get_current_context().command_path
+        raise Unusable(f"there is no option {rest[0]}; see `{where} --help`")
     try:
         return program.command_of(rest, module=module)
     except program.CannotStart as error:

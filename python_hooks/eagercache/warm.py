@@ -244,8 +244,9 @@ def read_traces(
         if not path.exists():
             raise WarmError(f"there is no trace {path}; make one with `eagercache record`")
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in files:
-            _read_file(file, path.is_dir(), reading, merged, out_of_logs)
+        read = [_read_file(file, path.is_dir(), reading, merged, out_of_logs) for file in files]
+        if not any(read):
+            raise WarmError(f"there is no trace in {path}; make one with `eagercache record`")
     return merged, out_of_logs
 
 
@@ -255,11 +256,12 @@ def _read_file(
     reading: operator_log.Reading,
     merged: trace.Trace,
     out_of_logs: set[str],
-) -> None:
+) -> bool:
+    """Whether the file, which may be anything where it is in a folder, is a trace."""
     try:
         if not trace.is_trace(file):
             if in_folder:
-                return  # a licence, a page of notes
+                return False  # a licence, a page of notes
             raise WarmError(f"{file} is neither a trace of `eagercache record` nor an operator log")
         with file.open("rb") as opened:
             is_log = opened.read(len(trace.LOG_MARK)).decode(errors="replace") == trace.LOG_MARK
@@ -273,6 +275,7 @@ def _read_file(
         raise WarmError(f"the trace {file} cannot be read: {error.strerror}") from error
     except trace.TraceError as error:
         raise WarmError(str(error)) from error
+    return True
 
 
 def _wanted(

@@ -183,9 +183,28 @@ def test_a_store_that_is_not_there_is_one_line_and_exit_code_2(
     assert result.output.count("\n") == 1 and "there is no store at" in result.output
 
 
-def test_unknown_options_are_exit_code_2() -> None:
-    assert run("ls", "--nonsense").exit_code == 2
-    assert run("nonsense").exit_code == 2
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--nonsense", "No such option '--nonsense'; see `main --help`"),
+        ("nonsense", "No such command 'nonsense'; see `main --help`"),
+        ("ls --nonsense", "No such option '--nonsense'; see `main ls --help`"),
+        ("bench --op", "Option '--op' requires an argument; see `main bench --help`"),
+        ("warm", "Missing argument 'TRACES...'; see `main warm --help`"),
+        ("warm x --device tpu", "Invalid value for '--device': 'tpu' is not one of 'cpu', 'cuda';"),
+        ("run", "Missing argument 'PROGRAM [ARGUMENTS]...'; see `main run --help`"),
+        ("run --nonsense x.py", "there is no option --nonsense; see `main run --help`"),
+        ("record x --nonsense x.py", "there is no option --nonsense; see `main record --help`"),
+        ("explain", "Missing argument 'OPERATOR'; see `main explain --help`"),
+        ("bundle nonsense", "No such command 'nonsense'; see `main bundle --help`"),
+        ("bundle export", "Missing argument 'FILE'; see `main bundle export --help`"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(words: str, message: str) -> None:
+    result = run(*words.split())
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: {message}"), result.output
+    assert result.output.count("\n") == 1
 
 
 def test_explain_says_what_an_operator_can_have_and_what_was_decided(store: Any) -> None:

@@ -286,6 +286,7 @@ def test_a_failure_that_another_run_may_mend_is_exit_code_1(
         (["{trace}", "--budget", "10m"], "the budget '10m' is neither a time"),
         (["{trace}", "--op", "aten::nonsense"], "there is no operator 'aten::nonsense'"),
         (["{newer}"], "is of version 9 and this eagercache reads 1"),
+        (["{folder}"], "there is no trace in "),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -297,7 +298,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
         "script": str(tmp_path / "script.py"),
         "trace": str(small_trace),
         "newer": str(tmp_path / "newer"),
+        "folder": str(tmp_path / "folder"),
     }
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes").write_text("no trace\n")
     done = run(*[text.format(**places) for text in arguments], "--dir", str(cache))
     assert done.exit_code == 2
     assert message in done.output
