@@ -335,6 +335,7 @@ def prepare_inductor() -> None:
     _compute_as_cpu_does()
     _keep_infinite_means()
     _keep_small_numbers()
+    _keep_booleans()
 
 
 def _compute_as_cpu_does() -> None:
@@ -419,6 +420,39 @@ def _keep_small_numbers() -> None:
     for op in (aten.tanh, aten.tanh.default):
         if op in table:
             table[op] = lower
+
+
+@functools.cache
+def _keep_booleans() -> None:
+    """Has kernels take the ``alpha`` of a sum of booleans for a boolean, as native does.
+
+    Inductor multiplies by the integer, and on CPU stores the vectors of int64 that this makes where
+    booleans are to lie: past the end of the result's memory.
+    """
+    import torch
+    from torch._inductor import lowering
+
+    aten = torch.ops.aten
+    table = lowering.lowerings
+    original = table[aten.add.Tensor]
+
+    @functools.wraps(original)
+    def lower(x: Any, y: Any, *, alpha: Any = None) -> Any:
+        if alpha is None or not (_is_boolean(x) and _is_boolean(y)):
+            return original(x, y, alpha=alpha)
+        return original(x, y) if alpha else original(x, table[aten.logical_and](y, False))
+
+    for op in (aten.add, aten.add.Tensor, aten.add.Scalar):
+        if op in table:
+            table[op] = lower
+
+
+def _is_boolean(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, bool) or (
+        hasattr(value, "get_dtype") and value.get_dtype() == torch.bool
+    )
 
 
 def graph_fields(wrapper: str) -> tuple[int, int, int]:

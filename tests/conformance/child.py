@@ -75,6 +75,8 @@ class Tally:
     compiled: int = 0
     cpu_seconds: float = 0.0
     seconds: float = 0.0
+    # Of these, what each step took: "samples", "calls" (of both sides), "compile".
+    steps: dict[str, float] = field(default_factory=dict)
     hits: int = 0
     # Per overload, how many calls each outcome was met for: "hit", "aside: overlap", ...
     outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -113,6 +115,7 @@ class Child:
         self._skip: set[str] = set()
         self._samples: int | None = None  # of a unit, at most
         self._explained: set[str] = set()
+        self._compiling = 0.0  # seconds that the job has waited for kernels
         # time.time() until which kernels are compiled, and what there is then is compared.
         self._compile_until = self._until = float("inf")
 
@@ -125,9 +128,11 @@ class Child:
         self._compile_until, self._until = until, until + SECONDS_TO_COMPARE
         began = time.monotonic()
         works = []
+        self._compiling = 0.0
         for name in names:
             self._note(name, "samples", "", "native")
             works.append(self._prepare(units.Unit.parse(name)))
+        sampled = time.monotonic()
         self._pass(works, "items", "cold")
         self._pass(works, "items", "compiled")
         for work in works:
@@ -141,7 +146,13 @@ class Child:
         for work in works:
             if not work.tally.complete and not work.tally.comparisons:
                 continue  # the time was over
-            work.tally.seconds = round((time.monotonic() - began) / len(works), 2)
+            now, share = time.monotonic(), len(works)
+            work.tally.seconds = round((now - began) / share, 2)
+            work.tally.steps = {
+                "samples": round((sampled - began) / share, 2),
+                "compile": round(self._compiling / share, 2),
+                "calls": round((now - sampled - self._compiling) / share, 2),
+            }
             yield {**vars(work.tally), "reasons": self._reasons(work.tally)}
 
     def _reasons(self, tally: Tally) -> dict[str, str]:
@@ -243,7 +254,9 @@ class Child:
         if not missing:
             return
         self._note(works[0].unit.name, "compile", "", "native")
+        began = time.monotonic()
         compiled = self._ours.compile(missing, self._compile_until, self._still_there)
+        self._compiling += time.monotonic() - began
         _share(works, compiled)
 
     def _each(self, works: Sequence[Work], which: str, phase: str) -> None:

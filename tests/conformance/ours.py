@@ -153,6 +153,7 @@ class Ours:
                     first_batch=LARGEST_BATCH,
                     requests_per_worker=4000,
                     request_timeout=150.0,
+                    idle_timeout=600.0,  # while its kernels are compared
                     worker_arguments=("-m", "conformance.untimed_worker"),
                     **on_gpu,
                 )

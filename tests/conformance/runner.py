@@ -41,6 +41,8 @@ FULL_FILE = 12 << 20
 # So long before the end of the time children get no more units and compile no more: they compare
 # what there is.
 LAST_SECONDS = 20.0
+# And so long before it a job is one unit: what is cut short has to be done again.
+SMALL_JOBS_SECONDS = 60.0
 # A unit that was crashed in so often is left.
 MOST_CRASHES = 12
 
@@ -323,7 +325,10 @@ class Run:
                 return []
             taken: list[Unit] = []
             samples = 0
-            while self._todo and len(taken) < UNITS_OF_A_JOB[self._options.device]:
+            most = UNITS_OF_A_JOB[self._options.device]
+            if time.time() > self._until - SMALL_JOBS_SECONDS:
+                most = 1
+            while self._todo and len(taken) < most:
                 first, last = self._todo[0].samples()
                 samples += last - first
                 if taken and samples > SAMPLES_OF_A_JOB:

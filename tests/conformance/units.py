@@ -91,11 +91,11 @@ def risk(op: str) -> int:
 
 
 def all_units(device: str, counts: Mapping[str, Mapping[str, int]]) -> list[Unit]:
-    """Every unit: dtype by dtype all samples, then the forms, then what is only sampled.
+    """Every unit: dtype by dtype the first samples, then the forms, then all further samples.
 
     ``counts`` are the samples of each operator and dtype. Within a stage those of most risk come
     first, and first parts of every operator before second ones. Errors follow the first samples,
-    whose kernels are then there.
+    whose kernels are then there. Dtypes of which all samples are run go before the others.
     """
     keyed: list[tuple[tuple[float, float, int, int], Unit]] = []
 
@@ -103,6 +103,7 @@ def all_units(device: str, counts: Mapping[str, Mapping[str, int]]) -> list[Unit
         keyed.append(((group, stage, unit.part, risk(unit.op)), unit))
 
     forms = len(WHOLE_DTYPES)
+    rest = forms + 1 + len(SAMPLED_DTYPES)
     for op, known in counts.items():
         for index, dtype in enumerate(WHOLE_DTYPES):
             if dtype not in known:
@@ -111,7 +112,7 @@ def all_units(device: str, counts: Mapping[str, Mapping[str, int]]) -> list[Unit
             add(forms, index, Unit(device, op, dtype, "forms"))
             left = max(0, known[dtype] - FIRST_SAMPLES)
             for part in range(-(-left // SAMPLES_OF_A_PART)):
-                add(index, 2, Unit(device, op, dtype, "rest", part))
+                add(rest, index, Unit(device, op, dtype, "rest", part))
         for index, dtype in enumerate(SAMPLED_DTYPES):
             if dtype in known:
                 add(forms + 1 + index, 0, Unit(device, op, dtype, "first"))

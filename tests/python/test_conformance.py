@@ -397,6 +397,8 @@ def test_units_come_worst_first_and_shards_hold_each_once() -> None:
     every = units.all_units("cpu", table)
     assert every[0].op == "roll"
     assert [units.Unit.parse(unit.name) for unit in every] == every
+    stages = [unit.stage for unit in every]
+    assert stages.index("rest") > max(i for i, stage in enumerate(stages) if stage != "rest")
     shards = [units.select(every, shard=(index, 2)) for index in range(2)]
     assert sorted(shards[0] + shards[1], key=str) == sorted(every, key=str)
     assert {unit.op for unit in units.select(every, ["r*"])} == {"roll"}

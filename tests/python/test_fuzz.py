@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import (
     PACKAGE_ROOT,
     clean_environment,
@@ -23,6 +24,7 @@ from conftest import (
 )
 from fuzz.__main__ import POOL, merge
 from fuzz.both_ways import Totals
+from fuzz.judge import Lockstep
 
 FUZZ = str(Path(__file__).resolve().parent.parent)
 KEYS = 32
@@ -130,6 +132,13 @@ def test_processes_share_the_calls_and_what_each_finds_is_kept(
 
 
 @pytest.mark.once
+@pytest.mark.once
+def test_tensors_without_values_are_not_compared() -> None:
+    with Lockstep() as both:
+        made = torch.ones(3).to("meta") + 1
+    assert made.is_meta and both.judged == 0
+
+
 def test_a_finding_of_the_shared_keys_counts_once() -> None:
     def result(*found: tuple[str, str]) -> dict[str, Any]:
         findings = [{"where": where, "message": message} for where, message in found]

@@ -51,7 +51,7 @@ import torch
 torch.set_num_threads(1)
 import eagercache
 inf = float("inf")
-chosen = ["native_layer_norm", "var_mean", "tanh", "gelu"]
+chosen = ["native_layer_norm", "var_mean", "tanh", "gelu", "_foreach_add"]
 eagercache.enable(chosen, on_miss="wait", choose="always")
 
 def rows(count, n, dtype=torch.float32):
@@ -93,15 +93,18 @@ for n in (8, 37):
         found[f"{what} {n}"] = [mean_beside(inf, place, n, call) for place in range(n)]
         found[f"{what} {n}"].append(mean_beside(-inf, n - 1, n, call))
 # Equal numbers are their own mean; small ones their own tanh; large ones keep their variance. The
-# tanh of a double is not the number itself until much later.
+# tanh of a double is not the number itself until much later. Three times true is true.
 equal, small = torch.full((3, 11), 1.1), 2.0 ** -torch.arange(10.0, 42.0)
 double = 2.0 ** -torch.linspace(13.0, 27.0, 64, dtype=torch.float64)
 gelu = torch.nn.functional.gelu(double, approximate="tanh")
+flags = torch.arange(400).view(20, 20) % 3 == 0
+three = torch.ops.aten._foreach_add.List
 far = 1000 + torch.linspace(-0.3, 0.4, 16 * 17).view(16, 17).sin()
 calls = {
     "equal": lambda: torch.native_layer_norm(equal, [11], None, None, 1e-5)[0].abs().max(),
     "small": lambda: (torch.tanh(small) != small)[4:].sum(),
     "double": lambda: (torch.nn.functional.gelu(double, approximate="tanh") - gelu).abs().max(),
+    "flags": lambda: (three([flags], [flags.t()], alpha=3)[0] ^ (flags | flags.t())).sum(),
     "far": lambda: (torch.var_mean(far, -2)[0] / far.double().var(-2) - 1).abs().max(),
 }
 for name, call in calls.items():
@@ -131,6 +134,7 @@ def test_kernels_have_infinite_means_and_leave_infinite_weights_to_native(tmp_pa
     assert found["equal"] == [0.0, 1]
     assert found["small"] == [0.0, 1]
     assert found["double"] == [0.0, 1]
+    assert found["flags"] == [0.0, 1]
     assert found["far"][0] <= 2**-24 and found["far"][1] == 1
     assert found["many sizes"] == [1, 0]
     assert "reported an error" not in result["stderr"]
