@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,3 +262,17 @@ def test_a_missing_matplotlib_is_named_with_the_remedy(
     assert program_report.save_picture(report, tmp_path / "picture.png") == ""
     nowhere = program_report.save_picture(report, tmp_path / "no" / "picture.png")
     assert "cannot be written" in nowhere
+
+
+def test_a_gain_is_of_times_that_were_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = {"op": "aten::abs", "overload": "", "dispatch_key": "CPU", "calls": 4}
+    recorded = [
+        (json.dumps({**call, "digest": digest, "native_ns": 9000}), 3) for digest in ("a", "b")
+    ]
+    kernel = SimpleNamespace(digest="a", native_ns=200.0, kernel_ns=100.0, decision="kernel")
+    native = SimpleNamespace(digest="b", native_ns=200.0, kernel_ns=None, decision="native")
+    monkeypatch.setattr("eagercache._load.core.recorded_calls", lambda: recorded)
+    monkeypatch.setattr("eagercache.report.kernels", lambda: [kernel, native])
+    calls = program_report.process_report(1.0)["calls"]
+    # The program saw 9,000 ns; the kernel's 100 ns were measured beside 200.
+    assert [call["native_ns"] for call in calls] == [200.0, 9000]
