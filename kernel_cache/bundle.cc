@@ -191,8 +191,10 @@ Result<BundleCounts> write_bundle(const std::filesystem::path& path, DiskStore& 
     }
   });
   if (status && manifests.empty()) {
-    status = Status(StatusCode::kNotFound,
-                    store.root().string() + " has no kernel or decision of this environment");
+    status =
+        Status(StatusCode::kNotFound, store.root().string() +
+                                          " has no kernel or decision of this environment; "
+                                          "`eagercache warm`, or a program that runs, makes some");
   }
   std::ranges::sort(manifests, {}, &Manifest::key);
   for (std::size_t i = 0; status && i < manifests.size(); ++i) {

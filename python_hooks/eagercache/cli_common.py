@@ -51,7 +51,8 @@ def _one_line(outer: click.Context | None = None) -> Iterator[None]:
         elif outer is not None and outer.invoked_subcommand:
             command = f"{outer.command_path} {outer.invoked_subcommand}"
         message = " ".join(error.format_message().split()).removesuffix(".")
-        raise Unusable(f"{message}; see `{command} --help`") from error
+        link = " See" if message.endswith("?") else "; see"
+        raise Unusable(f"{message}{link} `{command} --help`") from error
 
 
 def require_core() -> Any:

@@ -415,7 +415,12 @@ def op(
     def decorate(function: Callable[_P, _R]) -> CustomOperator[_P, _R]:
         if not isinstance(function, types.FunctionType):
             raise TypeError(f"an operator is made of a Python function, not of {function!r}")
-        text = schema or torch.library.infer_schema(function, mutates_args=written)
+        try:
+            text = schema or torch.library.infer_schema(function, mutates_args=written)
+        except ValueError as error:
+            raise ValueError(
+                f"{name}: {error}; annotate what it takes and returns, or name a schema="
+            ) from error
         known = _registry.get(name)
         if known is not None:
             if known.name != name or known.schema != text:

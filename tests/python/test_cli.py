@@ -189,6 +189,7 @@ def test_a_store_that_is_not_there_is_one_line_and_exit_code_2(
         ("--nonsense", "No such option '--nonsense'; see `main --help`"),
         ("nonsense", "No such command 'nonsense'; see `main --help`"),
         ("ls --nonsense", "No such option '--nonsense'; see `main ls --help`"),
+        ("stats --jso", "No such option '--jso'. Did you mean '--json'? See `main stats --help`"),
         ("bench --op", "Option '--op' requires an argument; see `main bench --help`"),
         ("warm", "Missing argument 'TRACES...'; see `main warm --help`"),
         ("warm x --device tpu", "Invalid value for '--device': 'tpu' is not one of 'cpu', 'cuda';"),

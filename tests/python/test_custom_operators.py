@@ -525,6 +525,8 @@ def test_names_and_functions_that_make_no_operator() -> None:
             op(name)
     with pytest.raises(TypeError, match="Python function"):
         op("demo::torch_abs")(torch.abs)
+    with pytest.raises(ValueError, match=r"demo::untyped: .*name a schema="):
+        op("demo::untyped")(_function("def f(x):\n    return x\n"))
 
 
 def _function(source: str, **namespace: Any) -> types.FunctionType:
