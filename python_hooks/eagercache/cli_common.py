@@ -17,6 +17,9 @@ from eagercache._load import core
 
 BAD_USAGE = 2
 
+# What a group without a command raises to print its help; click has it since 8.2.
+_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
 
 class Unusable(click.ClickException):
     """Bad usage, or a store that cannot be opened: one line, exit code 2."""
@@ -42,8 +45,8 @@ class OneLine(click.Group):
 def _one_line(outer: click.Context | None = None) -> Iterator[None]:
     try:
         yield
-    except click.exceptions.NoArgsIsHelpError:
-        raise  # prints the help
+    except _HELP:
+        raise
     except click.UsageError as error:
         command = "eagercache"
         if error.ctx is not None:
