@@ -272,6 +272,7 @@ class CustomOperator(Generic[_P, _R]):
             session.warn(
                 f"refused:{self.name}:{reason}",
                 f"{self.name} stays uncompiled and is answered by its own function: {reason}.",
+                self._function.__code__,
             )
 
     def note_verdict(self, digest: str, reason: str) -> None:

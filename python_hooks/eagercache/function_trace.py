@@ -50,7 +50,11 @@ def observe(operator: CustomOperator[Any, Any], call: Call) -> None:
     try:
         _observe(operator, call)
     except Unfit as error:
-        raise FunctionRefused(str(error)) from error
+        function: Any = operator.function
+        code, reason = function.__code__, str(error)
+        if not reason.startswith("line "):  # found after a run, of the function as a whole
+            reason = f"line {code.co_firstlineno} of {code.co_name}: {reason}"
+        raise FunctionRefused(reason) from error
 
 
 def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from eagercache.service import CompileService
 
 
@@ -103,11 +105,17 @@ class Session:
         self.lock = threading.RLock()
         self._service_lock = threading.Lock()
 
-    def warn(self, key: str, message: str) -> None:
-        """Warns once per process for each `key`."""
-        if key not in self.warned:
-            self.warned.add(key)
-            warnings.warn(f"eagercache: {message}", RuntimeWarning, stacklevel=4)
+    def warn(self, key: str, message: str, about: CodeType | None = None) -> None:
+        """Warns once per process for each `key`; at the place of that code, where there is one."""
+        if key in self.warned:
+            return
+        self.warned.add(key)
+        text = f"eagercache: {message}"
+        if about is None:
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        else:
+            place = about.co_filename, about.co_firstlineno
+            warnings.warn_explicit(text, RuntimeWarning, *place)
 
 
 session = Session()

@@ -432,6 +432,8 @@ with warnings.catch_warnings(record=True) as caught:
     eagercache.wait(60)
 report(at_decoration=at_decoration, answers=answers,
        warnings=[str(w.message) for w in caught], hits=eagercache.stats().hits,
+       places=[(w.filename, w.lineno) for w in caught],
+       counts_at=(counts.function.__code__.co_filename, counts.function.__code__.co_firstlineno),
        explained=str(eagercache.explain(branches, torch.ones(4))),
        reasons={op.name: op.refusal for op in (prints, captures, branches, writes, counts, draws)})
 """,
@@ -445,9 +447,11 @@ report(at_decoration=at_decoration, answers=answers,
     assert "of captures: table is a tensor" in reasons["demo::captures"]
     assert "of branches: it reads a tensor's value" in reasons["demo::branches"]
     assert "of writes: it writes to an argument (aten::mul_)" in reasons["demo::writes"]
-    assert "changes what it refers to" in reasons["demo::counts"]
+    assert "of counts: it changes what it refers to" in reasons["demo::counts"]
     assert "of draws: it draws random numbers (aten::rand_like)" in reasons["demo::draws"]
-    assert all(reason.startswith(("line ", "it ")) for reason in reasons.values())
+    assert all(reason.startswith("line ") for reason in reasons.values())
+    at = result["counts_at"]
+    assert f"line {at[1]} of counts" in reasons["demo::counts"] and at in result["places"]
     assert any("demo::prints stays uncompiled" in text for text in result["at_decoration"])
     assert len([text for text in result["warnings"] if "stays uncompiled" in text]) == 6
     assert reasons["demo::branches"] in result["explained"]
