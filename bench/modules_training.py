@@ -134,13 +134,12 @@ def run_compiled(name: str, options: argparse.Namespace) -> dict[str, Any]:
     work = make_workload(name, options)
     eager = work.step_of(work.model)
     modules.block_ms(eager, 3, device)
-    (before,) = modules.by_turns([eager], pairs, device)
     compiled = work.step_of(torch.compile(work.model))
     begin = time.perf_counter()
     modules.block_ms(compiled, 3, device)
     seconds = time.perf_counter() - begin
-    (after,) = modules.by_turns([compiled], pairs, device)
-    ratio = statistics.median(before) / statistics.median(after)
+    before, after = modules.by_turns([eager, compiled], pairs, device)
+    ratio = statistics.median(a / b for a, b in zip(before, after, strict=True))
     return {"ratio": ratio, "seconds": seconds, "peak": peak_bytes(compiled, device)}
 
 
