@@ -54,6 +54,12 @@ def _words(_: Any, __: Any, text: str) -> list[str]:
     multiple=True,
     help="A state of another torch version, for the totals of --write-docs.",
 )
+@click.option(
+    "--fuzz",
+    type=click.Path(path_type=Path, exists=True),
+    multiple=True,
+    help="What `make fuzz` wrote to --json, for --write-docs.",
+)
 def main(
     state: Path,
     also: tuple[Path, ...],
@@ -72,6 +78,7 @@ def main(
     report: bool,
     write_docs: tuple[Path, ...],
     versions: tuple[Path, ...],
+    fuzz: tuple[Path, ...],
 ) -> None:
     """Puts every eligible operator through eagercache and compares it with native.
 
@@ -106,8 +113,10 @@ def main(
     for folder in versions if write_docs else ():
         other = State.open(folder.absolute())
         beside.append((other, counted_units(other, device)))
+    programs = [json.loads(path.read_text(encoding="utf-8")) for path in fuzz]
     for path in write_docs:
-        path.write_text(summary.document(kept, known, device, beside), encoding="utf-8")
+        page = summary.document(kept, known, device, beside, programs)
+        path.write_text(page, encoding="utf-8")
     print(json.dumps(totals, indent=1) if as_json else summary.text(kept, totals))
     sys.exit(1 if totals["disagreements"] or totals["crashes"] else 0)
 

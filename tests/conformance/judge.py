@@ -243,6 +243,25 @@ def repeatable(one: Observation, other: Observation) -> bool:
     return len(one.values) == len(other.values) and not compare(one, other, None)
 
 
+def without_memory(
+    expected: Observation, actual: Observation, again: Sequence[Observation], wider: Wider | None
+) -> list[str]:
+    """What is left of the differences where native's memory is another one in each run.
+
+    Such as lies behind what a resized tensor reaches. Empty where its values are, too, since then
+    there is nothing to compare with. ``again`` are further runs.
+    """
+    if expected.error or actual.error:
+        return []
+    for other in again:
+        if len(other.values) != len(expected.values) or not all(
+            map(same_bits, other.values, expected.values)
+        ):
+            return []
+    found = _metadata("output", expected.outputs, actual.outputs)
+    return found or differences(expected.values, actual.values, wider)
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 

@@ -84,10 +84,12 @@ def document(
     known: Sequence[Unit],
     device: str,
     beside: Sequence[tuple[State, Sequence[Unit]]] = (),
+    programs: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """docs/reference/conformance.md.
 
     ``beside``: runs with other torch versions, of which it has the totals and what disagreed.
+    ``programs``: results of `make fuzz`.
     """
     runs = [(state, known), *beside]
     lines = [
@@ -122,6 +124,7 @@ def document(
         "",
         *_not_run(runs, device),
         "",
+        *_random_programs(programs),
         "## Operators that are enabled by default",
         "",
         *_of_the_first(runs, device),
@@ -146,7 +149,7 @@ _NAMES = {
     "units": "units (operator, dtype, stage) there are",
     "units_done": "units done",
     "units_incomplete": "units begun and not complete",
-    "operators": "operators of the database",
+    "operators": "operators of the database that were asked for",
     "operators_done": "operators with at least one unit done",
     "samples": "samples, called as users call them",
     "backend_calls": "different backend calls among them, called alone",
@@ -233,6 +236,27 @@ def _not_run(runs: Runs, device: str) -> Iterable[str]:
     for stage, dtype in dict.fromkeys(key for there, _ in counts for key in there):
         cells = (f"{there[stage, dtype]} | {missing[stage, dtype]}" for there, missing in counts)
         yield f"| {stage} | {dtype} | " + " | ".join(cells) + " |"
+
+
+def _random_programs(results: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    if not results:
+        return
+    yield "## Random programs"
+    yield ""
+    yield "Programs of 1 to 20 calls (`make fuzz`), run with and without kernels in one process,"
+    yield "and compared after every call."
+    yield ""
+    for one in results:
+        totals, answered, pool = one["totals"], one["answered"], one["pool"]
+        every = sum(answered.values())
+        yield f"- torch {one['torch']}, {one['date']}, {one['jobs']} processes, seed {one['seed']}:"
+        yield f"  {totals['calls']:,} calls of {totals['programs']:,} programs, drawn from"
+        yield f"  {pool['keys']:,} keys, of which {pool['kernels']:,} have a kernel;"
+        yield f"  {totals['gradients']:,} gradients; {totals['raised']:,} calls raised both ways;"
+        yield f"  {answered['hits'] / every:.1%} of {every:,} calls of operators were answered by"
+        yield f"  kernels; {totals['judged']:,} answers differ within their numerics class;"
+        yield f"  {len(one['findings'])} disagreements, {one['crashes']} crashes."
+    yield ""
 
 
 def _operator_table(state: State) -> Iterable[str]:

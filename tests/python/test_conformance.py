@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from conformance import runner, summary, units
-from conformance.judge import compare, observe
+from conformance.judge import Observation, compare, observe, without_memory
 from conformance.reference import Wider, _moves, differences
 from conformance.runner import State
 from conftest import PACKAGE_ROOT, clean_environment
@@ -350,6 +350,35 @@ def test_steps_in_half_precision_may_round_as_natives_do_and_no_more() -> None:
     assert differences([good], [good * 1.05], wider)
 
 
+def test_no_excuse_grows_with_natives_largest_errors() -> None:
+    # Native is off by hundreds of units where a square is nearly one, as some of those drawn are.
+    x = torch.full((64,), 0.7)
+    wider = Wider(lambda a: [a * a - 1], x, pointwise=True)
+    right = (x.double().square() - 1).float()
+    assert differences([x * x - 1], [right], wider) == []
+    assert differences([x * x - 1], [right * (1 + 2**-17)], wider)
+
+
+def test_numbers_that_are_only_moved_must_be_natives_whatever_their_squares() -> None:
+    x = torch.tensor([3e38, -1.5, 2.0, math.inf, 7.0])
+    wider = Wider(lambda a: [a.roll(1)], x, pointwise=False)
+    assert differences([x.roll(1)], [x.roll(2)], wider)
+    total = Wider(lambda a: [a.square().cumsum(0)], x, pointwise=False)
+    made = x.square().cumsum(0)
+    assert differences([made], [made.clone().clamp(max=3e38)], total) == []
+
+
+def test_values_count_where_only_natives_memory_is_another_one_each_time() -> None:
+    def with_rest(rest: float, value: float = 1.0) -> Observation:
+        memory = torch.tensor([value, rest])
+        return observe(lambda a: a[:1].clone(), memory)
+
+    again = [with_rest(2.0), with_rest(3.0)]
+    assert without_memory(with_rest(1.0), with_rest(4.0), again, None) == []
+    assert without_memory(with_rest(1.0), with_rest(4.0, 5.0), again, None)
+    assert without_memory(with_rest(1.0), with_rest(4.0, 5.0), [with_rest(1.0, 6.0)], None) == []
+
+
 def test_inputs_that_only_other_numbers_change_are_compared_too() -> None:
     def add_norm(arguments: Any) -> Any:
         x, mean = arguments
@@ -458,7 +487,13 @@ def test_the_page_has_the_totals_of_each_torch_version(tmp_path: Path) -> None:
         (state.folder / "units-cpu.json").write_text(json.dumps(counts))
         state.add({"unit": "cpu/abs/bool/first", **tally, "disagreements": found})
         runs.append((state, runner.counted_units(state, "cpu")))
-    page = summary.document(*runs[0], "cpu", runs[1:])
+    programs = {
+        "torch": "2.11.0", "date": "2026-01-01", "jobs": 2, "seed": 3, "findings": [], "crashes": 0,
+        "totals": {"calls": 1234567, "programs": 9, "gradients": 1, "raised": 2, "judged": 3},
+        "answered": {"hits": 3, "native": 1}, "pool": {"keys": 7, "kernels": 6},
+    }  # fmt: skip
+    page = summary.document(*runs[0], "cpu", runs[1:], [programs])
+    assert "1,234,567 calls of 9 programs" in page and "75.0% of 4 calls" in page
     assert "| | 2.11.0 | 2.15.0 |" in page
     assert "| comparisons with native | 50 | 50 |" in page
     assert "| disagreements | 0 | 1 |" in page
