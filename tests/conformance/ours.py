@@ -20,6 +20,8 @@ from eagercache.service import CompileService, ServiceSettings, cpu_seconds
 
 # A batch of this many kernels shares one run of the C++ compiler.
 LARGEST_BATCH = 24
+# Characters of a described call's arguments; those of lists are longer.
+LONG_ARGUMENTS = 3000
 
 
 @dataclass
@@ -110,7 +112,27 @@ class Ours:
     ) -> Compiled:
         """Kernels for the described calls, as many as are made before ``until`` (time.time())."""
         done = Compiled(asked=len(rows))
+        # A batch holds the locks of all of its keys: others, who want the same clone, are not to
+        # wait for lists of tensors to be compiled.
+        parts: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+        for row in rows:
+            parts[len(json.dumps(row["args"])) > LONG_ARGUMENTS].append(row)
+        for part in parts:
+            if part and not done.cut:
+                self._compile_part(part, done, until, progress)
+        if done.cut:
+            self.close()
+        return done
+
+    def _compile_part(
+        self,
+        rows: list[dict[str, Any]],
+        done: Compiled,
+        until: float,
+        progress: Callable[[], None],
+    ) -> None:
         changed = threading.Condition()
+        wanted = len(done.verdicts) + len(rows)
 
         def answered(digest: str, response: dict[str, Any]) -> None:
             with changed:
@@ -126,13 +148,10 @@ class Ours:
         for row in rows:
             service.submit(row, lambda response, digest=row["digest"]: answered(digest, response))
         with changed:
-            while len(done.verdicts) < len(rows) and time.time() < until:
+            while len(done.verdicts) < wanted and time.time() < until:
                 changed.wait(0.5)
                 progress()
-            done.cut = len(done.verdicts) < len(rows)
-        if done.cut:
-            self.close()
-        return done
+            done.cut = len(done.verdicts) < wanted
 
     def _running_service(self) -> CompileService:
         if self._service is None:
@@ -154,6 +173,7 @@ class Ours:
                     requests_per_worker=4000,
                     request_timeout=150.0,
                     idle_timeout=600.0,  # while its kernels are compared
+                    busy_longest_delay=1.0,
                     worker_arguments=("-m", "conformance.untimed_worker"),
                     **on_gpu,
                 )
