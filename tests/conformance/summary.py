@@ -256,6 +256,8 @@ def _random_programs(results: Sequence[Mapping[str, Any]]) -> Iterable[str]:
         yield f"  {answered['hits'] / every:.1%} of {every:,} calls of operators were answered by"
         yield f"  kernels; {totals['judged']:,} answers differ within their numerics class;"
         yield f"  {len(one['findings'])} disagreements, {one['crashes']} crashes."
+        for finding in one["findings"]:
+            yield f"  - {_cell(finding.get('small', finding['message']), 400)}"
     yield ""
 
 
