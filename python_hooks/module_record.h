@@ -110,6 +110,8 @@ class ModuleRecord {
   // Which calls its own forward answers, with those of the modules below it answered by themselves:
   // without gradients, with gradients.
   std::array<bool, 2> left{};
+  // So many of the next calls that may need gradients are taken for ones that are left.
+  unsigned passes = 0;
   bool asked = false;         // the Python side is looking, or has been asked to
   std::uint64_t version = 0;  // of changes noticed
   std::unique_ptr<ModuleGuard> guard;

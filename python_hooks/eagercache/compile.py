@@ -33,7 +33,7 @@ from .numerics import in_double
 from .ordinary_operands import looked_at, ordinary_inputs
 from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
-from .vector_math import improved
+from .vector_math import improved, improved_container
 from .wrapper_text import NotUnderstood
 
 
@@ -230,19 +230,22 @@ class Tools:
         directory: Path,
         check: Callable[[GeneratedText], None],
         beside: Callable[[], str] | None = None,
+        *,
+        improves: bool = False,
     ) -> Path:
         """The container of a whole graph, for the calling thread's number of threads, or its GPU.
 
         ``check`` sees the generated text before it is compiled and may raise CompileRefused;
-        ``beside``, called after it, gives C++ to be compiled behind the wrapper's. Raises
-        CompileRefused or CompileFailed.
+        ``beside``, called after it, gives C++ to be compiled behind the wrapper's. One that
+        ``improves`` has the functions and sums of `vector_math`, on CPU. Raises CompileRefused or
+        CompileFailed.
         """
         options = _compat.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
         )
         options.update(_compat.aot_graph_options())
         for_gpu = any(tensor.is_cuda for tensor in inputs)
-        taker = _TextChecker(check, beside)
+        taker = _TextChecker(check, beside, improves=improves and not for_gpu)
         if for_gpu:
             path = self._compile_for_gpu(graph, inputs, options, directory, taker)
         else:
@@ -328,17 +331,23 @@ class _TextChecker:
     """Shows a whole graph's generated text to somebody, and has it compiled."""
 
     def __init__(
-        self, check: Callable[[GeneratedText], None], beside: Callable[[], str] | None
+        self,
+        check: Callable[[GeneratedText], None],
+        beside: Callable[[], str] | None,
+        *,
+        improves: bool,
     ) -> None:
         self._check = check
         self._beside = beside
+        self._improves = improves
         self.checked = False
 
     def take(self, wrapper: str, kernel: str) -> tuple[str, str]:
         """The texts that AOTInductor is to make a container of."""
         self._check(read_generated_text(wrapper, kernel))
         self.checked = True
-        return wrapper + (self._beside() if self._beside else ""), kernel
+        better = improved_container(kernel) if self._improves else kernel
+        return wrapper + (self._beside() if self._beside else ""), better
 
 
 class _TextReader:

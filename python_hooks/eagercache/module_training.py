@@ -282,7 +282,7 @@ def _compile(
         folder = directory / name
         folder.mkdir()
         plain = tuple(example.detach() for example in examples)
-        paths.append(tools.container(graph, plain, folder, checked))
+        paths.append(tools.container(graph, plain, folder, checked, improves=True))
         for step, value in tools.commands.seconds.items():
             seconds[f"{name}.{step}"] = value
     if all(not text.kernels for text in texts):

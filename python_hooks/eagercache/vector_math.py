@@ -8,7 +8,8 @@ Sums are added up in chunks. The text adds up to 4,096 numbers one after the oth
 many times as much as native's pairwise sum where they are much alike.
 
 Neither gives native's bits, so that only kernels get it which need not have them: those of
-functions, where neither deterministic algorithms nor bitwise kernels are asked for.
+functions, where neither deterministic algorithms nor bitwise kernels are asked for, and of modules
+that are trained, whose gradients add up what native adds up in double (batch norm's).
 """
 
 from __future__ import annotations
@@ -31,6 +32,24 @@ def improved(text: str) -> str:
         text = pattern.sub(rf"{NAMESPACE}::{name}(\1)", text)
     return _with_chunks(text)
 
+
+def improved_container(text: str) -> str:
+    """The same for a file of Inductor's that is compiled alone: with `SOURCE` in it.
+
+    Longer sums than 4,096, and running means and variances (Welford's), which the text splits into
+    chunks of so many, have chunks of `_SHORT`.
+    """
+    better = improved(_HELPER.sub(rf"\g<1>{_SHORT}>", text))
+    if better == text:
+        return text
+    head, include, rest = better.partition(_INCLUDE)  # each kernel has its own
+    return f"{head}{include}\n{SOURCE}{rest}" if include else text
+
+
+_SHORT = 64
+_INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
+# Not a static one: it is meant for no more than one chunk, and begins once in a process.
+_HELPER = re.compile(r"^( *(?:CascadeSumHelper|WelfordHelper)<.*, )4096>", re.MULTILINE)
 
 # An accumulator that begins at zero.
 _SUM = re.compile(r"( *)(at::vec::Vectorized<float>|float) (\w*tmp_acc\w+) = (?:\2\(0\)|0);")

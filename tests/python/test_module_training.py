@@ -5,12 +5,17 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from pathlib import Path
+from typing import Any
 
+import eagercache
 import pytest
 import torch
 import training_zoo
 from conftest import module_kernels, run_program
-from eagercache.modules import explain_module
+from eagercache._load import core
+from eagercache.modules import explain_module, manager
+from torch import nn
 from training_checks import (
     NODE,
     Trained,
@@ -227,3 +232,30 @@ def test_it_is_off_unless_asked_for(
         model(x)
         assert model(x).grad_fn.name() != NODE
         assert "gradients" in explain_module(model)[0]
+
+
+def test_of_calls_that_are_left_one_in_sixteen_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
+    store = tmp_path / "cache"
+    store.mkdir(mode=0o700)
+    assert core is not None
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
+    options: dict[str, Any] = {"on_miss": "native", "modules": "auto", "cache_dir": store}
+    with eagercache.enable((), **options):
+        model(x)
+        core.module_leave(model, True, True)  # gradients=True, left=True
+        model(x)
+        before = dict(manager.stats())[model].native
+        model.extra = 1
+        looks = []
+        for _ in range(17):
+            model(x)
+            looks.append(manager._infos[model].looks)
+        assert looks == [1] * 15 + [2] * 2
+        assert dict(manager.stats())[model].native == before + 17
+        with torch.no_grad():
+            model.extra = 2
+            model(x)
+        assert manager._infos[model].looks == 3

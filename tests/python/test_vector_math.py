@@ -207,3 +207,31 @@ def test_only_accumulators_that_are_sums_alone_become_sums_in_chunks() -> None:
             }
 """.replace("VECTOR", "at::vec::Vectorized<float>")
     )
+
+
+def test_long_sums_of_a_container_have_short_chunks() -> None:
+    vector = "at::vec::Vectorized<float>"
+    head = '\n#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel()\n{\n'
+    text = f"""    {vector} tmp_acc0_vec = {vector}(0);
+    CascadeSumHelper<{vector}, 4096> cascade_helper0(static_cast<int64_t>(12544L));
+    WelfordHelper<{vector}, 4096> welford_helper0(static_cast<int64_t>(12544L));
+    static WelfordHelper<{vector}, 4096> masked_helper0(static_cast<int64_t>(0L));
+    tmp_acc0_vec = cascade_sum_combine(tmp1, &cascade_helper0);
+    tmp_acc0_vec = cascade_sum_final(&cascade_helper0);
+}}
+
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C" void other_kernel()
+{{
+}}
+"""
+    shorter = text.replace(
+        f"    CascadeSumHelper<{vector}, 4096>", f"    CascadeSumHelper<{vector}, 64>"
+    )
+    shorter = shorter.replace(
+        f"\n    WelfordHelper<{vector}, 4096>", f"\n    WelfordHelper<{vector}, 64>"
+    )
+    found = vector_math.improved_container(head + text)
+    assert found == head.replace(".h>", f".h>\n{vector_math.SOURCE}", 1) + shorter
+    same = head + "    auto tmp0 = in_ptr0[0];\n}\n"
+    assert vector_math.improved_container(same) == same
