@@ -8,7 +8,9 @@ Each side is a process of its own, and they take turns:
 stock      nothing is hooked
 native     hooked and decided for native; every call is looked at
 hit        a compiled kernel answers, a bare one
-container  a compiled kernel answers, in AOTInductor's container (never made of what writes)
+container  a compiled kernel answers, in AOTInductor's container. What writes an argument (add_,
+           add.out) has no figure here: a container returns memory of its own, none is ever made
+           of such a call, and where a bare kernel does not do native answers it
 upstream   PyTorch's own ``Library._impl_with_aoti_compile``, in a process that finds its cache warm
 
 "0" elements stand for one element without dimensions. Tensors are "inference" ones, or "plain" ones
@@ -53,8 +55,8 @@ UPSTREAM_SIZE = 8
 _CONTAINERS = """
 import eagercache.compile as _compile
 _init = _compile._TextTaker.__init__
-def _containers_only(self, call, allow_bare, *rest):
-    _init(self, call, False, *rest)
+def _containers_only(self, call, allow_bare, *rest, **named):
+    _init(self, call, False, *rest, **named)
 _compile._TextTaker.__init__ = _containers_only
 """
 

@@ -18,7 +18,9 @@ run        the same in a long run of an operator without kernels: few calls are 
 mixed      the same in a long run of an operator that has a kernel, for other calls
 allocates  a kernel answers that allocates its outputs and computes nothing
 bare       a compiled kernel answers, a bare one
-container  a compiled kernel answers, in AOTInductor's container (never made of what writes)
+container  a compiled kernel answers, in AOTInductor's container. What writes an argument (add_,
+           add.out) has no figure here: a container returns memory of its own, none is ever made
+           of such a call, and where a bare kernel does not do native answers it
 
 "0" elements stand for one element without dimensions. Tensors are "inference" ones, or "plain" ones
 that autograd looks at; "boxed" calls are those of inference tensors by callBoxed. The programs are
