@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from conftest import Program
-from eagercache import prove
+from eagercache import native_errors, prove
 from eagercache.calls import Call
 from eagercache.native_errors import AnswersErrors, must_raise_too
 from eagercache.prove import CannotProve, ProofFailed
@@ -452,6 +453,23 @@ def test_the_ends_of_a_dtype_are_tried_on_few_numbers() -> None:
     assert not call.forced  # the next call is nobody's
 
 
+def test_beside_tensors_on_a_gpu_only_numbers_on_the_host_are_tried() -> None:
+    call = Call(FILLED)
+    good = call.sample("ones", 0)
+
+    def move(*indices: int) -> int:
+        for index in indices:
+            call.tensors[index] = replace(call.tensors[index], device="cuda:0")
+        return len(list(native_errors._suspects(call, good, ())))
+
+    assert (move(), move(0, 1), move(2)) == (4, 4, 0)
+    few = Call({**FILLED, "args": [tensor((4,)), tensor((4,), dtype="bool"), tensor(())]})
+    good = few.sample("ones", 0)
+    few.tensors[0] = replace(few.tensors[0], device="cuda:0")
+    for _, sample in native_errors._suspects(few, good, ()):
+        assert torch.equal(sample.values[0], torch.ones(4))  # it is on the GPU
+
+
 def test_undefined_outputs_cannot_be_compared() -> None:
     description = describe(
         "native_layer_norm_backward",
@@ -495,7 +513,7 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
     result = program(
         """
         import torch
-        from eagercache import prove
+        from eagercache import native_errors, prove
         from eagercache._load import core
         core.register("aten::var", "correction", "CPU")
         probe = core.Probe("aten::var", "correction", "CPU")
