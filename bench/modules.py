@@ -158,14 +158,18 @@ def run_until_decided(call: Callable[[], Any], device: str) -> tuple[float, list
     return decided, taken[: until or None]
 
 
-def two_sides(call: Callable[[], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """``call`` without and with kernels of whole modules."""
+def two_sides(
+    call: Callable[[], Any], *, operators: bool = False
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """``call`` without and with kernels of whole modules, and of single ``operators``."""
     from eagercache._load import core
 
     def side(active: bool) -> Callable[[], Any]:
         def run() -> Any:
             assert core is not None
             core.set_modules_active(active)
+            if operators:
+                core.set_answering(active)
             return call()
 
         return run
@@ -183,13 +187,15 @@ def measure(
     import eagercache
 
     device, begin = options.device, time.perf_counter()
-    eagercache.enable(ops=(), modules="auto", on_miss=options.on_miss)
+    ops: dict[str, Any] = {} if options.operators else {"ops": ()}
+    eagercache.enable(modules="auto", on_miss=options.on_miss, **ops)
     if options.on_miss == "background":
         seconds, taken = run_until_decided(call, device)
     else:
         taken = [block_ms(call, 1, device) for _ in range(first_calls)]
         seconds = time.perf_counter() - begin
-    eager_ms, accelerated_ms = by_turns([*two_sides(call)], options.pairs, device)
+    sides = two_sides(call, operators=options.operators)
+    eager_ms, accelerated_ms = by_turns([*sides], options.pairs, device)
     ratios = sorted(e / a for e, a in zip(eager_ms, accelerated_ms, strict=True))
     return {
         "eager_ms": statistics.median(eager_ms),
@@ -348,6 +354,9 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", help="names, with commas between them")
     parser.add_argument("--output", type=Path, help="where the Markdown goes")
+    parser.add_argument(
+        "--operators", action="store_true", help="kernels of single operators, too, as by default"
+    )
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--on-miss", default="wait", help=argparse.SUPPRESS)
     return parser
@@ -381,6 +390,7 @@ def measure_models(
         def in_process(name: str, on_miss: str) -> dict[str, Any]:
             wanted = ["--run", name, "--on-miss", on_miss, "--device", options.device]
             wanted += ["--threads", str(options.threads), "--pairs", str(options.pairs), *more]
+            wanted += ["--operators"] if options.operators else []
             result: dict[str, Any] = frame.in_process(script, *wanted, **settings)
             return result
 

@@ -1,14 +1,16 @@
-"""Training steps of whole models under ``enable(modules="auto")`` beside eager.
+"""Training steps of whole models with kernels of modules beside eager.
 
     .venv/bin/python bench/modules_training.py [--device cpu] [--threads 2] [--pairs 20]
                                                [--models resnet18:4,mlp:256] [--compile] [--bars]
                                                [--json FILE] [--seconds 540] [--output X.md]
+                                               [--operators]
 
 A step is forward, loss, backward and SGD, and on a GPU that of `whole_models.py`. Each model is
 unmodified, with random weights, in a process of its own over one store that starts empty, and
 trains until its kernels are decided, as in `modules.py`. Then eager and accelerated steps take
 turns in that process; a second process says what it compiled and how its calls were answered. On a
-GPU, and with ``--compile``, a third one measures torch.compile. "Kept" is the memory that the
+GPU, and with ``--compile``, a third one measures torch.compile. With ``--operators`` single
+operators have kernels, too, as ``enable(modules="auto")`` has it; without, modules alone. "Kept" is the memory that the
 forward has made and that is there until the backward, as torch's profiler counts it.
 
 "Gain" is the share of torch.compile's: of a step's time that it saves, what is saved. What the user
@@ -156,7 +158,10 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     measured = modules.measure(step, options, 20)  # every level has been asked by then
     return {
         **measured,
-        "peaks": [peak_bytes(side, options.device) for side in modules.two_sides(step)],
+        "peaks": [
+            peak_bytes(side, options.device)
+            for side in modules.two_sides(step, operators=options.operators)
+        ],
         "kept": [
             kept_bytes(side, options.device)
             for side in modules.two_sides(lambda: work.loss(work.model))
