@@ -10,8 +10,9 @@ unmodified, with random weights, in a process of its own over one store that sta
 trains until its kernels are decided, as in `modules.py`. Then eager and accelerated steps take
 turns in that process; a second process says what it compiled and how its calls were answered. On a
 GPU, and with ``--compile``, a third one measures torch.compile. With ``--operators`` single
-operators have kernels, too, as ``enable(modules="auto")`` has it; without, modules alone. "Kept" is the memory that the
-forward has made and that is there until the backward, as torch's profiler counts it.
+operators have kernels, too, as ``enable(modules="auto")`` has it; without, modules alone. "Kept" is
+the memory that the forward has made and that is there until the backward, as torch's profiler
+counts it.
 
 "Gain" is the share of torch.compile's: of a step's time that it saves, what is saved. What the user
 waited is the longest step until all is decided less an eager one, and what all those steps took
