@@ -64,6 +64,19 @@ Result<std::unique_ptr<ContainerKernel>> ContainerKernel::create(const SharedLib
 LoadedKernel::Outcome ContainerKernel::run(std::span<const at::Tensor* const> inputs,
                                            std::span<at::Tensor> outputs,
                                            c10::Device device) noexcept {
+  const Outcome outcome = model_->lends(inputs.size()) ? model_->run_lent(inputs, outputs)
+                                                       : run_with_handles(inputs, outputs, device);
+  if (outcome == Outcome::kAnswered) {
+    for (std::size_t i = 0; i < output_strides_.size() && i < outputs.size(); ++i) {
+      adopt_strides(outputs[i], output_strides_[i]);
+    }
+  }
+  return outcome;
+}
+
+LoadedKernel::Outcome ContainerKernel::run_with_handles(std::span<const at::Tensor* const> inputs,
+                                                        std::span<at::Tensor> outputs,
+                                                        c10::Device device) noexcept {
   if (inputs.size() > TensorArguments::kCapacity) {
     return Outcome::kFailed;
   }
@@ -77,13 +90,7 @@ LoadedKernel::Outcome ContainerKernel::run(std::span<const at::Tensor* const> in
       return Outcome::kNotStarted;
     }
   }
-  const Outcome outcome = model_->run({handles.data(), inputs.size()}, outputs, device);
-  if (outcome == Outcome::kAnswered) {
-    for (std::size_t i = 0; i < output_strides_.size() && i < outputs.size(); ++i) {
-      adopt_strides(outputs[i], output_strides_[i]);
-    }
-  }
-  return outcome;
+  return model_->run({handles.data(), inputs.size()}, outputs, device);
 }
 
 }  // namespace eagercache

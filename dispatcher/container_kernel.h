@@ -40,6 +40,9 @@ class ContainerKernel final : public LoadedKernel {
   std::size_t num_outputs() const noexcept override { return model_->num_outputs(); }
 
  private:
+  Outcome run_with_handles(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+                           c10::Device device) noexcept;
+
   explicit ContainerKernel(std::unique_ptr<ModelContainer> model) : model_(std::move(model)) {}
 
   const std::unique_ptr<ModelContainer> model_;

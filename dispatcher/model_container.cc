@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -103,6 +104,7 @@ Result<std::unique_ptr<ModelContainer>> ModelContainer::open(const SharedLibrary
   if (model->num_inputs_ > limits.inputs || model->num_outputs_ > limits.outputs) {
     return Status(StatusCode::kIncompatible, "the kernel takes or returns too many tensors");
   }
+  model->lends_ = device.is_cpu() && ContainerFrame::connect(library);
   return model;
 }
 
@@ -110,7 +112,7 @@ LoadedKernel::Outcome ModelContainer::run(std::span<TensorHandle> inputs,
                                           std::span<at::Tensor> outputs,
                                           c10::Device device) noexcept {
   if (ran_once_.load(std::memory_order_acquire)) [[likely]] {
-    return run_now(inputs, outputs, device);
+    return run_now(inputs, outputs, device, nullptr);
   }
   return run_first(inputs, outputs, device);
 }
@@ -123,6 +125,9 @@ LoadedKernel::Outcome ModelContainer::run_first(std::span<TensorHandle> inputs,
     drop(inputs);
     return LoadedKernel::Outcome::kNotStarted;
   }
+  if (ran_once_.load(std::memory_order_relaxed)) {
+    return run_now(inputs, outputs, device, nullptr);  // another thread's ended meanwhile
+  }
   std::optional<RelaxedCapture> relaxed;
   if (!device.is_cpu()) {
     relaxed.emplace();
@@ -130,7 +135,8 @@ LoadedKernel::Outcome ModelContainer::run_first(std::span<TensorHandle> inputs,
   if (watcher_) {
     watcher_(true);
   }
-  const LoadedKernel::Outcome outcome = run_now(inputs, outputs, device);
+  made_.clear();
+  const LoadedKernel::Outcome outcome = run_now(inputs, outputs, device, &made_);
   if (watcher_) {
     watcher_(false);
   }
@@ -141,8 +147,8 @@ LoadedKernel::Outcome ModelContainer::run_first(std::span<TensorHandle> inputs,
 }
 
 LoadedKernel::Outcome ModelContainer::run_now(std::span<TensorHandle> inputs,
-                                              std::span<at::Tensor> outputs,
-                                              c10::Device device) noexcept {
+                                              std::span<at::Tensor> outputs, c10::Device device,
+                                              std::vector<ContainerFrame::Made>* noted) noexcept {
   void* stream = nullptr;
   if (inputs.size() != num_inputs_ || outputs.size() != num_outputs_) {
     drop(inputs);
@@ -157,6 +163,10 @@ LoadedKernel::Outcome ModelContainer::run_now(std::span<TensorHandle> inputs,
     if (!device.is_cpu()) {
       guard.emplace(device);
     }
+    std::optional<ContainerFrame> frame;
+    if (lends_) {
+      frame.emplace(noted);
+    }
     c10::SmallVector<TensorHandle, 16> output_handles(outputs.size(), nullptr);
     // The arrays stay ours; the container takes the inputs' tensors and gives us the outputs'.
     const std::int32_t error = run_(container_, inputs.data(), inputs.size(), output_handles.data(),
@@ -165,6 +175,31 @@ LoadedKernel::Outcome ModelContainer::run_now(std::span<TensorHandle> inputs,
       if (auto* tensor = static_cast<at::Tensor*>(output_handles[i])) {
         outputs[i] = std::move(*tensor);
         delete tensor;
+      }
+    }
+    return error == 0 ? LoadedKernel::Outcome::kAnswered : LoadedKernel::Outcome::kFailed;
+  } catch (...) {
+    return LoadedKernel::Outcome::kFailed;
+  }
+}
+
+LoadedKernel::Outcome ModelContainer::run_lent(std::span<const at::Tensor* const> inputs,
+                                               std::span<at::Tensor> outputs) noexcept {
+  if (inputs.size() != num_inputs_ || outputs.size() != num_outputs_) {
+    return LoadedKernel::Outcome::kFailed;
+  }
+  try {
+    std::array<TensorHandle, ContainerFrame::kMostInputs> handles;
+    const ContainerFrame frame(made_, inputs, handles.data());
+    c10::SmallVector<TensorHandle, 16> output_handles(outputs.size(), nullptr);
+    const std::int32_t error = run_(container_, handles.data(), inputs.size(),
+                                    output_handles.data(), outputs.size(), nullptr, nullptr);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (auto* tensor = static_cast<at::Tensor*>(output_handles[i])) {
+        outputs[i] = std::move(*tensor);
+        if (!frame.has(tensor)) {
+          delete tensor;
+        }
       }
     }
     return error == 0 ? LoadedKernel::Outcome::kAnswered : LoadedKernel::Outcome::kFailed;

@@ -11,7 +11,9 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
+#include "dispatcher/container_frame.h"
 #include "dispatcher/loaded_kernel.h"
 #include "kernel_cache/shared_library.h"
 #include "kernel_cache/status.h"
@@ -48,6 +50,15 @@ class ModelContainer {
   LoadedKernel::Outcome run(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
                             c10::Device device) noexcept;
 
+  // Whether run_lent() may be called: the container comes to ContainerFrame, and has run once.
+  bool lends(std::size_t num_inputs) const noexcept {
+    return lends_ && num_inputs <= ContainerFrame::kMostInputs &&
+           ran_once_.load(std::memory_order_acquire);
+  }
+  // As run(), on CPU, where the inputs stay the caller's: makes no handle on the heap.
+  LoadedKernel::Outcome run_lent(std::span<const at::Tensor* const> inputs,
+                                 std::span<at::Tensor> outputs) noexcept;
+
   // `watcher` learns of the beginning and the end of every run up to the first one that answers; it
   // must not throw. Before the container is given to other threads.
   void watch_first_run(std::function<void(bool begins)> watcher) { watcher_ = std::move(watcher); }
@@ -67,13 +78,17 @@ class ModelContainer {
   LoadedKernel::Outcome run_first(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
                                   c10::Device device) noexcept;
   LoadedKernel::Outcome run_now(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
-                                c10::Device device) noexcept;
+                                c10::Device device,
+                                std::vector<ContainerFrame::Made>* noted) noexcept;
 
   std::optional<SharedLibrary> library_;  // set by open()
   void* container_ = nullptr;
   RunFunction run_ = nullptr;
   std::size_t num_inputs_ = 0;
   std::size_t num_outputs_ = 0;
+  bool lends_ = false;
+  // What the first run that answered made; guarded by first_run_mutex_, constant once ran_once_.
+  std::vector<ContainerFrame::Made> made_;
   // The first run folds constants and loads what runs on a GPU; it is made alone. Others that
   // arrive meanwhile do not wait: native answers them.
   std::atomic<bool> ran_once_{false};

@@ -25,7 +25,7 @@ from . import _compat
 from .bare import BareBuilder
 from .calls import Call, TensorSpec
 from .commands import CompileFailed, CompileRefused
-from .container import BuildCommands
+from .container import SEAMS, BuildCommands
 from .foreach import each_alone
 from .generated_text import GeneratedText, admit, read_generated_text
 from .launch_plan import IndexRange, LaunchPlan, read_launch_plan
@@ -214,7 +214,7 @@ class Tools:
             directory, self.commands.compiler.path, call.state.num_threads
         )
         taker = _TextTaker(call, allow_bare, ranges, improves=improves)
-        path = self._compile(graph, inputs, options, directory, taker)
+        path = self._compile(graph, inputs, options, directory, taker, seams=True)
         if taker.text is None:
             raise CompileRefused("nothing was generated")
         if taker.plan is None:
@@ -307,8 +307,9 @@ class Tools:
         taker: _TextTaker | _TextChecker | _TextReader,
         *,
         for_gpu: bool = False,
+        seams: bool = False,
     ) -> str:
-        self.commands.begin(directory, for_gpu=for_gpu)
+        self.commands.begin(directory, for_gpu=for_gpu, seams=seams)
         self._taker = taker
         try:
             with torch.no_grad():
@@ -382,8 +383,8 @@ class _TextTaker:
         self.exact: LaunchPlan | None = None
         self.why_container = ""
 
-    def take(self, wrapper: str, kernel: str) -> str | None:
-        """The text is in the plan: any string. None: AOTInductor is to make a container."""
+    def take(self, wrapper: str, kernel: str) -> str | tuple[str, str]:
+        """The text is in the plan: any string. Two texts: AOTInductor is to make a container."""
         self.text = read_generated_text(wrapper, kernel)
         admit(self.text, self._call, checked=bool(self._ranges))
         if not self._allow_bare:
@@ -391,7 +392,7 @@ class _TextTaker:
             if looked_at(self._call):
                 raise CompileRefused("its weights are to be looked at, and a bare kernel failed")
             self.why_container = "a bare kernel did not do"
-            return None
+            return wrapper + SEAMS, kernel
         try:
             self.plan = self._read_plan(wrapper, kernel)
             if self._improves:
@@ -408,7 +409,7 @@ class _TextTaker:
                     f"its weights are to be looked at, and its text has {error}"
                 ) from error
             self.why_container = str(error)
-            return None
+            return wrapper + SEAMS, kernel
         refuse_other_writes(self.plan, self._call)
         return "bare"
 

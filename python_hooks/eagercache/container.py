@@ -17,6 +17,55 @@ from .toolchain import Compiler, Isa, rewrite_command
 KERNELS_BEFORE_HEADERS = 2
 
 
+# Behind the wrapper's text of an operator's container, whose linker gives it these functions in the
+# place of torch's: what loads the container may answer them, for less (dispatcher/container_frame).
+SEAMS = """
+extern "C" {
+
+using EagercacheMake = int32_t (*)(
+    int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, AtenTensorHandle*);
+using EagercacheDrop = int32_t (*)(AtenTensorHandle);
+static EagercacheMake eagercache_make = nullptr;
+static EagercacheDrop eagercache_drop = nullptr;
+
+// The same functions every time, whatever else runs meanwhile.
+__attribute__((visibility("default"))) void eagercache_connect(
+    EagercacheMake make, EagercacheDrop drop) {
+  __atomic_store_n(&eagercache_make, make, __ATOMIC_RELEASE);
+  __atomic_store_n(&eagercache_drop, drop, __ATOMIC_RELEASE);
+}
+
+AOTITorchError __real_aoti_torch_empty_strided(
+    int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, AtenTensorHandle*);
+__attribute__((visibility("hidden")))
+AOTITorchError __wrap_aoti_torch_empty_strided(
+    int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+    int32_t device_type, int32_t device_index, AtenTensorHandle* made) {
+  const EagercacheMake make = __atomic_load_n(&eagercache_make, __ATOMIC_ACQUIRE);
+  if (make && make(ndim, sizes, strides, dtype, device_type, device_index, made) == 0) {
+    return AOTI_TORCH_SUCCESS;
+  }
+  return __real_aoti_torch_empty_strided(
+      ndim, sizes, strides, dtype, device_type, device_index, made);
+}
+
+AOTITorchError __real_aoti_torch_delete_tensor_object(AtenTensorHandle);
+__attribute__((visibility("hidden")))
+AOTITorchError __wrap_aoti_torch_delete_tensor_object(AtenTensorHandle handle) {
+  const EagercacheDrop drop = __atomic_load_n(&eagercache_drop, __ATOMIC_ACQUIRE);
+  if (drop && drop(handle) == 0) {
+    return AOTI_TORCH_SUCCESS;
+  }
+  return __real_aoti_torch_delete_tensor_object(handle);
+}
+
+}  // extern "C"
+"""
+_SEAM_FLAGS = tuple(
+    f"-Wl,--wrap=aoti_torch_{name}" for name in ("empty_strided", "delete_tensor_object")
+)
+
+
 class BuildCommands:
     """Runs AOTInductor's compiler commands for one worker process.
 
@@ -34,6 +83,7 @@ class BuildCommands:
         self._uses_regex_object = False
         self._cuda: CudaBuild | None = None  # once there was a container for a GPU
         self._for_gpu = False
+        self._seams = False
         self.seconds: dict[str, float] = {}
         _compat.prepare_inductor()
         _compat.set_vector_isa(isa)
@@ -44,13 +94,17 @@ class BuildCommands:
         """The compiler that every command is run with."""
         return self._compiler
 
-    def begin(self, directory: Path, *, for_gpu: bool = False) -> None:
-        """Commands until `end` or `abandon` work in ``directory``. Raises CompileFailed."""
+    def begin(self, directory: Path, *, for_gpu: bool = False, seams: bool = False) -> None:
+        """Commands until `end` or `abandon` work in ``directory``. Raises CompileFailed.
+
+        With ``seams`` the wrapper's text has `SEAMS`.
+        """
         if for_gpu and self._cuda is None:
             folder = (self._headers or directory) / "cuda"
             folder.mkdir()
             self._cuda = CudaBuild(self._compiler.path, folder)
         self._for_gpu = for_gpu
+        self._seams = seams
         self._directory = directory
         self._uses_regex_object = False
         self.seconds = {}
@@ -80,6 +134,8 @@ class BuildCommands:
             self._finish_running()
             if self._uses_regex_object:
                 words.append(str(self._regex_object()))
+            if self._seams:
+                words.extend(_SEAM_FLAGS)
         self._record(Command(step, words, self._directory))
 
     def _step(self, words: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ CALLS = {
     ),
 }
 
-PROGRAM = """
+TOOLS = """
 import json, os, sys, tempfile
 from pathlib import Path
 from eagercache import prove
@@ -61,8 +61,14 @@ from eagercache.compile import Tools
 from eagercache.toolchain import find_compiler, pick_isa
 
 folder = Path(tempfile.mkdtemp())
+(folder / "build").mkdir()
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 tools = Tools(find_compiler(), pick_isa(core.host_cpu_features()), None)
+"""
+
+PROGRAM = (
+    TOOLS
+    + """
 calls = {name: Call(text) for name, text in json.loads(sys.argv[1]).items()}
 lowered, natives, result = {}, {}, {}
 for name, call in calls.items():
@@ -92,6 +98,26 @@ for name, call in calls.items():
     del probe
 print(json.dumps(result))
 """
+)
+
+# As where a bare kernel does not do. The object has what the hook comes to for memory and handles.
+CONTAINER = (
+    TOOLS
+    + """
+call = Call(json.loads(sys.argv[1]))
+operator = call.description["op"], call.description["overload"], "CPU"
+with call.state.applied():
+    natives = prove.native_answers(call)
+    lowered = tools.lower(call, len(natives[0].outputs), folder / "build", allow_bare=False)
+    core.register(*operator)
+    probe = core.Probe(*operator)
+    prove.capture(call, probe, natives[0].sample.clone(), "always")
+    probe.load(str(lowered.container))
+    proof = prove.prove(call, probe, natives, reduces=lowered.text.reduces)
+dynamic = lowered.container.read_bytes()
+print(json.dumps([proof.numerics, b"eagercache_connect" in dynamic]))
+"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +132,11 @@ def proofs() -> dict[str, str]:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_bare_kernel_equals_native(proofs: dict[str, str], name: str) -> None:
     assert proofs[name] in ("bitwise", "accurate")
+
+
+def test_a_container_equals_native_and_comes_to_the_hook_for_its_outputs() -> None:
+    done = run_python(CONTAINER, clean_environment(), json.dumps(CALLS["several outputs"]))
+    assert done.returncode == 0, done.stderr
+    numerics, connects = json.loads(done.stdout.splitlines()[-1])
+    assert numerics in ("bitwise", "accurate")
+    assert connects
