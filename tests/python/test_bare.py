@@ -135,7 +135,7 @@ def test_a_bare_kernel_equals_native(proofs: dict[str, str], name: str) -> None:
 
 
 def test_a_container_equals_native_and_comes_to_the_hook_for_its_outputs() -> None:
-    done = run_python(CONTAINER, clean_environment(), json.dumps(CALLS["several outputs"]))
+    done = run_python(CONTAINER, clean_environment(), json.dumps(CALLS["index output"]))
     assert done.returncode == 0, done.stderr
     numerics, connects = json.loads(done.stdout.splitlines()[-1])
     assert numerics in ("bitwise", "accurate")
