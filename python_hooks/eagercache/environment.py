@@ -116,6 +116,7 @@ _LOWERING_SOURCES = (
     "module_trace.py",
     "module_training.py",
     "module_transfer.py",
+    "native_errors.py",
     "numerics.py",
     "ordinary_operands.py",
     "prove.py",

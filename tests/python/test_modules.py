@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import eagercache
 import module_zoo
@@ -14,6 +15,7 @@ import torch
 from conftest import module_kernels, run_program
 from eagercache import module_job
 from eagercache._load import core
+from eagercache.compile import Tools
 from eagercache.module_compile import ModuleResult
 from eagercache.modules import explain_module, manager
 from eagercache.session import session
@@ -478,9 +480,11 @@ def test_a_worker_counts_the_measurements_of_a_module_that_noise_hid(
     job = module_job.ModuleJob({"description": {}, "margin": 0.03, "choose": "faster"}, None)
     monkeypatch.setattr(job, "_enter", lambda _: None)
     job._directory, job._measured = tmp_path, before
-    job.begin(lambda: None, lambda _: None)
+    tools = mock.Mock(spec=Tools)
+    job.begin(lambda: None, lambda _: tools)
     assert job.outcome is not None
     assert (job.outcome.verdict, job.outcome.reason) == ("native", reason)
+    tools.rest.assert_called_once()
     measured = {"measured": str(before + 1)} if reason == "undecided" else {}
     assert job.outcome.facts == measured
 
