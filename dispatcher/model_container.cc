@@ -63,6 +63,19 @@ class DeviceKeeper {
   c10::Device before_ = c10::Device(c10::DeviceType::CPU);
 };
 
+// Moves the tensors out of the handles and deletes those, but for what a `lender` has.
+void take(std::span<ModelContainer::TensorHandle> handles, std::span<at::Tensor> outputs,
+          const ContainerFrame* lender) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (auto* tensor = static_cast<at::Tensor*>(handles[i])) {
+      outputs[i] = std::move(*tensor);
+      if (lender == nullptr || !lender->has(tensor)) {
+        delete tensor;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ModelContainer>> ModelContainer::open(const SharedLibrary& library,
@@ -171,12 +184,7 @@ LoadedKernel::Outcome ModelContainer::run_now(std::span<TensorHandle> inputs,
     // The arrays stay ours; the container takes the inputs' tensors and gives us the outputs'.
     const std::int32_t error = run_(container_, inputs.data(), inputs.size(), output_handles.data(),
                                     outputs.size(), stream, nullptr);
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (auto* tensor = static_cast<at::Tensor*>(output_handles[i])) {
-        outputs[i] = std::move(*tensor);
-        delete tensor;
-      }
-    }
+    take(output_handles, outputs, nullptr);
     return error == 0 ? LoadedKernel::Outcome::kAnswered : LoadedKernel::Outcome::kFailed;
   } catch (...) {
     return LoadedKernel::Outcome::kFailed;
@@ -194,14 +202,7 @@ LoadedKernel::Outcome ModelContainer::run_lent(std::span<const at::Tensor* const
     c10::SmallVector<TensorHandle, 16> output_handles(outputs.size(), nullptr);
     const std::int32_t error = run_(container_, handles.data(), inputs.size(),
                                     output_handles.data(), outputs.size(), nullptr, nullptr);
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (auto* tensor = static_cast<at::Tensor*>(output_handles[i])) {
-        outputs[i] = std::move(*tensor);
-        if (!frame.has(tensor)) {
-          delete tensor;
-        }
-      }
-    }
+    take(output_handles, outputs, &frame);
     return error == 0 ? LoadedKernel::Outcome::kAnswered : LoadedKernel::Outcome::kFailed;
   } catch (...) {
     return LoadedKernel::Outcome::kFailed;

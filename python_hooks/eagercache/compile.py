@@ -36,6 +36,8 @@ from .toolchain import Compiler, Isa
 from .vector_math import improved, improved_container
 from .wrapper_text import NotUnderstood
 
+log = logging.getLogger("eagercache")
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -156,8 +158,6 @@ def example_inputs(call: Call) -> tuple[torch.Tensor, ...]:
         for value, spec in zip(sample.values, call.tensors, strict=True)
     )
 
-
-log = logging.getLogger("eagercache")
 
 # Processes that compile a whole graph's Triton kernels, hundreds of them, at a time: at most.
 _MOST_TRITON_COMPILERS = 16

@@ -20,6 +20,7 @@ from .calls import Call
 from .commands import CompileFailed, CompileRefused, FunctionRefused
 from .compile import Tools
 from .launch_plan import IndexRange, LaunchPlan
+from .numerics import is_device_error, is_out_of_memory
 from .operators import described_name
 from .prove import CannotProve, NotBitwise, ProofFailed, Reshaped
 from .toolchain import pick_isa
@@ -224,7 +225,7 @@ class Job:
 
     def fail(self, error: BaseException) -> None:
         """Ends the job with ``error``."""
-        self.device_lost |= prove.is_device_error(error)
+        self.device_lost |= is_device_error(error)
         self.outcome = Outcome("failed", one_line(error), transient=is_transient(error))
 
     def conclude(self, find_tools: Callable[[Any], Tools]) -> None:
@@ -491,7 +492,7 @@ def forget_locals(error: BaseException) -> None:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the machine, not the call, may be the reason."""
-    if isinstance(error, OSError) or prove.is_out_of_memory(error):
+    if isinstance(error, OSError) or is_out_of_memory(error):
         return True
     return bool(getattr(error, "transient", False))
 

@@ -41,8 +41,6 @@ __all__ = [
     "Reshaped",
     "Tolerance",
     "compare_with_reference",
-    "is_device_error",
-    "is_out_of_memory",
     "native_answers",
     "prove",
     "same_bits",
