@@ -178,21 +178,23 @@ def print_tables(results: Iterable[Mapping[str, Any]]) -> None:
     from rich.table import Table
 
     where: Mapping[str, Any] = {}
-    table = Table()
-    for heading in ("", "ns", "quartiles", "ratio", "over the first, 95 %"):
-        table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
+    table = Table(width=116)
+    table.add_column("", no_wrap=True, ratio=1)
+    for heading in ("median", "quartiles", "to first", "over the first, 95 %"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         where = result["machine"]
         table.add_section()
         table.add_row(result["title"], style="bold")
         for figure in result["figures"]:
-            ratio = "" if figure["ratio"] is None else f"{figure['ratio']:.2f}"
-            quartiles = f"{_short(figure['low'])}-{_short(figure['high'])}"
+            unit, scale = _unit(figure["ns"])
+            ratio = "" if figure["ratio"] is None else f"x{figure['ratio']:.2f}"
+            low, median, high = (_short(figure[part] / scale) for part in ("low", "ns", "high"))
             more = ""
             if figure.get("more"):
-                median, low, high = figure["more"]
-                more = f"{median:+,.0f} ({low:+,.0f} to {high:+,.0f})"
-            table.add_row(f"  {figure['name']}", _short(figure["ns"]), quartiles, ratio, more)
+                over, least, most = (value / scale for value in figure["more"])
+                more = f"{_signed(over)} ({_signed(least)} to {_signed(most)}) {unit}"
+            table.add_row(f"  {figure['name']}", f"{median} {unit}", f"{low}-{high}", ratio, more)
     Console(width=120).print(table, markup=False)
     if where:
         print(
@@ -201,8 +203,20 @@ def print_tables(results: Iterable[Mapping[str, Any]]) -> None:
         )
 
 
-def _short(ns: float) -> str:
-    return f"{ns:,.0f}" if ns >= 100 else f"{ns:.1f}"
+def _unit(ns: float) -> tuple[str, float]:
+    """The unit that a time is printed in, and how many nanoseconds it has."""
+    for unit, scale in (("ns", 1.0), ("us", 1e3), ("ms", 1e6)):
+        if ns < 10_000 * scale:
+            return unit, scale
+    return "s", 1e9
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.1f}"
+
+
+def _signed(number: float) -> str:
+    return f"{'-' if number < 0 else '+'}{_short(abs(number))}"
 
 
 def write(text: str, output: Path | None) -> None:

@@ -6,7 +6,7 @@
 Each side is a process of its own, and they take turns:
 
 stock      nothing is hooked
-native     hooked and decided for native; every call is looked at
+native     hooked and decided for native, in a long run: few calls are looked at
 hit        a compiled kernel answers, a bare one
 container  a compiled kernel answers, in AOTInductor's container. What writes an argument (add_,
            add.out) has no figure here: a container returns memory of its own, none is ever made
@@ -22,9 +22,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,8 +120,12 @@ def child(side: str, sizes: list[int], only: str, fill: bool) -> None:
         import eagercache
 
         on_miss = "wait" if fill else "native"
-        eagercache.enable(list(OPERATORS.values()), on_miss=on_miss, choose="always")
+        choose = "faster" if side == "native" else "always"  # which looks at every call
+        eagercache.enable(list(OPERATORS.values()), on_miss=on_miss, choose=choose)
     elif side == "upstream":
+        # It warns of itself being deprecated, and of every operator that it takes.
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
         library = torch.library.Library("aten", "IMPL")
         for name in UPSTREAM:
             if only not in name:

@@ -60,8 +60,13 @@ def run_binary(program: Path) -> Iterator[dict[str, Any]]:
         for row in _benchmarks(program, cores, f"--benchmark_filter={part}", *common):
             if row["run_type"] == "iteration":
                 times.setdefault(row["run_name"], []).append(row["ns"])
-    for name, values in times.items():
-        yield _figure(_plain_name(name), values)
+    for name in sorted(times, key=_by_numbers):  # they come in no order, being interleaved
+        yield _figure(_plain_name(name), times[name])
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """What sorts names so that FindHit/2 comes before FindHit/16."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _plain_name(name: str) -> str:

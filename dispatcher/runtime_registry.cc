@@ -198,7 +198,7 @@ void Runtime::set_policy(const Policy& policy) {
     hook->scalars().clear();
   }
   // Who waits for the first kernel of a key, or wants no other answer, wants every call looked at.
-  const bool runs = policy.on_miss == OnMiss::kBackground && policy.choose == Choose::kFaster;
+  const bool runs = policy.on_miss != OnMiss::kWait && policy.choose == Choose::kFaster;
   static std::atomic<std::uint32_t> epochs{0};
   native_run_epoch.store(runs ? ++epochs : 0, std::memory_order_relaxed);
 }

@@ -160,6 +160,13 @@ TEST_P(NativeRunTest, WhoWaitsForKernelsHasEveryCallLookedAt) {
   EXPECT_EQ(unseen_calls(kSeenShare), 0U);
 }
 
+TEST_P(NativeRunTest, WhereNothingIsCompiledRunsAreLongToo) {
+  set_on_miss(OnMiss::kNative);
+  decide();
+  calls_of(known_, kLongRun + 1);
+  EXPECT_EQ(unseen_calls(kSeenShare + 1), kSeenShare - 1);
+}
+
 TEST_P(NativeRunTest, ThreadsHaveRunsOfTheirOwn) {
   decide();
   calls_of(known_, 2 * kLongRun);
