@@ -125,8 +125,9 @@ Eligibility check_eligibility(const c10::OperatorHandle& op, c10::DispatchKey ke
       !left_out("eligible", "library")) {
     result.reason = rule->reason;
   }
-  if (result.reason.empty() && rule && rule->kind == RuleKind::kTrustedPositions &&
-      key == c10::DispatchKey::CPU) {
+  if (result.reason.empty() && rule &&
+      (rule->kind == RuleKind::kChainedPositions ||
+       (rule->kind == RuleKind::kTrustedPositions && key == c10::DispatchKey::CPU))) {
     result.reason = rule->reason;
   }
   if (!result.reason.empty()) {

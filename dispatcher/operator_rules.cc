@@ -65,10 +65,17 @@ constexpr auto kRules = std::to_array<Row>({
     {"aten::grid_sampler_2d_backward", RuleKind::kTrustedPositions},
     {"aten::nll_loss_backward", RuleKind::kTrustedPositions},
     {"aten::nll_loss2d_backward", RuleKind::kTrustedPositions},
-    {"aten::segment_reduce", RuleKind::kTrustedPositions},
-    {"aten::_segment_reduce_backward", RuleKind::kTrustedPositions},
-    {"aten::_embedding_bag_backward", RuleKind::kTrustedPositions},
-    {"aten::_embedding_bag_per_sample_weights_backward", RuleKind::kTrustedPositions},
+    {"aten::segment_reduce", RuleKind::kChainedPositions},
+    {"aten::_segment_reduce_backward", RuleKind::kChainedPositions},
+    // Native itself ends the process: _embedding_bag(randn(10, 4), [1, 2, 3], [0, -2**30]).
+    {"aten::_embedding_bag", RuleKind::kChainedPositions},
+    {"aten::_embedding_bag_forward_only", RuleKind::kChainedPositions},
+    {"aten::_embedding_bag_backward", RuleKind::kChainedPositions},
+    {"aten::_embedding_bag_dense_backward", RuleKind::kChainedPositions},
+    {"aten::_embedding_bag_per_sample_weights_backward", RuleKind::kChainedPositions},
+    // As does _convert_indices_from_csr_to_coo([0, 2**40], [0]), the reverse with ([2**40], 5).
+    {"aten::_convert_indices_from_csr_to_coo", RuleKind::kChainedPositions},
+    {"aten::_convert_indices_from_coo_to_csr", RuleKind::kChainedPositions},
 });
 
 constexpr std::string_view reason_of(RuleKind kind) {
@@ -78,6 +85,7 @@ constexpr std::string_view reason_of(RuleKind kind) {
     case RuleKind::kIntegerDivision:
       return "integral operands may trap in compiled code";
     case RuleKind::kTrustedPositions:
+    case RuleKind::kChainedPositions:
       return "it trusts the positions that it is given, which a proof would have to make up";
   }
   return "";

@@ -13,6 +13,9 @@ enum class RuleKind : std::uint8_t {
   kIntegerDivision,  // traps on a zero divisor when all operands are integral
   // On the CPU: trusts the positions that it is given, so that made-up ones end a compile worker.
   kTrustedPositions,
+  // On every device: trusts positions of which each depends on its neighbours, and has no kernel of
+  // its own that would be worth looking for some that fit.
+  kChainedPositions,
 };
 
 struct OperatorRule {
@@ -21,7 +24,8 @@ struct OperatorRule {
 };
 
 // The rule for an operator by its name without overload ("aten::mm"), if there is one; in-place and
-// list forms have the plain form's. kIntegerDivision leaves it eligible; the others do not.
+// list forms have the plain form's. kIntegerDivision leaves it eligible; the others do not, where
+// they apply.
 std::optional<OperatorRule> find_operator_rule(std::string_view name) noexcept;
 
 }  // namespace eagercache

@@ -23,6 +23,10 @@ OWN = "own"  # the fill of the call's own integers; its other tensors are as for
 _INDICES = frozenset({"index", "indices", "target", "targets"})
 # And those whose values depend on each other: nothing but the call's own will do.
 _ORDERED = frozenset({"offsets", "offset2bag", "lengths", "input_lengths", "target_lengths"})
+# Of orthogonal polynomials the degree, to which native counts one by one: so far at most, or past
+# what an integer holds, which is no degree. 2**50 steps of float64's data would be weeks.
+_DEGREE = "n"
+MOST_STEPS = 1 << 20
 # What every tensor of two rows and columns can be indexed by, where the values are not known.
 _SMALLEST_RANGE = (0, 2)
 
@@ -130,6 +134,23 @@ def ordered_places(
     for name, places in tensors.items():
         if op.namespace == "aten" and name in _ORDERED:
             yield from (place for place, _ in places if place in known and known[place].whole)
+
+
+def degree_places(
+    op: torch._ops.OpOverload, tensors: Mapping[str, Sequence[tuple[int, torch.dtype]]]
+) -> list[int]:
+    """The places of tensors up to whose numbers the operator counts."""
+    name = op._schema.name
+    counts = name.startswith("aten::special_") and "_polynomial_" in name
+    return [place for place, _ in tensors.get(_DEGREE, ())] if counts else []
+
+
+def keep_countable(memory: torch.Tensor) -> None:
+    """Replaces the numbers in ``memory`` that take long to count to."""
+    size = memory.to(torch.float64).abs()
+    long = (size > MOST_STEPS) & (size < 2.0**63)
+    if bool(long.any()):
+        memory.masked_fill_(long, MOST_STEPS)
 
 
 def put_in_range(tensor: torch.Tensor, bounds: tuple[int, int], generator: torch.Generator) -> None:

@@ -9,6 +9,7 @@ from a seed; `Call.invoke` calls the operator.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import struct
@@ -21,12 +22,15 @@ import torch
 from ._load import core
 from .call_integers import (
     OWN,
+    degree_places,
     derive,
     index_bounds,
+    keep_countable,
     ordered_places,
     put_in_range,
     read_integers,
 )
+from .numerics import MEAN, REDUCTION, SUM
 from .operators import described_name
 
 ALIGNMENT = 64  # bytes; kAlignment of guards/call_key.h
@@ -207,6 +211,7 @@ class Call:
         }
         self.index_ranges.update(index_bounds(self.op, by_name, self.integers))
         self._ordered = frozenset(ordered_places(self.op, by_name, self.integers))
+        self._degrees = frozenset(degree_places(self.op, by_name))
 
     @property
     def fills(self) -> tuple[str, ...]:
@@ -295,6 +300,8 @@ class Call:
             value, base = _allocate(spec, fill, generators[spec.device])
             if isinstance(value, torch.Tensor) and index in self.index_ranges:
                 put_in_range(value, self.index_ranges[index], generators[spec.device])
+            if base is not None and index in self._degrees:
+                keep_countable(base)
             sample.values.append(value)
             sample.bases.append(base)
         derived = derive(self.name, self.op, self.bind(sample.values)[0])
@@ -320,7 +327,7 @@ class Call:
             self.state, default_dtype=_WIDER.get(self.state.default_dtype, self.state.default_dtype)
         )
         wide.index_ranges = self.index_ranges
-        wide.integers, wide._ordered = self.integers, self._ordered
+        wide.integers, wide._ordered, wide._degrees = self.integers, self._ordered, self._degrees
         wide.tensors = [
             replace(spec, dtype=_WIDER.get(spec.dtype, spec.dtype)) for spec in self.tensors
         ]
@@ -329,6 +336,19 @@ class Call:
             for argument in self._arguments
         ]
         return wide
+
+    def unreduced(self) -> Call | None:
+        """The same call of a loss for its terms; None where it adds none up."""
+        names = [argument.name for argument in self.op._schema.arguments]
+        if self.op.namespace != "aten" or REDUCTION not in names or self.written:
+            return None
+        place = names.index(REDUCTION)
+        if self._arguments[place] not in (MEAN, SUM):
+            return None
+        terms = copy.copy(self)
+        terms._arguments = [*self._arguments]
+        terms._arguments[place] = 0
+        return terms
 
     def widen(self, sample: Sample) -> list[Value]:
         """The values of ``sample`` in the dtypes of `with_wide_floats`, exactly, strides kept."""

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .calls import Call
 
 HALF = (torch.float16, torch.bfloat16)
+# What float64 leaves of numbers that cancel is below this share of them.
+FLOAT64_NOISE = 2.0**-40
 
 
 class ProofFailed(Exception):
@@ -30,8 +32,9 @@ class Tolerance:
 
     Attributes:
         ulps: the error that it may have even where native has none; elsewhere twice native's.
-        reduces: the kernel accumulates over elements. Errors then count in units of the larger of
-            the result, the result for the operands' absolute values, and the root mean square of
+        reduces: the kernel accumulates over elements. Errors then count in units of the largest of
+            the result, the result for the operands' absolute values, the sum or the mean of the
+            magnitudes of a loss's terms (`size_of_terms`), and the root mean square of
             the whole result (of an all-zero one: the largest operand): what is left of a sum that
             cancels tells nothing about the rounding of its terms, its sign of zero included, and a
             normalised element near zero is such a rest. Data whose squares overflow
@@ -141,6 +144,26 @@ def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     exponents = torch.frexp(values).exponent.to(torch.int64) - 1
     exponents = exponents.clamp(min=smallest) - bits
     return torch.ldexp(torch.ones_like(values), exponents)
+
+
+# What losses call the argument that says whether they add their terms up, and its values that do.
+REDUCTION, MEAN, SUM = "reduction", 1, 2
+
+
+def size_of_terms(reference: torch.Tensor, terms: torch.Tensor) -> float:
+    """How large the terms are that a loss's ``reference`` in float64 is the sum or the mean of.
+
+    That is the sum or the mean of their magnitudes, by which the error of any order of them is
+    bounded; 0 where ``reference`` is neither sum nor mean of them. Absolute values of the operands
+    do not tell it: the terms of a cross entropy may be of both signs for them, too.
+    """
+    if reference.dim() or not terms.dim() or not terms.is_floating_point() or not terms.numel():
+        return 0.0
+    total, size = float(terms.sum()), float(terms.abs().sum())
+    for count in (terms.numel(), 1):
+        if abs(total / count - float(reference)) <= FLOAT64_NOISE * size / count:
+            return size / count
+    return 0.0
 
 
 # Native accumulates these in double, and a float32 loop over a few numbers is off by places.

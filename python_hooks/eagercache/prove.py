@@ -17,6 +17,7 @@ import torch
 from .calls import FILLS, Call, CallError, Sample, Value
 from .native_errors import must_raise_too
 from .numerics import (
+    FLOAT64_NOISE,
     FORMATS,
     HALF,
     NotBitwise,
@@ -28,6 +29,7 @@ from .numerics import (
     is_out_of_memory,
     same_bits,
     same_bytes,
+    size_of_terms,
 )
 from .ordinary_operands import is_ordinary
 from .timing import Probe
@@ -582,23 +584,26 @@ def _magnitudes(
     """How large the terms are that each element of the answers was summed from.
 
     The answers of ``wide`` for the absolute values of its floating-point tensors, and at least the
-    root mean square of the answer itself.
+    root mean square of the answer itself and what a loss's terms are.
     """
+    unreduced = wide.unreduced()
+    terms = unreduced.invoke(values) if unreduced is not None else references
     absolute = [
         value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for value in values
     ]
     largest = max((_largest(value) for value in absolute), default=0.0)
     magnitudes = []
-    for answer, reference in zip(_invoke(call, wide, absolute), references, strict=True):
+    answers = _invoke(call, wide, absolute)
+    for answer, reference, each in zip(answers, references, terms, strict=True):
         if not reference.is_floating_point():
             magnitudes.append(answer)
             continue
         known = reference[torch.isfinite(reference)].to(torch.float64)
         floor = float(known.square().mean().sqrt()) if known.numel() else 0.0
         # What is left in float64 of a result that is zero is no measure either.
-        floor = floor if math.isfinite(floor) and floor > largest * _FLOAT64_NOISE else largest
-        magnitudes.append(answer.abs().clamp_min(floor))
+        floor = floor if math.isfinite(floor) and floor > largest * FLOAT64_NOISE else largest
+        magnitudes.append(answer.abs().clamp_min(max(floor, size_of_terms(reference, each))))
     return magnitudes
 
 
@@ -629,9 +634,6 @@ def _moves(
 def _narrowest(call: Call) -> torch.dtype:
     dtypes = [spec.dtype for spec in call.tensors if spec.dtype in FORMATS]
     return min(dtypes, key=lambda dtype: FORMATS[dtype][0], default=torch.float32)
-
-
-_FLOAT64_NOISE = 2.0**-40
 
 
 def _largest(value: Any) -> float:

@@ -45,6 +45,12 @@ def _words(_: Any, __: Any, text: str) -> list[str]:
 @click.option("--samples", type=click.IntRange(1), default=None, help="Of a unit, at most.")
 @click.option("--json", "as_json", is_flag=True, help="The totals as JSON.")
 @click.option("--redo", is_flag=True, help="Units with failures count as not run.")
+@click.option(
+    "--again",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="A file of units, one a line, that count as not run; they come last.",
+)
 @click.option("--report", is_flag=True, help="Only say what the state holds.")
 @click.option("--write-docs", type=click.Path(path_type=Path), default=None, multiple=True)
 @click.option(
@@ -75,6 +81,7 @@ def main(
     samples: int | None,
     as_json: bool,
     redo: bool,
+    again: Path | None,
     report: bool,
     write_docs: tuple[Path, ...],
     versions: tuple[Path, ...],
@@ -91,6 +98,8 @@ def main(
     kept = State.open(state.absolute(), [folder.absolute() for folder in also])
     if redo:
         kept.forget_failures()
+    if again is not None:
+        kept.run_again(again.read_text(encoding="utf-8").split())
     work = work.absolute() if work is not None else None
     options = Options(device, jobs, until, max_kernels, samples, work)
     try:

@@ -18,7 +18,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -394,6 +394,10 @@ def _backend_item(call: BackendCall, index: int) -> Item:
         _raise_again(made)
         return made.values
 
+    def compute_terms(arguments: Any) -> list[torch.Tensor]:
+        unreduced = replace(call, args=arguments[0], kwargs=arguments[1]).unreduced()
+        return compute((unreduced.args, unreduced.kwargs)) if unreduced is not None else []
+
     wider = None
     channels = 0
     if "batch_norm" in call.name and isinstance(call.args[0], torch.Tensor):
@@ -404,6 +408,7 @@ def _backend_item(call: BackendCall, index: int) -> Item:
             (call.args, dict(call.kwargs)),
             pointwise=torch.Tag.pointwise in call.func.tags,
             channels=channels,
+            terms=compute_terms if call.unreduced() is not None else None,
         )
     return Item(
         label=f"{call.name} {call.form} #{index}",
@@ -461,7 +466,8 @@ def main(arguments: Sequence[str]) -> int:
     database.operators()
     ours = Ours(store, device)
     child = Child(ours, folder)
-    say({"ready": os.getpid(), "hooked": len(ours.hooked), "torch": torch.__version__})
+    about = {"ready": os.getpid(), "hooked": len(ours.hooked), "torch": torch.__version__}
+    say({**about, "gpu": torch.cuda.get_device_name()} if device == "cuda" else about)
     for line in sys.stdin:
         job = json.loads(line)
         for result in child.run(job["units"], job["skip"], job["until"], job.get("samples")):

@@ -6,10 +6,11 @@ import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from eagercache.numerics import MEAN, REDUCTION, SUM
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -133,6 +134,20 @@ class BackendCall:
         schema = self.func._schema.arguments
         named = {argument.name: value for argument, value in zip(schema, self.args, strict=False)}
         return {**named, **self.kwargs}
+
+    def unreduced(self) -> BackendCall | None:
+        """The same call of a loss for its terms; None where it adds none up."""
+        schema = self.func._schema.arguments
+        names = [argument.name for argument in schema]
+        if REDUCTION not in names:
+            return None
+        place = names.index(REDUCTION)
+        how = self.named_arguments().get(REDUCTION, schema[place].default_value)
+        if how not in (MEAN, SUM):
+            return None
+        if place >= len(self.args):
+            return replace(self, kwargs={**self.kwargs, REDUCTION: 0})
+        return replace(self, args=(*self.args[:place], 0, *self.args[place + 1 :]))
 
     def describe(self) -> str:
         """One line for people."""

@@ -157,27 +157,8 @@ class Ours:
         if self._service is None:
             active = sessions.session
             assert active.store_identity is not None
-            on_gpu: dict[str, Any] = {}
-            if self.device == "cuda":
-                on_gpu = {"hide_gpus": False, "memory_bytes": sessions.CUDA_WORKER_BYTES}
-            self._service = CompileService(
-                ServiceSettings(
-                    store_root=active.store.root,
-                    environment=active.store_identity[1],
-                    choose="always",
-                    workers=1,
-                    slots=1024,
-                    slots_folder=Path(active.store.root).parent / "slots",
-                    largest_batch=LARGEST_BATCH,
-                    first_batch=LARGEST_BATCH,
-                    requests_per_worker=4000,
-                    request_timeout=150.0,
-                    idle_timeout=600.0,  # while its kernels are compared
-                    busy_longest_delay=1.0,
-                    worker_arguments=("-m", "conformance.untimed_worker"),
-                    **on_gpu,
-                )
-            )
+            store, environment = Path(active.store.root), active.store_identity[1]
+            self._service = CompileService(service_settings(store, environment, self.device))
         return self._service
 
     def close(self) -> None:
@@ -217,6 +198,27 @@ class Ours:
     def loaded_kernels() -> int:
         """Kernel libraries in this process."""
         return int(core.loaded_kernels())
+
+
+def service_settings(store: Path, environment: str, device: str) -> ServiceSettings:
+    """Of a service with one worker, which proves kernels and does not time them."""
+    return ServiceSettings(
+        store_root=str(store),
+        environment=environment,
+        choose="always",
+        workers=1,
+        slots=1024,
+        slots_folder=store.parent / "slots",
+        largest_batch=LARGEST_BATCH,
+        first_batch=LARGEST_BATCH,
+        requests_per_worker=4000,
+        request_timeout=150.0,
+        idle_timeout=600.0,  # while its kernels are compared
+        busy_longest_delay=1.0,
+        worker_arguments=("-m", "conformance.untimed_worker"),
+        gpu=0 if device == "cuda" else None,  # a child sees one
+        memory_bytes=sessions.CUDA_WORKER_BYTES if device == "cuda" else 0,
+    )
 
 
 def general(reason: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from eagercache.numerics import HALF
+from eagercache.numerics import HALF, size_of_terms
 from eagercache.prove import ProofFailed, Tolerance, compare_with_reference, same_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -37,6 +37,7 @@ class Wider:
     Attributes:
         narrow: native's answers for arguments of the shape of ``arguments``.
         pointwise: no element of an answer is made of several elements of an argument.
+        terms: of a loss, what it adds up.
         channels: for an operator that accumulates over all of its first argument but one dimension,
             that one's size.
         composed: several operators make the answer; a rounding on the way may grow.
@@ -47,13 +48,14 @@ class Wider:
     pointwise: bool
     composed: bool = False
     channels: int = 0
+    terms: Compute | None = None
 
-    def compute(self, arguments: Any) -> Sequence[torch.Tensor]:
+    def compute(self, arguments: Any, what: Compute | None = None) -> Sequence[torch.Tensor]:
         """The answers for wide arguments; functions of integers are computed in float64, too."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(_WIDER.get(before, before))
         try:
-            return self.narrow(arguments)
+            return (what or self.narrow)(arguments)
         finally:
             torch.set_default_dtype(before)
 
@@ -267,7 +269,7 @@ def _native_error(wider: Wider, draw: int, index: int) -> float:
 def _selects(answer: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
     """Whether every number of ``answer`` is one that was given: nothing was added up."""
     numbers = answer.detach()[torch.isfinite(answer)].to(torch.float64)
-    known = [t[torch.isfinite(t)].to(torch.float64) for t in given]
+    known = [t[torch.isfinite(t)].to(numbers.device, torch.float64) for t in given]
     return numbers.numel() > 1 and bool(known) and bool(torch.isin(numbers, torch.cat(known)).all())
 
 
@@ -297,8 +299,11 @@ def _magnitudes(
     changes: list[float] = [0.0] * len(references)
     if conditioned:
         changes = _moves(wider, arguments, references)
+    terms: Sequence[torch.Tensor] = references
+    if wider.terms is not None:
+        terms = wider.compute(arguments, wider.terms)
     made: list[torch.Tensor | None] = []
-    for answer, reference, least in zip(of_absolute, references, changes, strict=True):
+    for answer, reference, least, each in zip(of_absolute, references, changes, terms, strict=True):
         if not reference.is_floating_point() or answer.size() != reference.size():
             made.append(None)
             continue
@@ -306,7 +311,8 @@ def _magnitudes(
         floor = root if math.isfinite(root) and root > largest * 2.0**-40 else largest
         # Absolute values may have no answer where the call has one: softmax with -inf among them.
         known = torch.where(torch.isfinite(answer), answer, reference).detach().abs()
-        made.append(torch.nan_to_num(known, 0.0, 0.0, 0.0).clamp_min(max(floor, least)))
+        least = max(floor, least, size_of_terms(reference.detach(), each.detach()))
+        made.append(torch.nan_to_num(known, 0.0, 0.0, 0.0).clamp_min(least))
     return made
 
 

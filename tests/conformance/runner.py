@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,14 @@ class State:
     Attributes:
         folder: of this run and of those that it goes on from.
         others: of runs elsewhere, which are read and not written.
+        again: units that are run after all others, though they were done before.
     """
 
     folder: Path
     others: Sequence[Path] = ()
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     crashes: list[dict[str, Any]] = field(default_factory=list)
+    again: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -104,6 +106,16 @@ class State:
             lost = any(WORKER_LOST in outcome for outcome in outcomes)
             if result["disagreements"] or result["dropped"] or lost or name in crashed:
                 del self.results[name]
+
+    def run_again(self, names: Iterable[str]) -> None:
+        """These units count as not run, after what was run for them has changed.
+
+        But for those that this folder has results of: they were run again already.
+        """
+        there = {line["unit"] for path in _results(self.folder) for line in _lines(path)}
+        self.again = {name for name in names if name not in there}
+        for name in self.again:
+            self.results.pop(name, None)
 
     def done(self, unit: Unit) -> bool:
         """Whether there is nothing left to do for the unit."""
@@ -268,14 +280,15 @@ def _gpus(device: str) -> list[str]:
 
 
 class Run:
-    """A run of units. `total`, `done`, `kernels`, `disagreements` may be read while it goes on."""
+    """A run of units. What has no underscore may be read while it goes on."""
 
     def __init__(self, state: State, chosen: Sequence[Unit], options: Options) -> None:
         self._state = state
         self._options = options
-        self._todo = [unit for unit in chosen if not state.done(unit)]
+        self.todo = [unit for unit in chosen if not state.done(unit)]
+        self.todo.sort(key=lambda unit: unit.name in state.again)
         self.total = len(chosen)
-        self.done = len(chosen) - len(self._todo)
+        self.done = len(chosen) - len(self.todo)
         self.kernels = 0
         self.disagreements = 0
         self.stage = ""  # of the last unit done
@@ -328,12 +341,12 @@ class Run:
             most = UNITS_OF_A_JOB[self._options.device]
             if time.time() > self._until - SMALL_JOBS_SECONDS:
                 most = 1
-            while self._todo and len(taken) < most:
-                first, last = self._todo[0].samples()
+            while self.todo and len(taken) < most:
+                first, last = self.todo[0].samples()
                 samples += last - first
                 if taken and samples > SAMPLES_OF_A_JOB:
                     break
-                taken.append(self._todo.pop(0))
+                taken.append(self.todo.pop(0))
             return taken
 
     def _serve(self, number: int) -> None:

@@ -175,9 +175,10 @@ def _torch(state: State, device: str) -> str:
 
 def _versions(runs: Runs, device: str) -> Iterable[str]:
     for state, _ in runs:
-        hooked = state.about(device).get("hooked", "unknown")
+        about = state.about(device)
+        hooked, where = about.get("hooked", "unknown"), about.get("gpu", device)
         end = "." if state is runs[-1][0] else ";"
-        yield f"torch {_torch(state, device)}, {device}, {hooked} overloads hooked, one thread{end}"
+        yield f"torch {_torch(state, device)}, {where}, {hooked} overloads hooked, one thread{end}"
 
 
 def _of_the_first(runs: Runs, device: str) -> Iterable[str]:
@@ -213,12 +214,13 @@ def _disagreements(states: Sequence[State]) -> Iterable[str]:
 def _denied(device: str) -> Iterable[str]:
     path = Path(__file__).parents[2] / "dispatcher" / "denied_operators.json"
     rows = json.loads(path.read_text(encoding="utf-8"))
-    key = device.upper()
+    rows = [row for row in rows if row["dispatch_key"] in ("", device.upper())]
+    if not rows:
+        yield "None."
     for row in rows:
-        if row["dispatch_key"] in ("", key):
-            dtype = f", {row['dtype']}" if row["dtype"] else ""
-            known = f" ({row['upstream']})" if row["upstream"] else ""
-            yield f"- `{row['op']}`{dtype}: {row['reason']}. {_cell(row['case'], 400)}.{known}"
+        dtype = f", {row['dtype']}" if row["dtype"] else ""
+        known = f" ({row['upstream']})" if row["upstream"] else ""
+        yield f"- `{row['op']}`{dtype}: {row['reason']}. {_cell(row['case'], 400)}.{known}"
 
 
 def _not_run(runs: Runs, device: str) -> Iterable[str]:

@@ -139,6 +139,21 @@ TEST(Eligibility, OperatorsThatTrustPositionsAreNotOnCpu) {
   }
 }
 
+TEST(Eligibility, OperatorsWhoseMadeUpOffsetsEndNativesProcessAreNot) {
+  for (const char* name :
+       {"aten::_convert_indices_from_csr_to_coo", "aten::_convert_indices_from_coo_to_csr",
+        "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::segment_reduce"}) {
+    for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
+      const auto op = c10::Dispatcher::singleton().findSchema(name_of(name));
+      ASSERT_TRUE(op) << name;
+      const std::string reason = check_eligibility(*op, key).reason;
+      EXPECT_TRUE(reason.find("trusts the positions") != std::string::npos ||
+                  (key == c10::DispatchKey::CUDA && reason == "it has no kernel for CUDA"))
+          << name << ": " << reason;
+    }
+  }
+}
+
 TEST(Eligibility, UninitialisedOutputsAreNot) {
   expect_refused({"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided"},
                  "unspecified");

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from eagercache.call_integers import MOST_STEPS
 from eagercache.calls import ALIGNMENT, FILLS, Call, CallError, GlobalState
 
 STATE: dict[str, Any] = {
@@ -135,6 +136,22 @@ def test_special_values_are_all_there(dtype: str) -> None:
     assert (value == info.max).any() and (value == info.min).any()
     (finite,) = Call(describe("abs", tensor((3000,), dtype=dtype))).sample("extreme", 3).values
     assert isinstance(finite, torch.Tensor) and torch.isfinite(finite).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32"])
+def test_degrees_that_take_native_weeks_to_count_to_are_not_made_up(dtype: str) -> None:
+    polynomial = "special_laguerre_polynomial_l"
+    call = Call(
+        describe(polynomial, tensor((3000,), dtype="float64"), tensor((3000,), dtype=dtype))
+    )
+    largest = 0.0
+    for fill in call.fills:
+        x, n = call.sample(fill, 3).values
+        assert isinstance(x, torch.Tensor) and isinstance(n, torch.Tensor)
+        size = n.to(torch.float64).abs()
+        assert not bool(((size > MOST_STEPS) & (size < 2.0**63)).any()), fill
+        largest = max(largest, float(x[x.isfinite()].abs().max()))
+    assert largest == torch.finfo(torch.float64).max  # only degrees are held back
 
 
 def test_a_clone_has_the_same_bits_and_layout_in_other_memory() -> None:

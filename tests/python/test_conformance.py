@@ -18,10 +18,14 @@ from typing import Any
 import pytest
 import torch
 from conformance import runner, summary, units
+from conformance.child import _backend_item
+from conformance.database import BackendCall
 from conformance.judge import Observation, compare, observe, without_memory
-from conformance.reference import Wider, _moves, differences
+from conformance.ours import service_settings
+from conformance.reference import Wider, _magnitudes, _moves, differences
 from conformance.runner import State
 from conftest import PACKAGE_ROOT, clean_environment
+from eagercache.worker_process import worker_environment
 
 TESTS = Path(__file__).resolve().parent.parent
 OPERATORS = "roll,amax,where,index_select,softmax"  # one of each kind of risk
@@ -314,6 +318,20 @@ def test_terms_without_an_answer_for_their_absolute_values_count_by_the_rest() -
     assert differences([good], [off], wider)
 
 
+def test_a_loss_is_measured_by_its_terms() -> None:
+    x = torch.tensor([-5.1, 2.5, -2.75, -5.16, 1.0, 1.0])
+    y = torch.tensor([1.0, -2.0, 3.0, 1.0, -2.0, 3.0])
+    func = torch.ops.aten.binary_cross_entropy_with_logits.default
+    wider = _backend_item(BackendCall(func, (x, y), {}), 0).wider
+    assert wider is not None
+    wide = ((x.double(), y.double()), {})
+    (size,) = _magnitudes(wider, wide, wider.compute(wide), False)
+    terms = func(*wide[0], reduction=0)
+    assert size is not None
+    assert float(size) == pytest.approx(float(terms.abs().mean()))
+    assert float(size) > 1.1 * float(terms.mean())
+
+
 def test_functions_of_integers_have_a_wider_reference() -> None:
     x = torch.arange(-9, 10)
     wider = Wider(lambda a: [torch.special.log_ndtr(a)], x, pointwise=True)
@@ -469,6 +487,29 @@ def test_units_with_failures_can_be_run_again(tmp_path: Path) -> None:
         state.add({"unit": f"cpu/{op}/bool/first", **result})
     state.forget_failures()
     assert list(state.results) == ["cpu/fine/bool/first"]
+
+
+@pytest.mark.parametrize(("device", "seen"), [("cpu", ""), ("cuda", "0")])
+def test_workers_see_a_gpu_where_kernels_are_made_for_one(
+    tmp_path: Path, device: str, seen: str
+) -> None:
+    settings = service_settings(tmp_path / "store", "text", device)
+    assert worker_environment(settings, {})["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_named_units_are_run_again_after_those_that_never_were(tmp_path: Path) -> None:
+    old = State.open(tmp_path / "old")
+    abs_, roll, sum_ = (units.Unit("cpu", op, "float32", "first") for op in ("abs", "roll", "sum"))
+    for unit in (abs_, sum_):
+        old.add({"unit": unit.name, "complete": True})
+    state = State.open(tmp_path / "new", [old.folder])
+    state.run_again([abs_.name])
+    options = runner.Options("cpu", 1, None, None)
+    assert runner.Run(state, [abs_, roll, sum_], options).todo == [roll, abs_]
+    state.add({"unit": abs_.name, "complete": True})
+    state = State.open(tmp_path / "new", [old.folder])
+    state.run_again([abs_.name])
+    assert runner.Run(state, [abs_, roll, sum_], options).todo == [roll]
 
 
 def test_the_page_has_the_totals_of_each_torch_version(tmp_path: Path) -> None:

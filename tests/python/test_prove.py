@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
-from eagercache import native_errors, prove
+from eagercache import native_errors, numerics, prove
 from eagercache.calls import Call
 from eagercache.native_errors import AnswersErrors, must_raise_too
 from eagercache.prove import CannotProve, ProofFailed
@@ -364,6 +364,42 @@ def test_a_sum_that_cancels_is_measured_by_the_size_of_its_terms() -> None:
     assert error < 1
 
 
+def test_terms_of_both_signs_are_measured_whatever_those_of_absolute_operands_are() -> None:
+    how = integer(numerics.MEAN)
+    sizes = (2, 3, 4)
+    call = Call(
+        describe("binary_cross_entropy_with_logits", tensor(sizes), tensor(sizes), NONE, NONE, how)
+    )
+    x = torch.ones(sizes)
+    x[0, 0] = torch.tensor([-5.101996898651123, 2.5165178775787354, -2.747300148010254, -5.1633773])
+    x[0, 1, :2], x[0, 2, 3] = 0.0, 0.0
+    y = torch.tensor([1.0, -2.0, 3.0] * 8).reshape(sizes)
+    sample = prove.Sample([x, y], [x.flatten(), y.flatten()])
+    (native,) = call.invoke(sample.values)
+    exact = torch.nn.functional.binary_cross_entropy_with_logits(x.double(), y.double())
+    answer = prove.Native("program", 1, sample, [native], None)
+    tolerance = prove.tolerance_of(call, [native], reduces=True)
+
+    def error_of(ulps: int) -> float:
+        mine = torch.tensor(float(exact) + ulps * 2**-23)
+        return prove._compare_values(call, answer, [native], [mine], tolerance)[0]
+
+    # The answer is 1.73; the terms' magnitudes have a mean of 2.44, whose last place is the next.
+    assert 2 < error_of(5) < 3
+    with pytest.raises(ProofFailed, match=r"4\.58 allowed"):
+        error_of(10)
+
+
+def test_what_is_neither_sum_nor_mean_of_the_terms_says_nothing_of_their_size() -> None:
+    terms = torch.tensor([3.0, -1.0, -1.0], dtype=torch.float64)
+    assert numerics.size_of_terms(terms.sum(), terms) == 5.0
+    assert numerics.size_of_terms(terms.mean(), terms) == pytest.approx(5 / 3)
+    weighted = (terms * 0.75).sum()
+    assert numerics.size_of_terms(weighted, terms) == 0.0
+    assert numerics.size_of_terms(terms[0], terms[0]) == 0.0
+    assert numerics.size_of_terms(terms.sum() * math.inf, terms * math.inf) == 0.0
+
+
 @pytest.mark.parametrize("reduces", [True, False])
 def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: bool) -> None:
     call = Call(describe("mean.dim", tensor((4, 8)), integers(-1), boolean(False), NONE))
@@ -513,7 +549,7 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
     result = program(
         """
         import torch
-        from eagercache import native_errors, prove
+        from eagercache import native_errors, numerics, prove
         from eagercache._load import core
         core.register("aten::var", "correction", "CPU")
         probe = core.Probe("aten::var", "correction", "CPU")
