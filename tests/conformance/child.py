@@ -37,8 +37,10 @@ FORMED_CALLS = 2  # calls of each overload and dtype that are made in other form
 CALLS_OF_AN_OVERLOAD = 12  # of different metadata, in the first stage of a unit
 REPEATS = 6  # of native's answer, to see whether it is the same every time
 SECONDS_TO_COMPARE = 12.0  # after the last compile
-# Disagreements of a unit that are kept in full.
+# Disagreements of a unit that are kept in full, the elements of a tensor that are, and their text.
 MOST_KEPT = 20
+FEW_NUMBERS = 128
+MOST_TEXT = 4000
 
 
 @dataclass
@@ -326,8 +328,15 @@ class Child:
                 "label": item.label,
                 "call": item.text()[:600],
                 "problems": [problem[:400] for problem in problems[:4]],
+                # For whoever has no such device.
+                "numbers": _numbers(item.arguments(), expected, actual),
+                "entries": self._entries(item) if phase in ("compiled", "inference") else [],
             }
         )
+
+    def _entries(self, item: Item) -> list[dict[str, str]]:
+        """What is known of a call's kernels; not while calls are recorded for another purpose."""
+        return self._ours.facts_of(partial(item.make, item.arguments()))
 
     def _note(self, unit: str, phase: str, label: str, side: str) -> None:
         text = json.dumps([unit, phase, label[:300], side]).encode()
@@ -356,6 +365,16 @@ def _end_with_broken_context(made: Observation) -> None:
     if made.error and ("CUDA error" in made.error[1] or "device-side assert" in made.error[1]):
         print(made.error[1], file=sys.stderr, flush=True)
         os._exit(77)
+
+
+def _numbers(arguments: Any, expected: Observation, actual: Observation) -> dict[str, str]:
+    """What small tensors hold: those that were given, native's answers and the others."""
+    given = filter(database.is_plain, database.tensors_in(arguments))
+    sides = {"given": given, "native": expected.values, "here": actual.values}
+    return {
+        name: str([t.tolist() for t in tensors if t.numel() <= FEW_NUMBERS])[:MOST_TEXT]
+        for name, tensors in sides.items()
+    }
 
 
 def _observed(item: Item, around: AbstractContextManager[Any] | None = None) -> Observation:

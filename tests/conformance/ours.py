@@ -22,6 +22,9 @@ from eagercache.service import CompileService, ServiceSettings, cpu_seconds
 LARGEST_BATCH = 24
 # Characters of a described call's arguments; those of lists are longer.
 LONG_ARGUMENTS = 3000
+# Of entries whose kernels disagree: so many, and what is told of each.
+MOST_ENTRIES = 4
+TOLD = ("numerics", "largest_error_ulp", "native_error_ulp", "fills", "kernels", "form")
 
 
 @dataclass
@@ -182,6 +185,18 @@ class Ours:
             if row["op"] == name:
                 return Answer(row["outcome"], row["reason"])
         return Answer("unmet", "native raised, or the call did not reach the hook")
+
+    def facts_of(self, call: Callable[[], Any]) -> list[dict[str, str]]:
+        """What the store knows of the kernels for the operators of a call; it is made."""
+        with self.recording() as rows, self.answering(), contextlib.suppress(Exception):
+            call()
+        store = sessions.session.store
+        found = [(row["op"], store.find(row["digest"])) for row in rows]
+        return [
+            {"op": op, **{name: entry["facts"].get(name, "") for name in TOLD}}
+            for op, entry in found[:MOST_ENTRIES]
+            if entry is not None
+        ]
 
     def why_not_hooked(self, name: str) -> str:
         """The reason for which an overload ("aten::var.correction") is not hooked."""

@@ -122,7 +122,8 @@ def put(wrong, right):
 
 def sees(*calls):
     result = child.check(calls)
-    return [(one["label"], one["problems"][0]) for one in result["disagreements"]]
+    return [(one["label"], one["problems"][0], one["numbers"], one["entries"]) for one in
+            result["disagreements"]]
 
 ceil, floor = call(aten.ceil.default, x), call(aten.floor.default, x)
 rolls = [call(aten.roll.default, x, [shift], [1]) for shift in (1, 2)]
@@ -180,9 +181,18 @@ def test_a_planted_fault_is_found(
     planted: dict[str, Any], fault: str, operator: str, problem: str
 ) -> None:
     assert planted[fault]
-    for label, text in planted[fault]:
+    for label, text, _, _ in planted[fault]:
         assert label.startswith(operator)
         assert problem in text
+
+
+@pytest.mark.once
+def test_a_disagreement_can_be_looked_into_elsewhere(planted: dict[str, Any]) -> None:
+    _, _, numbers, entries = planted["wrong kernel"][-1]
+    given, native, here = (json.loads(numbers[name])[0] for name in ("given", "native", "here"))
+    assert native == [[math.ceil(number) for number in row] for row in given]
+    assert here == [[math.floor(number) for number in row] for row in given]
+    assert [(one["op"], one["numerics"]) for one in entries] == [("aten::ceil", "bitwise")]
 
 
 @pytest.mark.once
