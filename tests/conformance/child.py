@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from eagercache import prove
 
 from . import database, forms, units
 from .database import BackendCall, Collected, Collector, UserCall
@@ -52,6 +53,7 @@ class Item:
         arguments: gives that copy.
         overload: the backend operator, or "" for a call as users make it.
         wider: how to compute floating-point answers with more digits.
+        values: the answer holds some; what "empty" makes is nobody's.
     """
 
     label: str
@@ -62,6 +64,7 @@ class Item:
     overload: str = ""
     backward: bool = False
     wider: Wider | None = None
+    values: bool = True
 
 
 @dataclass
@@ -197,7 +200,7 @@ class Child:
         collector = Collector(self._ours.hooked, limit, collected)
         grad = bool((dtype.is_floating_point or dtype.is_complex) and op.supports_autograd)
         for call in database.user_calls(op, made):
-            item = _user_item(call, grad)
+            item = replace(_user_item(call, grad), values="empty" not in op.name)
             observe(item.make, item.arguments(), backward=item.backward, around=collector)
             if unit.stage != "forms":
                 work.items.append(item)
@@ -304,7 +307,7 @@ class Child:
         self._note(name, phase, item.label, "native")
         work.tally.comparisons += 1
         notes: list[str] = []
-        problems = compare(expected, actual, item.wider, notes)
+        problems = compare(expected, actual, item.wider, notes, values=item.values)
         for note in notes:
             work.tally.notes[f"{item.overload or work.unit.op}: {note.partition(':')[0]}"] += 1
         if not problems:
@@ -368,9 +371,12 @@ def _end_with_broken_context(made: Observation) -> None:
 
 
 def _numbers(arguments: Any, expected: Observation, actual: Observation) -> dict[str, str]:
-    """What small tensors hold: those that were given, native's answers and the others."""
+    """What small tensors hold: those that were given, native's answers and the others.
+
+    What was given, as it was left, follows the answers.
+    """
     given = filter(database.is_plain, database.tensors_in(arguments))
-    sides = {"given": given, "native": expected.values, "here": actual.values}
+    sides = {"given": given, "native": expected.all_values(), "here": actual.all_values()}
     return {
         name: str([t.tolist() for t in tensors if t.numel() <= FEW_NUMBERS])[:MOST_TEXT]
         for name, tensors in sides.items()
@@ -411,12 +417,14 @@ def _backend_item(call: BackendCall, index: int) -> Item:
     def compute(arguments: Any) -> list[torch.Tensor]:
         made = observe(make, database.copy(arguments))
         _raise_again(made)
-        return made.values
+        return made.all_values() if statistics else made.values
 
     def compute_terms(arguments: Any) -> list[torch.Tensor]:
         unreduced = replace(call, args=arguments[0], kwargs=arguments[1]).unreduced()
         return compute((unreduced.args, unreduced.kwargs)) if unreduced is not None else []
 
+    given = database.tensors_in((call.args, dict(call.kwargs)))
+    statistics = call.name in prove._STATISTICS and any(t.is_cuda for t in given)
     wider = None
     channels = 0
     if "batch_norm" in call.name and isinstance(call.args[0], torch.Tensor):
@@ -428,6 +436,7 @@ def _backend_item(call: BackendCall, index: int) -> Item:
             pointwise=torch.Tag.pointwise in call.func.tags,
             channels=channels,
             terms=compute_terms if call.unreduced() is not None else None,
+            statistics=statistics,
         )
     return Item(
         label=f"{call.name} {call.form} #{index}",

@@ -342,6 +342,61 @@ def test_a_loss_is_measured_by_its_terms() -> None:
     assert float(size) > 1.1 * float(terms.mean())
 
 
+def test_the_rest_of_two_large_terms_beside_small_elements_is_measured_by_its_own() -> None:
+    """As CUDA's kernel and CUDA's native answered; native on the CPU is off by 1.3e-7."""
+    grad = torch.tensor([1.0, 1.125, 1.25, 1.375, 1.5])
+    y = torch.tensor([3.81560449e-06, 0.937160313, 0.00691427290, 0.0558698252, 5.17466105e-05])
+    func = torch.ops.aten._softmax_backward_data.default
+    wider = _backend_item(BackendCall(func, (grad, y, 0, torch.float32), {}), 0).wider
+    native = func(grad.double(), y.double(), 0, torch.float64).float()
+    native[1] -= 1.6e-8
+    here = native.clone()
+    here[1] += 1.12e-7
+    notes: list[str] = []
+    assert differences([native], [here], wider, notes) == []
+    assert [note.partition(":")[0] for note in notes] == ["ill-conditioned"]
+    here[1] += 2.5e-7
+    assert differences([native], [here], wider)
+    here = native.clone()
+    here[3] += 1.12e-7  # its own terms are small
+    assert differences([native], [here], wider)
+
+
+def test_what_empty_makes_is_nobodys_but_not_its_metadata() -> None:
+    def made(value: float, size: int = 3) -> Observation:
+        return observe(lambda a: a.new_full((size,), value), torch.ones(2))
+
+    assert compare(made(1.0), made(2.0), None)
+    assert compare(made(1.0), made(2.0), None, values=False) == []
+    assert compare(made(1.0), made(1.0, size=4), None, values=False)
+
+
+@pytest.mark.parametrize(("momentum", "off", "found"), [(0.0, 0.0, False), (0.5, 2**-4, True)])
+def test_statistics_may_be_as_accurate_as_an_answer(
+    momentum: float, off: float, found: bool
+) -> None:
+    def native(arguments: Any) -> Any:
+        x, mean = arguments
+        mean.copy_(torch.stack([mean * (1 - momentum) + x.mean() * momentum] * 3).sum(0) / 3)
+        return x - 1
+
+    def mine(arguments: Any) -> Any:
+        x, mean = arguments
+        mean.copy_(mean * (1 - momentum) + x.mean() * momentum + off)
+        return x - 1
+
+    def make() -> list[torch.Tensor]:
+        return [torch.tensor([0.5, 0.25]), torch.tensor([5.7, 1.4534956])]
+
+    def compute(arguments: Any) -> list[torch.Tensor]:
+        return observe(native, [t.clone() for t in arguments]).all_values()
+
+    wider = Wider(compute, make(), pointwise=False, statistics=True)
+    good, bad = observe(native, make()), observe(mine, make())
+    assert good.written and bool(bad.written) == bool(momentum)
+    assert bool(compare(good, bad, wider)) == found
+
+
 def test_functions_of_integers_have_a_wider_reference() -> None:
     x = torch.arange(-9, 10)
     wider = Wider(lambda a: [torch.special.log_ndtr(a)], x, pointwise=True)
