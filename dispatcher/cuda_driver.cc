@@ -1,6 +1,10 @@
 #include "dispatcher/cuda_driver.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <dlfcn.h>
+
+#include <array>
+#include <atomic>
 
 #include "dispatcher/device_stream.h"
 
@@ -82,6 +86,38 @@ bool is_sticky_cuda_error(CudaDriver::Result error) noexcept {
   // (709), and what a kernel does to its context (700, 702, 710 to 721).
   return error == 214 || (error >= 220 && error <= 227) || error == 700 || error == 702 ||
          error == 709 || (error >= 710 && error <= 721 && error != 712 && error != 713);
+}
+
+namespace {
+
+bool is_context_lost(c10::Device device) noexcept {
+  const CudaDriver* const driver = CudaDriver::get();
+  void* stream = nullptr;
+  int status = 0;
+  return driver != nullptr && current_stream(device, &stream) &&
+         is_sticky_cuda_error(driver->stream_is_capturing(stream, &status));
+}
+
+bool memory_ran_out(c10::Device device) noexcept {
+  constexpr std::size_t kMaxDevices = 64;
+  static std::array<std::atomic<std::int64_t>, kMaxDevices> known{};
+  const auto index = static_cast<std::size_t>(device.index());
+  if (index >= kMaxDevices) {
+    return false;
+  }
+  try {
+    const std::int64_t now =
+        c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).num_ooms;
+    return known[index].exchange(now, std::memory_order_relaxed) < now;
+  } catch (...) {
+    return false;  // an allocator that counts nothing
+  }
+}
+
+}  // namespace
+
+bool is_fault_of_device(c10::Device device) noexcept {
+  return !device.is_cpu() && (is_context_lost(device) || memory_ran_out(device));
 }
 
 std::string cuda_architecture(c10::Device device) {

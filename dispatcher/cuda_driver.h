@@ -67,6 +67,11 @@ class RelaxedCapture {
 // belongs to work that was launched before it was seen.
 bool is_sticky_cuda_error(CudaDriver::Result error) noexcept;
 
+// Whether what failed on `device` just now is no fault of the code that ran: an earlier error has
+// made its context unusable, which native reports to its caller, or torch's allocator has run out
+// of memory since it was last asked here. May be called under a capture. False for CPU.
+bool is_fault_of_device(c10::Device device) noexcept;
+
 // Architecture and size of the GPU ("sm_90 132 multiprocessors"), which generated code and its
 // tuning depend on; "none" where the driver cannot say. Creates no context.
 std::string cuda_architecture(c10::Device device);

@@ -17,7 +17,7 @@ class LoadedKernel {
  public:
   enum class Outcome {
     kAnswered,    // outputs hold the answer
-    kNotStarted,  // nothing ran (first run in progress, no memory); native may answer
+    kNotStarted,  // nothing was written (first run in progress, no memory); native may answer
     kFailed,      // the kernel reported an error; it may have written its inputs, if it ever does
   };
 

@@ -185,7 +185,11 @@ LoadedKernel::Outcome ModelContainer::run_now(std::span<TensorHandle> inputs,
     const std::int32_t error = run_(container_, inputs.data(), inputs.size(), output_handles.data(),
                                     outputs.size(), stream, nullptr);
     take(output_handles, outputs, nullptr);
-    return error == 0 ? LoadedKernel::Outcome::kAnswered : LoadedKernel::Outcome::kFailed;
+    if (error == 0) {
+      return LoadedKernel::Outcome::kAnswered;
+    }
+    return is_fault_of_device(device) ? LoadedKernel::Outcome::kNotStarted
+                                      : LoadedKernel::Outcome::kFailed;
   } catch (...) {
     return LoadedKernel::Outcome::kFailed;
   }

@@ -46,7 +46,8 @@ class ModelContainer {
   // `inputs` and what they point to, whatever the outcome; gives `outputs`, which has room for
   // exactly num_outputs() undefined tensors. A first run, which loads the GPU's code, is
   // kNotStarted when it meets another one or a graph capture of its stream; later ones may be
-  // captured. Never throws; needs no GIL.
+  // captured. So is a run on CUDA that ends for want of memory, or because earlier work has broken
+  // the device. Never throws; needs no GIL.
   LoadedKernel::Outcome run(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
                             c10::Device device) noexcept;
 

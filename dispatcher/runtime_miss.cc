@@ -38,6 +38,10 @@ LoadedResult checked(DiskStore& files, const Manifest& manifest, LoadedResult ke
 
 LoadedResult load_library(DiskStore& files, const Manifest& manifest, c10::Device device,
                           const KernelForm& form) {
+  if (device.is_cuda() && form.form != "container") {
+    return Status(StatusCode::kIncompatible,
+                  "entries of form '" + form.form + "' with a library do not run on CUDA");
+  }
   Result<std::filesystem::path> path = files.verified_shared_object(manifest, 0);
   if (!path) {
     return path.status();
@@ -319,8 +323,9 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   log_event(LogLevel::kDebug, "load",
             {{"op", hook.full_name()}, {"object", manifest.objects.front().digest.hex()}});
   const Attempt loading(*files, manifest.key);
-  LoadedResult kernel = device.is_cuda() ? load_cubins(*files, manifest, device, form)
-                                         : load_library(*files, manifest, device, form);
+  LoadedResult kernel = manifest.objects.front().kind == ObjectKind::kCubin
+                            ? load_cubins(*files, manifest, device, form)
+                            : load_library(*files, manifest, device, form);
   if (!kernel) {
     return kernel.status();
   }

@@ -255,6 +255,27 @@ class Tools:
         self.commands.end()
         return Path(path)
 
+    def contain_for_gpu(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: tuple[torch.Tensor, ...],
+        directory: Path,
+        check: Callable[[GeneratedText], None],
+    ) -> Path:
+        """The container of one call on CUDA, with its machine code inside.
+
+        As `container`, but for its layouts, which stay what the call's are, and its few Triton
+        kernels, which are compiled in this process.
+        """
+        options = _compat.aot_options(directory, self.commands.compiler.path, 1)
+        options.update(_compat.aot_cuda_options(1))
+        taker = _TextChecker(check, None, improves=False)
+        path = self._compile(graph, inputs, options, directory, taker, for_gpu=True)
+        if not taker.checked:
+            raise CompileRefused("nothing was generated")
+        self.commands.end()
+        return Path(path)
+
     def _compile_for_gpu(
         self,
         graph: torch.fx.GraphModule,

@@ -1,7 +1,8 @@
 """One operator call made into CUDA machine code and a launch plan.
 
 Inductor lowers the graph of one node to a Python module of Triton kernels; it is run once, which
-lets Inductor tune them, and then taken apart. Neither g++ nor nvcc is run.
+lets Inductor tune them, and then taken apart. Neither g++ nor nvcc is run. What cannot be taken
+apart becomes a container of AOTInductor's, for which g++ is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ import torch
 from . import _compat
 from .calls import Call
 from .commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
-from .compile import Lowered, build_graph, example_inputs, find_cause
+from .compile import Lowered, Tools, build_graph, example_inputs, find_cause
 from .cuda_plan import CudaPlan, TritonKernel, make_plan
 from .cuda_text import WrapperText, read_wrapper
-from .generated_text import GeneratedText
+from .generated_text import GeneratedText, admit
 from .wrapper_text import NotUnderstood
 
 _REDUCES = re.compile(r"@triton_heuristics\.(?!pointwise|template|foreach)\w+")
@@ -39,12 +40,23 @@ class CudaLowered:
     plan: CudaPlan
 
 
+class PlanUnknown(CompileRefused):
+    """No launch plan can be made of a generated text, of which ``facts`` are known.
+
+    Nothing else is against a kernel: AOTInductor's container can launch it (`contain`).
+    """
+
+    def __init__(self, reason: str, facts: GeneratedText) -> None:
+        super().__init__(reason)
+        self.facts = facts
+
+
 def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = None) -> CudaLowered:
     """Inductor's and Triton's work on ``call``.
 
     ``graph`` stands in the place of the one of the operator alone. The state of the call must be
-    applied, and the CUDA device usable. Raises CompileRefused
-    (NoKernelOfItsOwn among them) or CompileFailed.
+    applied, and the CUDA device usable. Raises CompileRefused (NoKernelOfItsOwn and PlanUnknown
+    among them) or CompileFailed.
     """
     for spec in call.tensors:
         if not spec.aligned:
@@ -61,23 +73,58 @@ def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = Non
     try:
         kernels = {name: _kernel(*pair) for name, pair in _compat.tuned_kernels(module).items()}
         plan = make_plan(wrapper, kernels)
-    except NotUnderstood as error:
-        raise CompileRefused(f"generated text not understood: {error}") from error
     except (ValueError, AttributeError, KeyError) as error:
-        raise CompileRefused(f"generated kernels not understood: {error}") from error
-    facts = GeneratedText(
-        num_inputs=wrapper.num_inputs,
-        num_outputs=len(wrapper.outputs),
+        what = "text" if isinstance(error, NotUnderstood) else "kernels"
+        raise PlanUnknown(
+            f"generated {what} not understood: {error}", _facts(text, call, num_returns)
+        ) from error
+    kernels_called = tuple(call.kernel for call in wrapper.calls)
+    facts = _facts(text, call, len(wrapper.outputs), kernels_called)
+    seconds = {"lower": round(time.process_time() - begin, 4)}
+    return CudaLowered(Lowered(facts, None, None, "", seconds), plan)
+
+
+def _facts(text: str, call: Call, num_outputs: int, kernels: tuple[str, ...] = ()) -> GeneratedText:
+    return GeneratedText(
+        num_inputs=len(call.tensors),
+        num_outputs=num_outputs,
         num_constants=0,
-        kernels=tuple(call.kernel for call in wrapper.calls),
+        kernels=kernels,
         extern_calls=(),
         uses_proxy_executor=False,
         checks_values=False,
         reduces=_REDUCES.search(text) is not None,
         approximates=_APPROXIMATES.search(text) is not None,
     )
-    seconds = {"lower": round(time.process_time() - begin, 4)}
-    return CudaLowered(Lowered(facts, None, None, "", seconds), plan)
+
+
+def contain(
+    call: Call,
+    num_returns: int,
+    graph: torch.fx.GraphModule | None,
+    tools: Tools,
+    directory: Path,
+    unknown: PlanUnknown,
+) -> Lowered:
+    """AOTInductor's container of ``call``, in whose text the machine code is.
+
+    After `lower` has raised ``unknown``; ``directory`` is private and empty. A C++ compiler is run,
+    and no CUDA toolkit is needed. Raises CompileRefused or CompileFailed.
+    """
+    if call.written:
+        raise unknown  # a container allocates what it returns
+    begin = time.process_time()
+    texts: list[GeneratedText] = []
+
+    def check(text: GeneratedText) -> None:
+        admit(text, call)
+        texts.append(text)
+
+    graph = build_graph(call, num_returns) if graph is None else copy.deepcopy(graph)
+    path = tools.contain_for_gpu(_with_signed_zeros(graph), example_inputs(call), directory, check)
+    text = replace(unknown.facts, kernels=texts[0].kernels)
+    seconds = {"lower": round(time.process_time() - begin, 4), **tools.commands.seconds}
+    return Lowered(text, None, path, str(unknown), seconds)
 
 
 def _generate_understood(
@@ -97,14 +144,16 @@ def _generate_understood(
             return module, text, read_wrapper(text)
         except NotUnderstood as error:
             if not mixed_order or _MIXED_ORDER.search(text) is None:
-                raise _refusal(text, error) from error
+                raise _refusal(text, call, num_returns, error) from error
     raise AssertionError("the loop's last round returns or raises")
 
 
-def _refusal(text: str, error: NotUnderstood) -> CompileRefused:
+def _refusal(text: str, call: Call, num_returns: int, error: NotUnderstood) -> CompileRefused:
     if "extern_kernels." in text or "torch.ops.aten." in _body(text):
         return NoKernelOfItsOwn("no kernel of its own")
-    return CompileRefused(f"generated text not understood: {error}")
+    if _CHECKS.search(text):
+        return CompileRefused("generated code checks values")
+    return PlanUnknown(f"generated text not understood: {error}", _facts(text, call, num_returns))
 
 
 def _generate(call: Call, graph: torch.fx.GraphModule, options: dict[str, Any]) -> Any:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import cuda_compile, prove, timing
 from .calls import Call
-from .commands import CompileRefused
+from .commands import CompileFailed, CompileRefused
 from .compile import Tools
-from .cuda_compile import CudaLowered
-from .cuda_plan import CudaPlan
+from .cuda_compile import PlanUnknown
 from .cuda_timing import decide_cuda, time_cuda_call
 from .job import Built, Job, Outcome
-from .prove import NotBitwise, ProofFailed, Reshaped
+from .prove import Native, NotBitwise, ProofFailed, Reshaped
+from .toolchain import ToolchainError
 
 
 class CudaJob(Job):
@@ -24,11 +26,11 @@ class CudaJob(Job):
     The worker's device 0 stands for the one that the call was made on.
     """
 
-    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
+    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Any]) -> None:
         store = self._enter(find_store)
         if self.outcome is not None:
             return
-        find_tools(store)  # gives Inductor and Triton their private folders
+        make_tools = find_tools(store)  # gives Inductor and Triton their private folders
         call = self._open()
         self._refuse_denied(call)
         with call.state.applied():
@@ -38,31 +40,8 @@ class CudaJob(Job):
                     natives, probe = self._rebuild(call)
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
-            with self.clock.step("compile"):
-                made = cuda_compile.lower(call, len(natives[0].outputs), graph)
-            self.lowered = made.lowered
-            written = set(made.plan.writes)
-            if bool(written) != bool(call.written) or not call.written.issuperset(written):
-                raise CompileRefused("the generated code writes other arguments than the operator")
-            plan = made.plan.with_strides(self._strides(call, natives[0].outputs))
-            outcome = Outcome("kernel", kernel=self._built(made, plan))
-            with self.clock.step("prove"):
-                try:
-                    probe.load_cubins(plan.cubins(), plan.to_json())
-                except RuntimeError as error:
-                    raise ProofFailed(f"the kernel does not load: {error}") from error
-                try:
-                    outcome.proof = prove.prove(
-                        call,
-                        probe,
-                        natives,
-                        reduces=made.lowered.text.reduces,
-                        approximates=made.lowered.text.approximates,
-                        composed=self._composed,
-                    )
-                except NotBitwise as differs:
-                    raise CompileRefused(str(differs)) from differs
-                torch.cuda.synchronize()
+            built = self._make(call, natives, graph, make_tools)
+            outcome = self._proved(call, probe, natives, built)
             with timing.machine_to_itself(), self.clock.step("time"):
                 measured = time_cuda_call(call, probe, natives[0].sample)
         outcome.timing = measured
@@ -71,16 +50,86 @@ class CudaJob(Job):
             outcome.verdict = "native"
         self.outcome = outcome
 
-    def _strides(self, call: Call, outputs: Sequence[torch.Tensor]) -> list[list[int]]:
-        """Native's, of what the operator makes anew."""
-        fresh = call.fresh if len(call.op._schema.returns) > 1 else range(len(outputs))
-        return [list(outputs[index].stride()) for index in fresh]
-
-    def _built(self, made: CudaLowered, plan: CudaPlan) -> Built:
+    def _make(
+        self,
+        call: Call,
+        natives: list[Native],
+        graph: torch.fx.GraphModule | None,
+        make_tools: Callable[[], Tools],
+    ) -> Built:
+        """The kernel: cubins and a launch plan, or a container where no plan can be made."""
         assert self._directory is not None
+        outputs = natives[0].outputs
+        with self.clock.step("compile"):
+            try:
+                made = cuda_compile.lower(call, len(outputs), graph)
+            except PlanUnknown as unknown:
+                return self._contained(call, outputs, graph, make_tools, unknown)
+        self.lowered = made.lowered
+        written = set(made.plan.writes)
+        if bool(written) != bool(call.written) or not call.written.issuperset(written):
+            raise CompileRefused("the generated code writes other arguments than the operator")
+        plan = made.plan.with_strides(self._strides(call, outputs))
         objects = []
         for index, cubin in enumerate(plan.cubins()):
             path = self._directory / f"{index}.cubin"
             path.write_bytes(cubin)
             objects.append(("cubin", str(path)))
         return Built(tuple(objects), made.lowered, "cuda", launch_plan=plan.to_json())
+
+    def _contained(
+        self,
+        call: Call,
+        outputs: Sequence[torch.Tensor],
+        graph: torch.fx.GraphModule | None,
+        make_tools: Callable[[], Tools],
+        unknown: PlanUnknown,
+    ) -> Built:
+        assert self._directory is not None
+        try:
+            tools = make_tools()
+        except (CompileFailed, ToolchainError) as failure:
+            raise CompileRefused(f"{unknown}, and no container can be made: {failure}") from failure
+        directory = self._directory / "container"
+        directory.mkdir()
+        self.lowered = made = cuda_compile.contain(
+            call, len(outputs), graph, tools, directory, unknown
+        )
+        return Built(
+            (("so", str(made.container)),),
+            made,
+            "container",
+            output_strides=json.dumps(self._strides(call, outputs)),
+        )
+
+    def _proved(self, call: Call, probe: Any, natives: list[Native], built: Built) -> Outcome:
+        """The outcome with its proof, the kernel in the probe. Raises what proofs raise."""
+        outcome = Outcome("kernel", kernel=built)
+        text = built.lowered.text
+        with self.clock.step("prove"):
+            try:
+                if built.form == "container":
+                    probe.load(built.objects[0][1], "")
+                else:
+                    cubins = [Path(path).read_bytes() for _, path in built.objects]
+                    probe.load_cubins(cubins, built.launch_plan)
+            except RuntimeError as error:
+                raise ProofFailed(f"the kernel does not load: {error}") from error
+            try:
+                outcome.proof = prove.prove(
+                    call,
+                    probe,
+                    natives,
+                    reduces=text.reduces,
+                    approximates=text.approximates,
+                    composed=self._composed,
+                )
+            except NotBitwise as differs:
+                raise CompileRefused(str(differs)) from differs
+            torch.cuda.synchronize()
+        return outcome
+
+    def _strides(self, call: Call, outputs: Sequence[torch.Tensor]) -> list[list[int]]:
+        """Native's, of what the operator makes anew."""
+        fresh = call.fresh if len(call.op._schema.returns) > 1 else range(len(outputs))
+        return [list(outputs[index].stride()) for index in fresh]

@@ -190,8 +190,13 @@ class Worker:
     def _find_tools(self, request: Mapping[str, Any]) -> Callable[[Any], Any]:
         description = request["description"]
         if description.get("dispatch_key") == "CUDA" and description.get("kind") != "module":
-            return self._make_scratch  # no C++ compiler is needed
+            return lambda store: self._find_late_tools(request, store)
         return lambda store: self._make_tools(request, store)
+
+    def _find_late_tools(self, request: Mapping[str, Any], store: Any) -> Callable[[], Tools]:
+        """What makes the tools: most kernels for CUDA need no C++ compiler."""
+        self._make_scratch(store)
+        return functools.partial(self._make_tools, request, store)
 
     def _make_tools(self, request: Mapping[str, Any], store: Any) -> Tools:
         from .compile import Tools

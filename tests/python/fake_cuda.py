@@ -5,10 +5,13 @@ For a process of its own: it replaces functions of torch. Tensors are fake; noth
 
 from __future__ import annotations
 
+import functools
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 _PROPERTIES = types.SimpleNamespace(
     name="NVIDIA H200",
@@ -113,13 +116,10 @@ def install_for_containers() -> None:
 def compile_container(folder: str) -> dict[str, Any]:
     """Compiles a small module for an H200; its file, and what is known of its text."""
     install_for_containers()
-    from pathlib import Path
-
     import module_zoo
     from eagercache.compile import Tools
     from eagercache.generated_text import GeneratedText
     from eagercache.toolchain import AVX2, find_compiler
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(), torch.no_grad(), torch.device("cuda"):
         module = module_zoo.Block().eval()
@@ -136,7 +136,36 @@ def compile_container(folder: str) -> dict[str, Any]:
     tools = Tools(find_compiler(), AVX2, private)
     graph = torch.fx.GraphModule(program.graph_module, program.graph)
     path = tools.container(graph, tuple(inputs), build, texts.append)
-    return {"path": str(path), "text": vars(texts[0]), "seconds": tools.commands.seconds}
+    return {
+        "path": str(path),
+        "text": vars(texts[0]),
+        "seconds": tools.commands.seconds,
+        "call": _contain_call(tools, Path(folder, "call")),
+    }
+
+
+def _contain_call(tools: Any, folder: Path) -> dict[str, Any]:
+    """The container of one operator's call whose text no launch plan can be made of."""
+    from eagercache import cuda_compile
+    from eagercache.calls import Call
+    from eagercache.wrapper_text import NotUnderstood
+
+    overload, arguments, returns = _CALLS["aten::native_layer_norm"]
+    description = {"op": "aten::native_layer_norm", "overload": overload, "state": _STATE}
+    call = Call({**description, "args": arguments})
+    changed: Any = cuda_compile
+    changed.example_inputs = functools.partial(_examples, FakeTensorMode())
+    folder.mkdir()
+
+    def not_understood(_: str) -> Any:
+        raise NotUnderstood("a planted statement")
+
+    changed.read_wrapper = not_understood
+    try:
+        cuda_compile.lower(call, returns)
+    except cuda_compile.PlanUnknown as unknown:
+        made = cuda_compile.contain(call, returns, None, tools, folder, unknown)
+    return {"path": str(made.container), "why": made.why_container, "text": vars(made.text)}
 
 
 def compile_first_configurations(module: Any) -> dict[str, tuple[Any, Any]]:
@@ -210,25 +239,23 @@ _STATE = {
 }
 
 
+def _examples(mode: FakeTensorMode, call: Any) -> tuple[torch.Tensor, ...]:
+    with mode:
+        return tuple(
+            torch.empty_strided(s.sizes, s.strides, dtype=s.dtype, device=s.device)
+            for s in call.tensors
+        )
+
+
 def compile_some() -> dict[str, Any]:
     """The plans of some calls, or why there is none, and whether each holds machine code."""
     install()
     from eagercache import _compat, cuda_compile
     from eagercache.calls import Call
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    fake = FakeTensorMode()
-
-    def examples(call: Call) -> tuple[torch.Tensor, ...]:
-        with fake:
-            return tuple(
-                torch.empty_strided(s.sizes, s.strides, dtype=s.dtype, device=s.device)
-                for s in call.tensors
-            )
 
     changed: Any = cuda_compile
-    changed.example_inputs = examples
+    changed.example_inputs = functools.partial(_examples, FakeTensorMode())
     changed._tune = lambda *_: None
     compat: Any = _compat
     compat.tuned_kernels = compile_first_configurations

@@ -53,6 +53,13 @@ def test_a_container_is_made_without_a_toolkit_and_asks_only_for_what_torch_brin
     assert len(text["kernels"]) >= 2 and text["extern_calls"] and not text["uses_proxy_executor"]
     assert Path(made["path"]).read_bytes().count(b"\x7fELF") > len(text["kernels"])  # embedded
 
+    call = made["call"]
+    assert call["why"] == "generated text not understood: a planted statement"
+    assert call["text"]["reduces"] and call["text"]["num_inputs"] == 3
+    kernels = call["text"]["kernels"]
+    assert len(kernels) >= 1
+    assert Path(call["path"]).read_bytes().count(b"\x7fELF") > len(kernels)
+
     driver = tmp_path / "driver"
     driver.mkdir()
     (driver / "driver.c").write_text(DRIVER)
