@@ -1,4 +1,4 @@
-"""Host cost of a call on 8 floats on a GPU, from C++: PyTorch's own, decided for native, a hit.
+"""Host cost of a call on 8 floats on a GPU, from C++: PyTorch's own, left to it, a hit.
 
     python bench/cuda_overhead.py PATH/eagercache_overhead_side [--rounds 7] [--json FILE]
 
@@ -15,13 +15,33 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+# What makes a worker's kernels containers, when it is found as sitecustomize.
+_CONTAINERS = """
+import eagercache.cuda_compile as _compile
+def _read_wrapper(text):
+    raise _compile.NotUnderstood("containers are wanted")
+_compile.read_wrapper = _read_wrapper
+"""
+
+
+def write_containers(folder: Path, around: Path) -> None:
+    """<operator>.so of each kernel on 8 floats, made by a process of its own."""
+    site, store = around / "site", around / "containers"
+    site.mkdir()
+    store.mkdir(mode=0o700)
+    (site / "sitecustomize.py").write_text(_CONTAINERS)
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, __file__, "--fill", str(folder), str(store)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
+
 
 def write_kernels(folder: Path, store: Path) -> None:
-    """<operator>.plan and <operator>.cubin of each kernel on 8 floats."""
+    """<operator>.plan and <operator>.cubin, or .so, of each kernel on 8 floats."""
     import eagercache
     import torch
     from eagercache.session import session
@@ -40,6 +60,9 @@ def write_kernels(folder: Path, store: Path) -> None:
             continue
         (part,) = entry["objects"]
         (path,) = store.glob(f"v1/o/**/{part['digest']}*")
+        if facts["form"] == "container":
+            (folder / f"{name}.so").write_bytes(path.read_bytes())
+            continue
         (folder / f"{name}.cubin").write_bytes(path.read_bytes())
         (folder / f"{name}.plan").write_text(facts["launch_plan"])
 
@@ -98,16 +121,23 @@ def print_pairs(pairs: dict[str, dict[str, list[float]]]) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("binary", type=Path)
+    parser.add_argument("binary", type=Path, nargs="?")
+    parser.add_argument("--fill", type=Path, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.fill:
+        write_kernels(*options.fill)
+        return
+    if options.binary is None:
+        parser.error("the path of eagercache_overhead_side is missing")
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         store, kernels = Path(folder) / "store", Path(folder) / "kernels"
         store.mkdir(mode=0o700)
         kernels.mkdir()
         write_kernels(kernels, store)
+        write_containers(kernels, Path(folder))
         for _ in range(options.rounds):
             for phase in ("stock", "hooked"):
                 for name, ns in run(options.binary.absolute(), phase, kernels).items():
@@ -116,12 +146,13 @@ def main() -> None:
     result: dict[str, Any] = {name: statistics.median(values) for name, values in times.items()}
     if options.json:
         options.json.write_text(json.dumps({"rounds": times, "pairs": pairs}, indent=1))
-    print(f"{'call':18} {'stock ns':>9} {'hit':>14}")
+    print(f"{'call':18} {'stock ns':>9} {'hit':>14} {'container':>14}")
     for name, stock in result.items():
         form, _, call = name.partition("/")
         if form == "stock":
-            hit = result[f"hit/{call}"]
-            print(f"{call:18} {stock:9.0f} {hit:8.0f} x{hit / stock:.2f}")
+            others = [result.get(f"{other}/{call}") for other in ("hit", "container")]
+            cells = [f"{ns:8.0f} x{ns / stock:.2f}" if ns else f"{'-':>14}" for ns in others]
+            print(f"{call:18} {stock:9.0f} {' '.join(cells)}")
     print_pairs(pairs)
 
 
