@@ -27,7 +27,8 @@ _ORDERED = frozenset({"offsets", "offset2bag", "lengths", "input_lengths", "targ
 # what an integer holds, which is no degree. 2**50 steps of float64's data would be weeks.
 _DEGREE = "n"
 MOST_STEPS = 1 << 20
-# What every tensor of two rows and columns can be indexed by, where the values are not known.
+# What every tensor of two rows and columns can be indexed by, where neither values nor rows are
+# known. (Values are not on a GPU, where native's kernels assert, which ends the worker's context.)
 _SMALLEST_RANGE = (0, 2)
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -109,15 +110,21 @@ def index_bounds(
     op: torch._ops.OpOverload,
     tensors: Mapping[str, Sequence[tuple[int, torch.dtype]]],
     known: Mapping[int, IntegerValues],
+    rows: int | None = None,
 ) -> dict[int, tuple[int, int]]:
     """From which number to below which the tensors are filled that the operator indexes by.
 
     ``tensors`` has the places and dtypes of each argument's tensors, by the argument's name.
+    ``rows`` is how many there are of what an argument "index" tells one of, where that is known.
     """
     if op.namespace != "aten":
         return {}
+
+    def unknown(name: str) -> tuple[int, int]:
+        return (0, max(rows, 1)) if name == "index" and rows is not None else _SMALLEST_RANGE
+
     return {
-        place: known[place].bounds if place in known else _SMALLEST_RANGE
+        place: known[place].bounds if place in known else unknown(name)
         for name, places in tensors.items()
         if name in _INDICES
         for place, dtype in places

@@ -209,9 +209,23 @@ class Call:
             argument.name: [(place, self.tensors[place].dtype) for place in _slots(value)]
             for argument, value in zip(schema, self._arguments, strict=True)
         }
-        self.index_ranges.update(index_bounds(self.op, by_name, self.integers))
+        self.index_ranges.update(index_bounds(self.op, by_name, self.integers, self._rows()))
         self._ordered = frozenset(ordered_places(self.op, by_name, self.integers))
         self._degrees = frozenset(degree_places(self.op, by_name))
+
+    def _rows(self) -> int | None:
+        """The size of the dimension ``dim`` of ``self``, without one the number of its elements."""
+        names = [argument.name for argument in self.op._schema.arguments]
+        named = dict(zip(names, self._arguments, strict=True))
+        slot, dim = named.get("self"), named.get("dim")
+        if not isinstance(slot, _Slot) or not ("dim" not in named or isinstance(dim, int)):
+            return None
+        spec = self.tensors[slot.index]
+        if dim is None:
+            return spec.numel
+        # A number has one of everything.
+        sizes = spec.sizes or (1,)
+        return sizes[dim] if -len(sizes) <= dim < len(sizes) else None
 
     @property
     def fills(self) -> tuple[str, ...]:

@@ -66,8 +66,20 @@ def test_indices_are_in_the_range_of_the_real_ones_by_every_rule(fill: str) -> N
 
 
 @pytest.mark.parametrize("fill", FILLS)
-def test_indices_that_are_not_known_are_small(fill: str) -> None:
-    assert set(filled(Call(index_select((200,))), fill)) == {0, 1}
+def test_indices_that_are_not_known_are_of_rows_that_are_there(fill: str) -> None:
+    """Others end the context of a worker on a GPU, where calls come without their values."""
+    index = tensor((200,), dtype="int64")
+    assert len(set(filled(Call(index_select((200,))), fill))) > 10
+    for sizes, dim, rows in (((50, 4), 1, 4), ((50, 1), -1, 1), ((), 0, 1)):
+        call = Call(describe("index_select", tensor(sizes), integer(dim), index))
+        assert set(filled(call, fill)) == set(range(rows))
+    assert set(filled(Call(describe("take", tensor((1, 3)), index)), fill)) == {0, 1, 2}
+
+
+def test_indices_of_what_is_not_known_are_small() -> None:
+    indices = {"kind": "tensor_list", "elements": [tensor((200,), dtype="int64")]}
+    call = Call(describe("index.Tensor", tensor((50, 4)), indices))
+    assert set(filled(call, "wide")) == {0, 1}
 
 
 def test_indices_make_no_fill_one_that_native_refuses() -> None:
