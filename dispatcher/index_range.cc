@@ -2,7 +2,8 @@
 
 namespace eagercache {
 
-bool in_range(const at::Tensor& tensor, std::int64_t low, std::int64_t high) noexcept {
+bool in_range(const at::Tensor& tensor, std::int64_t low, std::int64_t high,
+              std::int64_t also) noexcept {
   if (!tensor.is_cpu()) {
     return true;
   }
@@ -10,7 +11,7 @@ bool in_range(const at::Tensor& tensor, std::int64_t low, std::int64_t high) noe
     const std::int64_t count = tensor.numel();
     for (std::int64_t i = 0; i < count; ++i) {
       const auto value = static_cast<std::int64_t>(data[i]);
-      if (value < low || value >= high) {
+      if ((value < low || value >= high) && value != also) {
         return false;
       }
     }

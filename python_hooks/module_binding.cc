@@ -71,7 +71,7 @@ bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
 }
 
 using Inputs = std::vector<std::pair<bool, std::size_t>>;
-using Ranges = std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t>>;
+using Ranges = std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t, std::int64_t>>;
 
 // Loads the library at `path`. Libraries are shared: one container each. `made` tells whether this
 // call made it.
@@ -174,11 +174,11 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   for (const auto& [from_module, index] : inputs) {
     kernel->inputs.push_back({from_module, index});
   }
-  for (const auto& [input, low, high] : ranges) {
+  for (const auto& [input, low, high, also] : ranges) {
     if (input >= inputs.size()) {
       throw std::runtime_error("an index range of no input");
     }
-    kernel->ranges.push_back({input, low, high});
+    kernel->ranges.push_back({input, low, high, also});
   }
   if (const auto* entry = std::get_if<Entry>(&source)) {
     kernel->digest = entry->second;

@@ -212,7 +212,7 @@ PyObject* run_training_kernel(const ModuleKernel& kernel, const ModuleGuard& gua
   if (!may_be_recorded(kernel, inputs)) {
     return nullptr;
   }
-  py::tuple whole = py::make_tuple(py::handle(call.args[0]), call.positional(), call.keywords());
+  py::tuple whole = kept_call(*kernel.training, call.args[0], call.positional(), call.keywords());
   c10::SmallVector<at::Tensor, 4> answers;
   const LoadedKernel::Outcome outcome =
       answer_with_gradients(kernel, std::move(inputs), std::move(whole), answers);
@@ -315,7 +315,7 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   }
   for (const ModuleKernel::IndexRange& range : kernel.ranges) {
     const at::Tensor& tensor = input_of(kernel.inputs[range.input], *record.guard, form);
-    if (!in_range(tensor, range.low, range.high)) [[unlikely]] {
+    if (!in_range(tensor, range.low, range.high, range.also)) [[unlikely]] {
       return aside(record, ModuleAside::kIndexRange, call);
     }
   }

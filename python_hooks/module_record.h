@@ -32,12 +32,13 @@ struct ModuleKernel {
     bool from_module = false;  // a slot of the guard; else a tensor among the arguments
     std::size_t index = 0;
   };
-  // An integer tensor whose values the container uses as indices: outside [low, high) the forward
-  // of the module answers, and raises what it raises.
+  // An integer tensor whose values the container uses as indices: outside [low, high), but for
+  // `also`, the forward of the module answers, and raises what it raises.
   struct IndexRange {
     std::size_t input = 0;  // index into `inputs`
     std::int64_t low = 0;
     std::int64_t high = 0;
+    std::int64_t also = 0;  // `low` where there is none
   };
 
   ModelContainer* model = nullptr;

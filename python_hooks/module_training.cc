@@ -25,6 +25,7 @@
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/thread_state.h"
 #include "guards/key_builder.h"
+#include "python_hooks/module_arguments.h"
 
 namespace eagercache {
 namespace {
@@ -88,6 +89,41 @@ at::Tensor in_layout(const at::Tensor& tensor, const std::vector<std::int64_t>& 
   return at::empty_strided(sizes, strides, tensor.options()).copy_(tensor);
 }
 
+// What is left of an argument that a call does not keep.
+struct ArgumentShell {
+  explicit ArgumentShell(const at::Tensor& argument)
+      : dtype(argument.scalar_type()),
+        sizes(argument.sizes().vec()),
+        strides(argument.strides().vec()),
+        is_leaf(argument.is_leaf()) {
+    if (argument.requires_grad()) {
+      edge = torch::autograd::impl::gradient_edge(argument);
+    }
+  }
+
+  // A tensor with the values of `saved` in the argument's place of the graph.
+  at::Tensor rebuild(const at::Tensor& saved) const {
+    at::Tensor made;
+    {
+      const BelowAutograd below;
+      made = at::empty_strided(sizes, strides, saved.options().dtype(dtype)).copy_(saved);
+    }
+    if (edge.is_valid() && is_leaf) {
+      made.set_requires_grad(true);
+      torch::autograd::impl::set_grad_accumulator(made, edge.function);
+    } else if (edge.is_valid()) {
+      torch::autograd::impl::set_gradient_edge(made, edge);
+    }
+    return made;
+  }
+
+  at::ScalarType dtype;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  bool is_leaf;
+  torch::autograd::Edge edge;  // not valid: it needs no gradient
+};
+
 // What a program gets of one call: a node that keeps what the backward reads.
 class ModuleNode final : public torch::autograd::Node {
  public:
@@ -103,6 +139,10 @@ class ModuleNode final : public torch::autograd::Node {
     }
     for (const ModuleTraining::Gradient& gradient : plan().gradients) {
       add_next_edge(torch::autograd::impl::gradient_edge(inputs_[gradient.input]));
+    }
+    for (const ModuleTraining::Rebuilt& one : plan().rebuilt) {
+      shells_.emplace_back(inputs_[one.input]);
+      inputs_[one.input] = at::Tensor();
     }
   }
 
@@ -135,6 +175,7 @@ class ModuleNode final : public torch::autograd::Node {
 
   void release_variables() override {
     std::vector<at::Tensor> inputs;
+    std::vector<ArgumentShell> shells;
     {
       const std::lock_guard lock(saved_mutex_);
       released_ = true;
@@ -142,6 +183,7 @@ class ModuleNode final : public torch::autograd::Node {
         variable.reset_data();
       }
       inputs.swap(inputs_);
+      shells.swap(shells_);
     }
     drop_call();
   }
@@ -226,15 +268,18 @@ class ModuleNode final : public torch::autograd::Node {
     const py::gil_scoped_acquire gil;
     try {
       std::vector<at::Tensor> own;
+      py::list rebuilt;
       {
         // The lock is never waited for with the GIL.
         const py::gil_scoped_release no_gil;
-        const std::lock_guard lock(saved_mutex_);
-        own = inputs_;
+        own = whole_inputs();
       }
       TORCH_CHECK(call_ != nullptr && !own.empty(), torch::autograd::ERR_BACKWARD_TWICE);
       const auto call = py::reinterpret_borrow<py::tuple>(call_);
       check_versions(own);
+      for (const ModuleTraining::Rebuilt& one : plan().rebuilt) {
+        rebuilt.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[one.input])));
+      }
       py::list inputs;
       for (const ModuleTraining::Gradient& gradient : plan().gradients) {
         inputs.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[gradient.input])));
@@ -249,8 +294,8 @@ class ModuleNode final : public torch::autograd::Node {
       for (const auto& [device, dtype] : autocast_) {
         autocast[py::str(device)] = py::cast(dtype);
       }
-      const py::object answer = eager_gradients()(call[0], call[1], call[2], plan().identity,
-                                                  autocast, inputs, wanted, given);
+      const py::object answer = eager_gradients()(call[0], call[1], call[2], rebuilt,
+                                                  plan().identity, autocast, inputs, wanted, given);
       variable_list results;
       for (const py::handle& gradient : answer) {
         results.push_back(gradient.is_none() ? at::Tensor() : THPVariable_Unpack(gradient.ptr()));
@@ -265,11 +310,24 @@ class ModuleNode final : public torch::autograd::Node {
     }
   }
 
+  // The inputs, those that are not kept made anew; none where they were given up.
+  std::vector<at::Tensor> whole_inputs() {
+    const std::lock_guard lock(saved_mutex_);
+    std::vector<at::Tensor> inputs = inputs_;
+    for (std::size_t i = 0; i < shells_.size(); ++i) {
+      const ModuleTraining::Rebuilt& one = plan().rebuilt[i];
+      inputs[one.input] = shells_[i].rebuild(saved_[one.saved].unpack());
+    }
+    return inputs;
+  }
+
   void check_versions(const std::vector<at::Tensor>& inputs) const {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const bool is_written = std::ranges::any_of(
           plan().buffers, [i](const ModuleTraining::Buffer& buffer) { return buffer.input == i; });
-      TORCH_CHECK(is_written || inputs[i]._version() == versions_[i],
+      const bool is_rebuilt = std::ranges::any_of(
+          plan().rebuilt, [i](const ModuleTraining::Rebuilt& one) { return one.input == i; });
+      TORCH_CHECK(is_written || is_rebuilt || inputs[i]._version() == versions_[i],
                   "one of the variables needed for gradient computation has been modified by an "
                   "inplace operation: an input or a parameter of a module, whose forward is run "
                   "again for this gradient");
@@ -282,6 +340,7 @@ class ModuleNode final : public torch::autograd::Node {
   std::mutex saved_mutex_;
   std::vector<torch::autograd::SavedVariable> saved_;  // guarded by saved_mutex_
   std::vector<at::Tensor> inputs_;                     // guarded by saved_mutex_
+  std::vector<ArgumentShell> shells_;                  // of plan().rebuilt; guarded by saved_mutex_
   bool released_ = false;                              // guarded by saved_mutex_
   PyObject* call_;                                     // owned; guarded by the GIL
 };
@@ -446,6 +505,14 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
                                indices(fields[1], read->tangents.size()),
                                py::cast<std::vector<std::int64_t>>(fields[2])});
   }
+  for (const py::handle& row : plan["rebuilt"]) {
+    const py::tuple fields = py::cast<py::tuple>(row);
+    read->rebuilt.push_back({index(fields[0], num_inputs), index(fields[1], read->saved.size())});
+    read->without.push_back(py::cast<std::size_t>(fields[2]));
+  }
+  if (!std::ranges::is_sorted(read->without)) {
+    throw std::invalid_argument("the training plan does not order its arguments");
+  }
   if (backward->num_inputs() != read->saved.size() + read->tangents.size() ||
       backward->num_outputs() != read->gradients.size() || read->tangents.empty()) {
     throw std::invalid_argument("the training plan does not fit its backward");
@@ -465,6 +532,16 @@ void put_gradients(const ModuleGuard& guard, ModuleCallForm& form) {
       form.words.push_back(std::exchange(bits, 0));
     }
   }
+}
+
+py::tuple kept_call(const ModuleTraining& plan, const py::handle& module, py::tuple args,
+                    py::dict kwargs) {
+  if (plan.without.empty()) [[likely]] {
+    return py::make_tuple(module, std::move(args), std::move(kwargs));
+  }
+  std::size_t next = 0;
+  const py::object given = without_tensors(args, plan.without, &next);
+  return py::make_tuple(module, given, without_tensors(kwargs, plan.without, &next));
 }
 
 bool saved_tensors_are_watched() { return at::SavedTensorDefaultHooks::get_hooks().has_value(); }

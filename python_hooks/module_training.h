@@ -45,6 +45,13 @@ struct ModuleTraining {
     std::vector<std::int64_t> strides;  // as autograd's own
   };
 
+  // An argument that a call does not keep: of its values the forward reads what saved[saved] has of
+  // them, in the argument's sizes, and no more.
+  struct Rebuilt {
+    std::size_t input = 0;
+    std::size_t saved = 0;
+  };
+
   ModelContainer* backward = nullptr;
   std::string identity;  // of the module
   std::size_t num_answers = 0;
@@ -53,6 +60,8 @@ struct ModuleTraining {
   std::vector<Saved> saved;
   std::vector<Tangent> tangents;
   std::vector<Gradient> gradients;
+  std::vector<Rebuilt> rebuilt;      // in the order of the arguments
+  std::vector<std::size_t> without;  // these arguments' numbers among the call's, as ordered
   // Of each tensor of the answer, whether the module's own backward keeps it.
   std::vector<bool> keeps_output;
 };
@@ -72,19 +81,25 @@ void put_gradients(const ModuleGuard& guard, ModuleCallForm& form);
 bool saved_tensors_are_watched();
 
 // Answers one call with the forward and puts a node into autograd's graph, whose backward is the
-// other half. `call` is (module, args, kwargs), which the node keeps for what no kernel can do.
+// other half. `call` is what `kept_call` gives, which the node keeps for what no kernel can do.
 // `inputs` are the container's. Fills `answers`, which are native's in layout. On anything but
 // kAnswered nothing was written. Needs the GIL, and releases it.
 LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                                             std::vector<at::Tensor> inputs, pybind11::tuple call,
                                             c10::SmallVector<at::Tensor, 4>& answers);
 
+// (module, args, kwargs) as a node keeps it: `...` stands for an argument that is rebuilt. Needs
+// the GIL.
+pybind11::tuple kept_call(const ModuleTraining& plan, const pybind11::handle& module,
+                          pybind11::tuple args, pybind11::dict kwargs);
+
 // Whether a call with these inputs may be recorded at all.
 bool may_be_recorded(const ModuleKernel& kernel, const std::vector<at::Tensor>& inputs);
 
-// `handler(module, args, kwargs, identity, autocast, inputs, wanted, gradients)` gives the wanted
-// inputs' gradients, or None, by the module's own forward and autograd: where the gradient of a
-// gradient is asked for, and where the kernel cannot answer. It may raise. Kept for ever.
+// `handler(module, args, kwargs, rebuilt, identity, autocast, inputs, wanted, gradients)` gives the
+// wanted inputs' gradients, or None, by the module's own forward and autograd: where the gradient
+// of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where args and
+// kwargs have `...`, in order. It may raise. Kept for ever.
 void set_eager_gradients(const pybind11::object& handler);
 
 }  // namespace eagercache

@@ -252,7 +252,7 @@ def load_module(
     source: tuple[Store, str] | Sequence[str],
     device: str,
     inputs: Sequence[tuple[bool, int]],
-    ranges: Sequence[tuple[int, int, int]],
+    ranges: Sequence[tuple[int, int, int, int]],
     output_strides: Sequence[Sequence[int]],
     unflatten: Callable[[list[Any]], Any] | None,
     plan: dict[str, Any] | None = None,

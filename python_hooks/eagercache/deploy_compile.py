@@ -158,7 +158,9 @@ def _layout(
         ):
             raise CompileRefused("an argument with open sizes is not dense")
     ranges = []
-    for position, low, high in traced.ranges:
+    for position, low, high, also in traced.ranges:
+        if also != low:
+            raise CompileRefused("it indexes with labels, of which it skips one number")
         of_module, index = traced.inputs[position]
         ranges.append(["slot" if of_module else "argument", index, low, high])
     return {

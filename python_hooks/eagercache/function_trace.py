@@ -28,7 +28,8 @@ from .function_gradient import tensors_of
 from .function_identity import identify_function
 from .launch_plan import IndexRange
 from .module_identity import FunctionRecorder, Unfit, code_digest
-from .module_trace import INDEXING, behind, divides_integers, is_made_here, operator_name
+from .module_nodes import behind, divides_integers, is_made_here, operator_name
+from .module_trace import INDEXING
 
 _SINGLE_VALUES = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
 

@@ -17,6 +17,7 @@ def eager_gradients(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    rebuilt: Sequence[torch.Tensor],
     identity: str,
     autocast: Mapping[str, torch.dtype],
     inputs: Sequence[torch.Tensor],
@@ -25,12 +26,18 @@ def eager_gradients(
 ) -> list[torch.Tensor | None]:
     """The gradients of ``inputs`` that are wanted, None for the others and where there is none.
 
-    ``grads`` are those of the answer's tensors that have one. They are recorded themselves where
-    autograd records: so gradients of gradients are those of the module's own forward. Called by
-    autograd, on its threads, with the state of grad mode that it asks for. Raises RuntimeError when
+    ``rebuilt`` stand for the arguments that are `...` there, in order: the forward reads no more of
+    those than they hold. ``grads`` are those of the answer's tensors that have one. They are
+    recorded themselves where autograd records: so gradients of gradients are those of the module's
+    own forward. Called by autograd, on its threads, with the state of grad mode that it asks for.
+    Raises RuntimeError when
     the module is another one than it was at the call.
     """
     records = torch.is_grad_enabled()
+    if rebuilt:
+        missing = iter(rebuilt)
+        args = _filled(args, missing)
+        kwargs = _filled(kwargs, missing)
     found = identify(module)
     known = {id(slot.tensor) for slot in found.slots} | {
         id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
@@ -61,6 +68,17 @@ def eager_gradients(
             )
         )
     return [next(computed) if needed else None for needed in wanted]
+
+
+def _filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
+    """``value`` with tensors in the place of `...`, met in the order of `argument_tensors`."""
+    if value is ...:
+        return next(missing)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(item, missing) for item in value)
+    if isinstance(value, dict):
+        return {key: _filled(item, missing) for key, item in value.items()}
+    return value
 
 
 def _differentiable(answer: Any) -> list[torch.Tensor]:

@@ -19,14 +19,17 @@ import torch.fx
 from . import _compat
 from .commands import CompileRefused
 from .module_identity import Identity
+from .module_labels import trap_negative_labels
 from .module_layout import in_strides, is_channels_last, use_channels_last
+from .module_moments import use_two_passes
+from .module_nodes import operator_name
 from .module_trace import (
     INDEXING,
     MAX_CONSTANT_BYTES,
+    Range,
     argument_tensors,
     first_line,
     index_ranges,
-    operator_name,
     read_outputs,
     refuse_operators,
     source_of,
@@ -49,6 +52,18 @@ _WHOLE_VIEWS = {
     "aten::view",
 }
 _VIEWS = _WHOLE_VIEWS | {"aten::as_strided", "aten::select", "aten::slice"}
+
+# Operators that give all elements of their first argument in the same sizes.
+_COPIES = {
+    "aten::_to_copy",
+    "aten::alias",
+    "aten::clone",
+    "aten::detach",
+    "prims::convert_element_type",
+}
+# The floating-point dtypes whose every number one of another dtype is, too.
+_HALVES = {torch.bfloat16, torch.float16}
+_WITHIN = {torch.float64: {torch.float32, *_HALVES}, torch.float32: _HALVES}
 
 # What a backward uses as indices.
 _INDEXING_BACKWARD = INDEXING | {
@@ -80,13 +95,16 @@ class TrainingGraphs:
 
     Attributes:
         inputs: for each input of the forward (True, slot of the identity) or (False, argument).
-        ranges: (input, low, high): values outside of it must not reach the kernel.
+        ranges: as those of `module_trace.ModuleGraph`.
         outputs: what `build_unflatten` makes the answer of, as JSON.
         differentiable: whether each tensor of the answer has a gradient.
         buffers: the inputs that the forward writes, all of them buffers.
         gradients: the input that each output of the backward is the gradient of.
         reach: the positions in ``tangents`` on which each gradient depends.
         made_bytes: memory of what is made for the backward alone.
+        rebuilt: (input, position in ``saved``, argument) of those arguments of which something that
+            is made has all that the graphs read: in the argument's sizes, in a dtype to which all
+            of the graph casts it at first. In the order of the arguments.
     """
 
     forward: torch.fx.GraphModule
@@ -94,7 +112,7 @@ class TrainingGraphs:
     inputs: tuple[tuple[bool, int], ...]
     examples: tuple[torch.Tensor, ...]
     backward_examples: tuple[torch.Tensor, ...]
-    ranges: tuple[tuple[int, int, int], ...]
+    ranges: tuple[Range, ...]
     outputs: str
     differentiable: tuple[bool, ...]
     buffers: tuple[int, ...]
@@ -103,6 +121,7 @@ class TrainingGraphs:
     gradients: tuple[int, ...]
     reach: tuple[tuple[int, ...], ...]
     made_bytes: int
+    rebuilt: tuple[tuple[int, int, int], ...]
 
     @property
     def device(self) -> torch.device:
@@ -127,6 +146,7 @@ class TrainingGraphs:
             ],
             "gradients": list(self.gradients),
             "reach": [list(row) for row in self.reach],
+            "rebuilt": [list(row) for row in self.rebuilt],
         }
 
 
@@ -173,13 +193,16 @@ def trace_training(
     joint = _trace_joint(program, inputs, answers, buffers)
     written = _keep_written(joint, len(answers), buffers)
     refuse_operators(joint.graph)
+    if use_two_passes(joint.graph):
+        joint.recompile()
+    read_as = _read_as(joint.graph, inputs)
     forward, backward = _compat.split_joint_graph(joint, len(answers) + len(written))
     kept = {
         index
         for index, value in enumerate(inputs.values)
         if value.untyped_storage().data_ptr() in eager_saves and index not in written
     }
-    splitter = _Splitter(forward, backward, inputs)
+    splitter = _Splitter(forward, backward, inputs, read_as)
     return splitter.graphs(outputs, written, kept, differentiable, keeps_output)
 
 
@@ -290,10 +313,14 @@ class _Splitter:
     """Makes the two graphs anew of what the partitioner gave."""
 
     def __init__(
-        self, forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, inputs: _Inputs
+        self,
+        forward: torch.fx.GraphModule,
+        backward: torch.fx.GraphModule,
+        inputs: _Inputs,
+        read_as: Mapping[int, torch.dtype],
     ) -> None:
         self._forward, self._backward = forward, backward
-        self._inputs = inputs
+        self._inputs, self._read_as = inputs, read_as
         self._arguments = list(forward.graph.find_nodes(op="placeholder"))
         self._returned = list(_output(forward.graph).args[0])
         if len(self._arguments) != len(inputs.values):
@@ -359,11 +386,28 @@ class _Splitter:
             gradients=gradients,
             reach=reach,
             made_bytes=sum(_bytes(node) for node in made),
+            rebuilt=self._rebuilt(roots, saved),
         )
+
+    def _rebuilt(
+        self, roots: Sequence[torch.fx.Node], saved: Sequence[Saved]
+    ) -> tuple[tuple[int, int, int], ...]:
+        rows: dict[int, tuple[int, int, int]] = {}
+        for position, (node, source) in enumerate(zip(roots, saved, strict=True)):
+            argument, dtypes = _copied(node)
+            if source.kind != "made" or argument not in self._number:
+                continue
+            index = self._arguments.index(argument)
+            of_module, number = self._inputs.sources[index] or (True, 0)
+            wanted = self._read_as.get(index)
+            if wanted is not None and all(_holds(dtype, wanted) for dtype in dtypes):
+                assert not of_module
+                rows.setdefault(number, (self._number[argument], position, number))
+        return tuple(rows[number] for number in sorted(rows))
 
     def _make_forward(
         self, returns: int, made: Sequence[torch.fx.Node]
-    ) -> tuple[torch.fx.GraphModule, tuple[tuple[int, int, int], ...]]:
+    ) -> tuple[torch.fx.GraphModule, tuple[Range, ...]]:
         graph = torch.fx.Graph()
         module = torch.nn.Module()
         env: _Env = {}
@@ -377,7 +421,9 @@ class _Splitter:
             results.append(_clone(graph, env[node]) if shown else env[node])
         graph.output(tuple(results))
         graph.eliminate_dead_code()
-        return torch.fx.GraphModule(module, graph), index_ranges(graph)
+        ranges = index_ranges(graph)
+        trap_negative_labels(graph)
+        return torch.fx.GraphModule(module, graph), ranges
 
     def _argument(
         self, graph: torch.fx.Graph, module: torch.nn.Module, node: torch.fx.Node, index: int
@@ -441,10 +487,10 @@ class _Splitter:
         self,
         backward: torch.fx.GraphModule,
         roots: Sequence[torch.fx.Node],
-        ranges: Sequence[tuple[int, int, int]],
+        ranges: Sequence[Range],
     ) -> None:
         """Raises CompileRefused where the backward indexes with what was not checked before."""
-        checked = {position for position, _, _ in ranges}
+        checked = {position for position, *_ in ranges}
         unchecked = {
             placeholder
             for placeholder, root in zip(
@@ -457,6 +503,53 @@ class _Splitter:
         for node in backward.graph.nodes:
             if operator_name(node) in _INDEXING_BACKWARD and _ancestors(node) & unchecked:
                 raise CompileRefused(f"the backward indexes with data ({node.target})")
+
+
+def _read_as(graph: torch.fx.Graph, inputs: _Inputs) -> dict[int, torch.dtype]:
+    """By the place of an argument: the dtype in which the graph reads it, at most its own."""
+    found = {}
+    for index, (node, source) in enumerate(
+        zip(graph.find_nodes(op="placeholder"), inputs.sources, strict=False)
+    ):
+        value = inputs.values[index]
+        # Only what is dense can be laid out again.
+        dense = torch.empty_like(value, memory_format=torch.preserve_format)
+        if source is None or source[0] or dense.stride() != value.stride():
+            continue
+        dtypes = _dtypes_read(node)
+        found[index] = dtypes.pop() if len(dtypes) == 1 else value.dtype
+    return found
+
+
+def _dtypes_read(node: torch.fx.Node) -> set[torch.dtype]:
+    """The narrower dtypes that what ``node`` shows is cast to; its own where it is read."""
+    own, found = node.meta["val"].dtype, set()
+    for user in node.users:
+        value = user.meta.get("val")
+        name = operator_name(user)
+        if name not in _COPIES | _WHOLE_VIEWS or not isinstance(value, torch.Tensor):
+            found.add(own)
+        elif value.dtype in _WITHIN.get(own, ()):
+            found.add(value.dtype)
+        elif value.dtype == own:
+            found |= _dtypes_read(user)
+        else:
+            found.add(own)
+    return found
+
+
+def _holds(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Whether every number of the dtype ``other`` is one of ``dtype``."""
+    return dtype == other or other in _WITHIN.get(dtype, ())
+
+
+def _copied(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.dtype]]:
+    """What ``node`` is a copy of, and the dtypes of the copies."""
+    dtypes = [node.meta["val"].dtype]
+    while operator_name(node) in _COPIES and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+        dtypes.append(node.meta["val"].dtype)
+    return node, dtypes
 
 
 def _output(graph: torch.fx.Graph) -> torch.fx.Node:

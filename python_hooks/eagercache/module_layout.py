@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.fx
 
-from .module_trace import operator_name
+from .module_nodes import operator_name
 from .numerics import HALF
 
 _aten = torch.ops.aten

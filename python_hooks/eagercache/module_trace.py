@@ -14,9 +14,15 @@ from torch.utils import _pytree as pytree
 from . import _compat
 from .commands import CompileRefused
 from .module_identity import Identity
+from .module_labels import label_range
+from .module_nodes import behind, divides_integers, is_made_here, operator_name
 from .module_symbolic import SymbolicSizes, counts_below, dynamic_shapes, symbolic_sizes
 
 MAX_CONSTANT_BYTES = 1 << 20
+
+# (input, low, high, also): its values are in [low, high) or equal ``also``, which is ``low`` where
+# there is none.
+Range = tuple[int, int, int, int]
 
 _aten = torch.ops.aten
 
@@ -48,28 +54,6 @@ INDEXING = {
 }
 _DIVIDING = {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"}
 
-# What an index may go through between an input and an embedding without changing its values.
-_TRANSPARENT = {
-    "aten::view",
-    "aten::reshape",
-    "aten::_unsafe_view",
-    "aten::unsqueeze",
-    "aten::squeeze",
-    "aten::expand",
-    "aten::slice",
-    "aten::select",
-    "aten::clone",
-    "aten::contiguous",
-    "aten::alias",
-    "aten::detach",
-    "aten::flatten",
-    "aten::to",
-    "aten::_to_copy",
-    "aten::permute",
-    "aten::transpose",
-    "aten::t",
-}
-
 
 @dataclass(frozen=True)
 class ModuleGraph:
@@ -79,7 +63,8 @@ class ModuleGraph:
         graph: its placeholders are tensors only, its outputs too.
         inputs: for each placeholder (True, slot of the identity) or (False, argument tensor).
         examples: the tensors for the placeholders.
-        ranges: (placeholder, low, high): values outside of it must not reach the kernel.
+        ranges: (placeholder, low, high, also): other values than ``also`` outside of it must not
+            reach the kernel.
         outputs: what `build_unflatten` makes the answer of, as JSON.
         symbolic: what is not known of the sizes; None where all are. ``examples`` are fake then.
     """
@@ -87,7 +72,7 @@ class ModuleGraph:
     graph: torch.fx.GraphModule
     inputs: tuple[tuple[bool, int], ...]
     examples: tuple[torch.Tensor, ...]
-    ranges: tuple[tuple[int, int, int], ...]
+    ranges: tuple[Range, ...]
     outputs: str
     symbolic: SymbolicSizes | None = None
 
@@ -303,13 +288,7 @@ def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: tor
     module.graph.erase_node(node)
 
 
-def operator_name(node: Any) -> str:
-    """The operator that a node calls, as "aten::add"; "" where it calls none."""
-    schema = getattr(getattr(node, "target", None), "_schema", None)
-    return str(schema.name) if schema is not None else ""
-
-
-def index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
+def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
     """Bounds of the inputs that are used as indices. Raises CompileRefused for other checks."""
     positions = {
         node: index
@@ -318,6 +297,10 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
     ranges = []
     for node in graph.nodes:
         name = operator_name(node)
+        labels = label_range(node)
+        if labels is not None and labels[0] in positions:
+            ranges.append((positions[labels[0]], *labels[1:]))
+            continue
         if name in INDEXING:
             raise CompileRefused(f"the forward indexes with data ({node.target})")
         if name in _DIVIDING and divides_integers(node):
@@ -332,7 +315,7 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[tuple[int, int, int], ...]:
         source = behind(node.args[1])
         if source in positions:
             rows = int(node.args[0].meta["val"].shape[0])
-            ranges.append((positions[source], 0, rows))
+            ranges.append((positions[source], 0, rows, 0))
         elif not _stays_inside(node.args[1], int(node.args[0].meta["val"].shape[0])):
             raise CompileRefused("the indices of an embedding are computed")
     return tuple(dict.fromkeys(ranges))
@@ -354,44 +337,6 @@ def _stays_inside(index: torch.fx.Node, rows: Any) -> bool:
             return False
         rows, node = rows - shift, behind(node.args[0])
     return counts_below(node, rows)
-
-
-def divides_integers(node: torch.fx.Node) -> bool:
-    """Whether ``node`` divides integers by a tensor, of which an element may be 0."""
-    divisor = node.args[1] if len(node.args) > 1 else None
-    if not isinstance(divisor, torch.fx.Node):
-        return False
-    result = node.meta.get("val")
-    return isinstance(result, torch.Tensor) and not (
-        result.is_floating_point() or result.is_complex()
-    )
-
-
-def behind(node: Any) -> Any:
-    """The node whose values ``node`` shows."""
-    while isinstance(node, torch.fx.Node) and operator_name(node) in _TRANSPARENT:
-        value = node.meta.get("val")
-        before = node.args[0]
-        if not isinstance(before, torch.fx.Node) or not isinstance(value, torch.Tensor):
-            return node
-        if before.meta["val"].is_floating_point() or value.is_floating_point():
-            return node
-        node = before
-    return node
-
-
-def is_made_here(node: Any) -> bool:
-    """Whether no input's values are in ``node``: its values are the same on every call."""
-    waiting, seen = [node], set()
-    while waiting:
-        current = waiting.pop()
-        if current in seen or not isinstance(current, torch.fx.Node):
-            continue
-        seen.add(current)
-        if current.op == "placeholder":
-            return False
-        waiting.extend(current.all_input_nodes)
-    return True
 
 
 def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, list[int]]:

@@ -95,6 +95,37 @@ def test_what_is_saved_is_in_channels_last_and_what_comes_out_is_not(
         assert_alike(mine, theirs)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_stack_in_half_precision_keeps_what_eager_keeps(layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs in (8, 16):
+        layers += [nn.Conv2d(inputs, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    model = nn.Sequential(*layers).to(torch.bfloat16).to(memory_format=layout)
+    x = torch.randn(4, 8, 32, 32, dtype=torch.bfloat16).contiguous(memory_format=layout)
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        return saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        native = model(x)
+    graphs = trace_training(model, (x,), {}, identify(model), set(saved), [True], [True])
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
+    eager = sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in own)
+    # Beside it copies of biases, which eager's backward does not read.
+    assert graphs.made_bytes + x.untyped_storage().nbytes() <= 1.001 * eager
+    tangent = torch.randn_like(native)
+    answer, _, gradients = run(graphs, tangent)
+    assert answer.stride() == native.stride()
+    native.backward(tangent)
+    slots = identify(model).slots
+    for index, mine in zip(graphs.gradients, gradients, strict=True):
+        theirs = slots[graphs.inputs[index][1]].tensor.grad
+        assert theirs is not None and mine.stride() == theirs.stride()
+        assert_alike(mine.float(), theirs.float(), far=3000)  # a bfloat16 has 8 bits
+
+
 @pytest.mark.parametrize(
     ("dtype", "outputs", "inputs", "groups", "used"),
     [

@@ -6,7 +6,9 @@ kept between a forward and its backward.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from training_checks import (
     leaf,
     pair,
 )
-from training_zoo import loss_of
+from training_zoo import loss_of, loss_under_autocast
 
 
 def training_hits(model: nn.Module) -> int:
@@ -139,6 +141,81 @@ def test_calls_under_autocast_have_kernels_of_their_own(
         answer = model(x)
     assert answer.grad_fn.name() != NODE  # another dtype is another call
     loss_of(answer).backward()
+
+
+def _labelled(training_store: Trained) -> tuple[nn.Module, torch.Tensor]:
+    """(a `training_zoo.Labelled` whose next call a kernel answers, an argument)."""
+    model, x = training_zoo.make("Labelled"), training_zoo.example("Labelled")
+    for _ in range(2):
+        answer = loss_under_autocast(model, x, training_zoo.labels())
+    assert answer.grad_fn.name() == NODE, training_store.report["rows"]["Labelled"]
+    return model, x
+
+
+def test_gradients_of_gradients_of_an_argument_that_is_kept_as_a_cast_are_eagers(
+    training_store: Trained, training_kernels: None
+) -> None:
+    model, x = _labelled(training_store)
+    other = copy.deepcopy(model)
+    found: list[list[torch.Tensor]] = []
+    for own in (model, other):
+        for begin in (leaf(x), leaf(x) * 1.7):  # one of the program's, and one of a graph
+            with contextlib.nullcontext() if own is model else forwards_alone():
+                answer = loss_under_autocast(own, begin, training_zoo.labels())
+            assert (answer.grad_fn.name() == NODE) == (own is model)
+            if not begin.is_leaf:
+                begin.detach().zero_()  # eager has its own copy
+            (first,) = torch.autograd.grad(answer, begin, create_graph=True)
+            second = torch.autograd.grad(first.square().sum(), [begin, *own.parameters()])
+            found.append([first.detach(), *second])
+    half = len(found) // 2
+    for mine, theirs in zip(found[:half], found[half:], strict=True):
+        assert all(float(t.abs().max()) > 0 for t in theirs)
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_an_argument_of_which_a_cast_is_read_is_let_go_of(
+    training_store: Trained, training_kernels: None
+) -> None:
+    model, x = _labelled(training_store)
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def call() -> torch.Tensor:
+        argument = x * 1.7
+        made.append(weakref.ref(argument))
+        return loss_under_autocast(model, argument, training_zoo.labels())
+
+    before = training_hits(model)
+    mine = kept_bytes(call)
+    assert training_hits(model) == before + 1
+    answer = call()
+    assert made[-1]() is None and answer.requires_grad
+    with forwards_alone():
+        theirs = kept_bytes(call)
+    assert 0 < mine <= theirs
+
+
+def test_labels_are_classes_or_none_and_others_raise_as_in_eager(
+    training_store: Trained, training_kernels: None
+) -> None:
+    model, x = _labelled(training_store)
+    other, argument = copy.deepcopy(model), leaf(x)
+    for labels in (training_zoo.labels(), training_zoo.labels().abs() % 64):
+        answer = loss_under_autocast(model, argument, labels)
+        assert answer.grad_fn.name() == NODE
+        answer.backward()
+        mine = argument.grad
+        argument.grad = None
+        with forwards_alone():
+            loss_under_autocast(other, argument, labels).backward()
+        assert_alike(mine, argument.grad, far=300)  # a bfloat16 has 8 bits
+        argument.grad = None
+    assert_same_gradients(model, other, far=300)
+    for wrong in (-1, 64):
+        labels = training_zoo.labels()
+        labels[1, 3] = wrong
+        with pytest.raises(IndexError, match="out of bounds"):
+            loss_under_autocast(model, x, labels)
 
 
 def test_parameters_without_memory_are_not_read(training_kernels: None) -> None:

@@ -45,6 +45,10 @@ for state in (torch.autocast("cpu", torch.bfloat16), torch.no_grad()):
         if answer.requires_grad:
             training_zoo.loss_of(answer).backward()
 (row,) = [row for part, row in manager.stats() if part is model]
+other, x = training_zoo.make("Labelled"), training_zoo.example("Labelled")
+for _ in range(3):
+    training_zoo.loss_under_autocast(other, x, training_zoo.labels()).backward()
+rows["Labelled"] = dict(lines=explain_module(other))
 report(rows=rows, others=[row.training_hits, row.hits - row.training_hits],
        other_lines=explain_module(model), compiles=eagercache.stats().compiles)
 """

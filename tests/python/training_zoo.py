@@ -55,6 +55,22 @@ class Mlp(nn.Module):
         return {"left": torch.tanh(self.left(hidden)), "right": self.right(hidden)}
 
 
+class Labelled(nn.Module):
+    """A loss of the next token, as language models have it; -100 is none.
+
+    Under autocast it reads only a cast of what it gets in a list.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 64)
+
+    def forward(self, labels: torch.Tensor, hidden: list[torch.Tensor]) -> torch.Tensor:
+        scores = nn.functional.gelu(self.up(hidden[0])).float()
+        following = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+        return nn.functional.cross_entropy(scores.view(-1, 64), following.view(-1))
+
+
 class Dropped(nn.Module):
     """Draws random numbers, around a part that does not."""
 
@@ -95,15 +111,27 @@ class Checkpointed(nn.Module):
 def make(name: str) -> nn.Module:
     """An instance with reproducible values, in training mode."""
     torch.manual_seed(1)
-    kinds = {kind.__name__: kind for kind in (ConvNorm, Attention, Mlp, Dropped, Checkpointed)}
-    return kinds[name]().train()
+    kinds = (ConvNorm, Attention, Mlp, Labelled, Dropped, Checkpointed)
+    return {kind.__name__: kind for kind in kinds}[name]().train()
 
 
 def example(name: str) -> torch.Tensor:
     """An argument for it, whose gradient is wanted too."""
-    sizes = {"ConvNorm": (2, 3, 10, 10), "Attention": (2, 6, 16), "Checkpointed": (2, 6, 16)}
+    sizes = {"ConvNorm": (2, 3, 10, 10)}
+    sizes |= dict.fromkeys(("Attention", "Checkpointed", "Labelled"), (2, 6, 16))
     generator = torch.Generator().manual_seed(2)
     return torch.randn(sizes.get(name, (4, 12)), generator=generator).requires_grad_()
+
+
+def labels() -> torch.Tensor:
+    """For two rows of six tokens, some of which have none."""
+    return torch.tensor([[3, 9, -100, 63, 0, 1], [5, -100, 2, 7, 7, 40]])
+
+
+def loss_under_autocast(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A call of `Labelled`."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(labels, hidden=[x])
 
 
 def loss_of(answer: Any) -> torch.Tensor:
