@@ -471,7 +471,7 @@ def _seconds(timeout: float | None) -> float:
 
 
 def _build_unflatten(text: str) -> Any:
-    from .module_trace import build_unflatten
+    from .module_outputs import build_unflatten
 
     count = sum("tensor" in leaf for leaf in json.loads(text)["leaves"])
     build = build_unflatten(text, count)

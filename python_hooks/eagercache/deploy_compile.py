@@ -33,8 +33,9 @@ from .job import Job, Outcome
 from .launch_plan import extent
 from .module_compile import Answers, prove_calls, tensor_leaves, time_answers, watch_forward
 from .module_identity import Identity
+from .module_outputs import build_unflatten
 from .module_surroundings import autocast, main_of
-from .module_trace import ModuleGraph, argument_tensors, build_unflatten, trace_module
+from .module_trace import ModuleGraph, argument_tensors, trace_module
 from .module_transfer import Transferred, unpack
 
 # Values of all open sizes at which the program is compared with the forward, where it holds.

@@ -20,9 +20,10 @@ from .calls import GlobalState
 from .deploy_layout import CannotDeploy, constant_rows, input_names, program_text
 from .launch_plan import extent
 from .module_identity import Unfit, identify
+from .module_outputs import build_unflatten
 from .module_selection import class_name
 from .module_surroundings import autocast_here
-from .module_trace import argument_tensors, build_unflatten
+from .module_trace import argument_tensors
 from .module_transfer import NotTransferable, pack
 from .service_settings import ServiceSettings
 from .toolchain import pick_isa

@@ -111,6 +111,7 @@ _LOWERING_SOURCES = (
     "module_layout.py",
     "module_moments.py",
     "module_nodes.py",
+    "module_outputs.py",
     "module_proof.py",
     "module_shapes.py",
     "module_sizes.py",
@@ -371,12 +372,13 @@ def _record(name: str, facts: Facts) -> str:
 @functools.cache
 def _hash_record(path: Path) -> str:
     # Byte code and console scripts are made on the spot: their lines differ between equal installs.
+    # As bytes: a deployed module is ready as soon as this is known.
     lines = [
         line
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if ".pyc," not in line and not line.startswith("..")
+        for line in path.read_bytes().splitlines()
+        if b".pyc," not in line and line[:2] != b".."
     ]
-    return _digest("\n".join(sorted(lines)).encode()) if lines else "none"
+    return _digest(b"\n".join(sorted(lines))) if lines else "none"
 
 
 def _libc() -> str:

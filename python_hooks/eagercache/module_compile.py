@@ -28,6 +28,7 @@ from .commands import CompileRefused
 from .compile import Tools
 from .generated_text import GeneratedText
 from .module_identity import FunctionRecorder, Identity, Unfit, identify
+from .module_outputs import build_unflatten
 from .module_proof import Moved, compare, compare_structure
 from .module_surroundings import (
     Listener,
@@ -37,7 +38,7 @@ from .module_surroundings import (
     main_of,
     random_states,
 )
-from .module_trace import ModuleGraph, argument_tensors, build_unflatten, trace_module
+from .module_trace import ModuleGraph, argument_tensors, trace_module
 from .module_transfer import Transferred, unpack
 from .prove import ProofFailed, same_bits
 

@@ -17,9 +17,10 @@ import torch
 from . import cuda_gate
 from ._load import core
 from .calls import GlobalState
+from .module_outputs import build_unflatten
 from .module_selection import class_name
 from .module_shapes import Places, SizeClass
-from .module_trace import argument_tensors, build_unflatten
+from .module_trace import argument_tensors
 from .module_transfer import NotTransferable, pack
 from .session import session
 

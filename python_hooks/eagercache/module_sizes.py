@@ -27,9 +27,10 @@ from .module_compile import (
     time_answers,
 )
 from .module_identity import Identity
+from .module_outputs import build_unflatten
 from .module_shapes import OPEN
 from .module_symbolic import SHAPE_FUNCTION
-from .module_trace import ModuleGraph, argument_tensors, build_unflatten
+from .module_trace import ModuleGraph, argument_tensors
 from .module_transfer import Transferred
 from .prove import ProofFailed
 from .shape_family import SMALLEST, ends, groups, sizes_text

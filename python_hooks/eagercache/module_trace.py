@@ -65,7 +65,7 @@ class ModuleGraph:
         examples: the tensors for the placeholders.
         ranges: (placeholder, low, high, also): other values than ``also`` outside of it must not
             reach the kernel.
-        outputs: what `build_unflatten` makes the answer of, as JSON.
+        outputs: what `module_outputs.build_unflatten` makes the answer of, as JSON.
         symbolic: what is not known of the sizes; None where all are. ``examples`` are fake then.
     """
 
@@ -380,29 +380,3 @@ def _flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgra
     (output,) = [node for node in graph.nodes if node.op == "output"]
     output.args = (tuple(output.args[0][position] for position in tensors),)
     return outputs
-
-
-def build_unflatten(outputs: str, num_outputs: int) -> Any:
-    """A function of the list of output tensors that makes the answer; None for the tensor itself.
-
-    Raises ValueError for a text that does not describe ``num_outputs`` tensors.
-    """
-    stored = json.loads(outputs)
-    spec = pytree.treespec_loads(stored["spec"])
-    leaves = stored["leaves"]
-    tensors = [leaf["tensor"] for leaf in leaves if "tensor" in leaf]
-    if tensors != list(range(num_outputs)):
-        raise ValueError("the outputs are not numbered in order")
-    only_tensors = len(tensors) == len(leaves)
-    if only_tensors and spec == pytree.tree_structure(0):
-        return None
-    if only_tensors and spec == pytree.tree_structure((0,) * num_outputs):
-        return tuple
-
-    def unflatten(values: list[torch.Tensor]) -> Any:
-        return pytree.tree_unflatten(
-            [values[leaf["tensor"]] if "tensor" in leaf else leaf["value"] for leaf in leaves],
-            spec,
-        )
-
-    return unflatten

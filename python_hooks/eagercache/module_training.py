@@ -43,6 +43,7 @@ from .module_compile import (
 from .module_gradient import eager_gradients
 from .module_identity import FunctionRecorder, Identity, Unfit, identify
 from .module_joint import TrainingGraphs, trace_training
+from .module_outputs import build_unflatten
 from .module_proof import Moved, compare, compare_structure
 from .module_surroundings import (
     Listener,
@@ -51,7 +52,7 @@ from .module_surroundings import (
     main_of,
     random_states,
 )
-from .module_trace import argument_tensors, build_unflatten
+from .module_trace import argument_tensors
 from .module_transfer import Transferred, unpack
 from .prove import ProofFailed, same_bits
 
