@@ -22,7 +22,7 @@ from .module_identity import Identity
 from .module_labels import trap_negative_labels
 from .module_layout import in_strides, is_channels_last, use_channels_last
 from .module_moments import use_two_passes
-from .module_nodes import operator_name
+from .module_nodes import is_made_here, operator_name
 from .module_trace import (
     INDEXING,
     MAX_CONSTANT_BYTES,
@@ -279,11 +279,31 @@ def _trace_called(
             everything[position] = value
         given = called(*everything)
         return [
-            *(in_strides(given[i], wanted) for i, wanted in zip(answers, strides, strict=True)),
+            # A clone: what may show an input is not traced, and a linear layer's answer may.
+            *(
+                in_strides(given[i], wanted).clone()
+                for i, wanted in zip(answers, strides, strict=True)
+            ),
             *(own[i].detach() for i in buffers),
         ]
 
-    return _compat.joint_graph(forward, tuple(inputs.values))
+    joint = _compat.joint_graph(forward, tuple(inputs.values))
+    _drop_clones(joint, len(answers))
+    return joint
+
+
+def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:
+    """Returns what the answers are clones of, which is no input and each another node."""
+    graph = joint.graph
+    (output,) = graph.find_nodes(op="output")
+    values = list(output.args[0])
+    for index, node in enumerate(values[:answers]):
+        behind = node.args[0] if operator_name(node) == "aten::clone" else node
+        if behind.op == "call_function" and behind not in values and len(node.kwargs) == 0:
+            values[index] = behind
+    output.args = (values,)
+    graph.eliminate_dead_code()
+    joint.recompile()
 
 
 def _keep_written(joint: torch.fx.GraphModule, answers: int, buffers: Sequence[int]) -> list[int]:
@@ -349,7 +369,7 @@ class _Splitter:
         # What the backward reads: inputs and nodes of the forward, each once.
         chains = {node: _views_of(node) for node in passed}
         roots = list(dict.fromkeys(_root(node, chains[node]) for node in passed))
-        roots = [node for node in roots if node.op != "placeholder" or node in self._number]
+        roots = [node for node in roots if node in self._number or not _is_constant(node)]
         made: list[torch.fx.Node] = []
         saved: list[Saved] = []
         allowed = {self._arguments[index] for index in kept}
@@ -458,7 +478,7 @@ class _Splitter:
         for source, node in zip(passed, into[: len(passed)], strict=True):
             root = _root(source, chains[source])
             if root not in here:
-                here[root] = self._argument(graph, module, root, self._arguments.index(root))
+                self._make_constant(graph, module, root, here)
             env[node] = here[root]
             for view in reversed(chains[source]):
                 env[node] = graph.node_copy(view, lambda _, shown=env[node]: shown)
@@ -482,6 +502,19 @@ class _Splitter:
         graph.output(tuple(results))
         graph.eliminate_dead_code()
         return torch.fx.GraphModule(module, graph), tuple(numbers), tuple(reach)
+
+    def _make_constant(
+        self, graph: torch.fx.Graph, module: torch.nn.Module, root: torch.fx.Node, here: _Env
+    ) -> None:
+        """Puts a node of the forward that no call changes into the backward, too."""
+        behind = _ancestors(root)
+        for node in self._forward.graph.nodes:
+            if node not in behind or node in here:
+                continue
+            if node.op == "placeholder":
+                here[node] = self._argument(graph, module, node, self._arguments.index(node))
+            else:
+                here[node] = graph.node_copy(node, lambda before: here[before])
 
     def _check_indices(
         self,
@@ -550,6 +583,11 @@ def _copied(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.dtype]]:
         node = node.args[0]
         dtypes.append(node.meta["val"].dtype)
     return node, dtypes
+
+
+def _is_constant(node: torch.fx.Node) -> bool:
+    """Whether ``node`` is a constant of the code, or made of nothing that a call gives."""
+    return node.op == "placeholder" or is_made_here(node)
 
 
 def _output(graph: torch.fx.Graph) -> torch.fx.Node:

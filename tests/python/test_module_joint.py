@@ -1,0 +1,125 @@
+"""Graphs of a call and its gradients: what they may return, and what is saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from eagercache.commands import CompileRefused
+from eagercache.module_identity import identify
+from eagercache.module_labels import trap_negative_labels
+from eagercache.module_trace import index_ranges
+from test_module_layout import run, traced
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from training_checks import assert_alike
+
+
+class Attending(nn.Module):
+    """Ends with a linear layer of three dimensions, and makes a mask that no call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = torch.full((6, 6), float("-inf")).triu(1)
+        return self.out(torch.softmax(q @ k.transpose(1, 2) + mask, -1) @ v)
+
+
+def test_a_linear_layer_may_come_last_and_constants_are_not_saved() -> None:
+    torch.manual_seed(0)
+    model, x = Attending(), torch.randn(2, 6, 8, requires_grad=True)
+    graphs = traced(model, x)
+    native = model(x)
+    tangent = torch.randn_like(native)
+    answer, kept, gradients = run(graphs, tangent)
+    assert all(tensor.size() != (6, 6) for tensor in kept)
+    (output,) = graphs.forward.graph.find_nodes(op="output")
+    assert "clone" not in str(output.args[0][0].target)
+    assert answer.stride() == native.stride()
+    assert_alike(answer, native.detach())
+    native.backward(tangent)
+    slots = identify(model).slots
+    for index, mine in zip(graphs.gradients, gradients, strict=True):
+        of_module, number = graphs.inputs[index]
+        theirs = (slots[number].tensor if of_module else x).grad
+        assert theirs is not None
+        assert_alike(mine, theirs)
+
+
+class Masked(nn.Module):
+    """Adds a mask where it is read again for the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.cumsum(torch.ones(6, 6), 1)
+        return torch.tanh(x @ mask) * self.scale
+
+
+def test_what_a_gradient_reads_of_constants_is_made_again() -> None:
+    model, x = Masked(), torch.randn(4, 6, requires_grad=True)
+    graphs = traced(model, x)
+    native = model(x)
+    tangent = torch.randn_like(native)
+    _, kept, gradients = run(graphs, tangent)
+    assert all(tensor.size() != (6, 6) for tensor in kept)
+    native.backward(tangent)
+    for index, mine in zip(graphs.gradients, gradients, strict=True):
+        theirs = x.grad if not graphs.inputs[index][0] else model.scale.grad
+        assert theirs is not None
+        assert_alike(mine, theirs)
+
+
+def _picking(device: str, fill: float, skipped: int = -100) -> torch.fx.Graph:
+    """A cross entropy's gather out of 64 classes, by labels that ``fill`` was put behind."""
+    aten = torch.ops.aten
+    graph = torch.fx.Graph()
+    scores, labels = graph.placeholder("scores"), graph.placeholder("labels")
+    with FakeTensorMode():
+        values = [
+            torch.empty(4, 64, device=device),
+            torch.zeros(3, dtype=torch.int64, device=device),
+        ]
+        for node, value in zip((scores, labels), values, strict=True):
+            node.meta["val"] = value
+
+        def call(target: Any, *args: Any) -> torch.fx.Node:
+            node = graph.call_function(target, args)
+            node.meta["val"] = target(
+                *(arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args)
+            )
+            return node
+
+        padded = call(aten.constant_pad_nd.default, labels, [0, 1], fill)
+        is_class = call(aten.ne.Scalar, padded, skipped)
+        chosen = call(aten.where.ScalarOther, is_class, padded, 0)
+        picked = call(aten.gather.default, scores, 1, call(aten.unsqueeze.default, chosen, 1))
+    graph.output((picked,))
+    return graph
+
+
+def test_labels_have_a_range_and_one_number_beside_it() -> None:
+    assert index_ranges(_picking("cpu", -100.0)) == ((1, 0, 64, -100),)
+    assert index_ranges(_picking("cpu", 63.0)) == ((1, 0, 64, -100),)
+    for fill in (-1.0, 64.0):
+        with pytest.raises(CompileRefused, match="indexes with data"):
+            index_ranges(_picking("cpu", fill))
+
+
+@pytest.mark.parametrize(("device", "traps"), [("cpu", False), ("cuda", True)])
+def test_negative_labels_end_a_program_on_a_gpu_as_in_eager(device: str, traps: bool) -> None:
+    graph = _picking(device, -100.0)
+    trap_negative_labels(graph)
+    graph.lint()
+    (picked,) = [node for node in graph.nodes if "gather" in str(node.target)]
+    assert ("where" in str(picked.args[2].target)) == traps
+    if traps:
+        negative, past, shown = picked.args[2].args
+        assert (str(negative.target), negative.args) == ("aten.lt.Scalar", (shown, 0))
+        assert past.args == ([], 64)
