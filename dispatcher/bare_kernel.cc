@@ -1,12 +1,11 @@
 #include "dispatcher/bare_kernel.h"
 
-#include <c10/core/CPUAllocator.h>
-
 #include <array>
 #include <memory>
 #include <string>
 
 #include "dispatcher/kernel_entry.h"
+#include "dispatcher/large_blocks.h"
 #include "guards/tensor_data.h"
 
 namespace eagercache {
@@ -114,7 +113,7 @@ LoadedKernel::Outcome BareKernel::launch(std::span<const at::Tensor* const> inpu
     c10::DataPtr allocated;
     std::byte* scratch = local.data();
     if (scratch_bytes_ > kStackScratch) {
-      allocated = c10::GetCPUAllocator()->allocate(scratch_bytes_);
+      allocated = allocate_block(scratch_bytes_);
       scratch = static_cast<std::byte*>(allocated.get());
     }
     for (const std::size_t offset : scratch_offsets_) {

@@ -12,6 +12,8 @@
 #include <new>
 #include <utility>
 
+#include "dispatcher/large_blocks.h"
+
 namespace eagercache {
 namespace {
 
@@ -19,6 +21,7 @@ constexpr std::size_t kBlockAlignment = 64;  // as PyTorch's default CPU allocat
 constexpr std::size_t kClasses = 8;          // 64, 128 ... 8192 bytes
 constexpr std::size_t kNoClass = kClasses;
 constexpr std::uint32_t kMostKept = 32;  // blocks of a class and thread
+static_assert(kBlockAlignment << (kClasses - 1) == kLeastLargeBlock);
 
 struct Block {
   Block* next;
@@ -179,10 +182,17 @@ OutputForm form_of(c10::ScalarType dtype, const std::vector<std::int64_t>& sizes
   return tensor->form();
 }
 
-// Whether PyTorch's own path has more to do than to allocate.
-bool allocation_is_watched(const c10::Allocator* allocator) {
-  static c10::Allocator* const usual = c10::GetDefaultCPUAllocator();
-  return allocator != usual || c10::memoryProfilingEnabled();
+// Memory and storage for a tensor of some bytes, of which `block_class` is the class.
+c10::Storage make_storage(std::size_t bytes, std::size_t block_class, c10::Allocator* allocator) {
+  void* const memory = block_class != kNoClass ? take(block_class) : nullptr;
+  c10::DataPtr data = memory != nullptr ? c10::DataPtr(memory, memory, kReleases[block_class],
+                                                       c10::Device(c10::DeviceType::CPU))
+                                        : allocate_block(bytes);
+  auto storage = c10::make_intrusive<OutputStorage>(c10::StorageImpl::use_byte_size_t(),
+                                                    c10::SymInt(static_cast<std::int64_t>(bytes)),
+                                                    std::move(data), allocator,
+                                                    /*resizable=*/true);
+  return c10::Storage(std::move(storage));
 }
 
 }  // namespace
@@ -201,16 +211,22 @@ at::Tensor OutputSpec::allocate() const {
   if (bytes_ == 0 || allocation_is_watched(allocator)) [[unlikely]] {
     return at::Tensor(at::detail::empty_strided_cpu(sizes_, strides_, dtype_));
   }
-  void* const memory = block_class_ != kNoClass ? take(block_class_) : nullptr;
-  c10::DataPtr data = memory != nullptr ? c10::DataPtr(memory, memory, kReleases[block_class_],
-                                                       c10::Device(c10::DeviceType::CPU))
-                                        : allocator->allocate(bytes_);
-  auto storage = c10::make_intrusive<OutputStorage>(c10::StorageImpl::use_byte_size_t(),
-                                                    c10::SymInt(static_cast<std::int64_t>(bytes_)),
-                                                    std::move(data), allocator,
-                                                    /*resizable=*/true);
-  return at::detail::make_tensor<OutputTensor>(c10::Storage(std::move(storage)),
+  return at::detail::make_tensor<OutputTensor>(make_storage(bytes_, block_class_, allocator),
                                                c10::scalarTypeToTypeMeta(dtype_), form_);
+}
+
+at::Tensor allocate_output(c10::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  const std::size_t bytes =
+      at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype));
+  c10::Allocator* const allocator = c10::GetCPUAllocator();
+  if (bytes == 0 || allocation_is_watched(allocator)) [[unlikely]] {
+    return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype));
+  }
+  at::Tensor made =
+      at::detail::make_tensor<OutputTensor>(make_storage(bytes, class_of(bytes), allocator),
+                                            c10::scalarTypeToTypeMeta(dtype), OutputForm());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return made;
 }
 
 std::size_t kept_blocks() noexcept {

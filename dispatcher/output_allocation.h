@@ -32,9 +32,9 @@ class OutputSpec {
   // through PyTorch's allocator, to be freed by any thread, an inference tensor in inference mode.
   //
   // The tensor's and the storage's objects, and data of up to 8 KB, are blocks that the calling
-  // thread keeps, which costs a fifth of what the system's allocation does. PyTorch's own
-  // allocation is used where its CPU allocator is another than the default one, and while memory is
-  // being profiled. Throws c10::Error or std::bad_alloc without memory. Any thread.
+  // thread keeps, which costs a fifth of what the system's allocation does; larger data are those
+  // of large_blocks.h. PyTorch's own allocation is used where that is watched. Throws c10::Error or
+  // std::bad_alloc without memory. Any thread.
   at::Tensor allocate() const;
 
  private:
@@ -46,7 +46,10 @@ class OutputSpec {
   std::size_t block_class_;  // of the block that holds so many bytes
 };
 
-// Blocks that the calling thread keeps now, of all sizes together. For tests.
+// The same, of metadata that is another for every call.
+at::Tensor allocate_output(c10::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides);
+
+// Blocks that the calling thread keeps now, of all sizes up to 8 KB together. For tests.
 std::size_t kept_blocks() noexcept;
 
 }  // namespace eagercache

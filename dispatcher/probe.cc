@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "dispatcher/kernel_forms.h"
+#include "dispatcher/large_blocks.h"
 
 namespace eagercache {
 namespace {
@@ -253,6 +254,7 @@ std::vector<std::pair<double, double>> Probe::time(std::size_t pairs, std::size_
     throw std::logic_error("time needs a captured call with a key and a loaded kernel");
   }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const WithoutKeptBlocks as_native;
   if (!rehearsal_) {
     rehearsal_ = std::make_unique<Rehearsal>(stack_, hook_.plan().written);
   }

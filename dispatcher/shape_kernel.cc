@@ -1,12 +1,11 @@
 #include "dispatcher/shape_kernel.h"
 
-#include <ATen/EmptyTensor.h>
-#include <c10/core/CPUAllocator.h>
-
 #include <array>
 #include <utility>
 
 #include "dispatcher/kernel_entry.h"
+#include "dispatcher/large_blocks.h"
+#include "dispatcher/output_allocation.h"
 
 namespace eagercache {
 namespace {
@@ -77,7 +76,7 @@ LoadedKernel::Outcome ShapeKernel::run(std::span<const at::Tensor* const> inputs
       const c10::IntArrayRef sizes(number, rank);
       const c10::IntArrayRef strides(number + rank, rank);
       number += 2 * rank;
-      outputs[i] = at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype));
+      outputs[i] = allocate_output(dtype, sizes, strides);
       *next++ = outputs[i].mutable_data_ptr();
     }
     return launch(pointers.data(), next, symbols.data(), {number, plan_.num_scratch});
@@ -99,7 +98,7 @@ LoadedKernel::Outcome ShapeKernel::launch(void** pointers, void** next, const st
   c10::DataPtr allocated;
   std::byte* buffer = local.data();
   if (bytes > kLocalScratch) {
-    allocated = c10::GetCPUAllocator()->allocate(static_cast<std::size_t>(bytes));
+    allocated = allocate_block(static_cast<std::size_t>(bytes));
     buffer = static_cast<std::byte*>(allocated.get());
   }
   for (const std::int64_t size : scratch) {

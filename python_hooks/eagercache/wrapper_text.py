@@ -347,7 +347,8 @@ class Reader(abc.ABC, Generic[N]):
         """The kernels' ``definitions``, which say what pointers have their memory to themselves.
 
         Those are parameters whose arguments, in all calls, are the only ones in their buffer; then
-        the compiler keeps in registers what it had to load again behind every store.
+        the compiler keeps in registers what it had to load again behind every store, and calls a
+        row's logarithm once a row. Such kernels are not inlined: GCC forgets it where they are.
         """
         alone: dict[str, set[int]] = {}
         for name, arguments in self._calls:
@@ -367,7 +368,8 @@ class Reader(abc.ABC, Generic[N]):
                 text.replace("*", "* __restrict__", 1) if place in places else text
                 for place, text in enumerate(found[3].split(","))
             ]
-            return f"{found[1]}{','.join(parameters)})"
+            apart = "[[gnu::noinline]]\n" if "* __restrict__" in "".join(parameters) else ""
+            return f"{apart}{found[1]}{','.join(parameters)})"
 
         return _PARAMETERS.sub(declare, definitions)
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dispatcher/kernel_forms.h"
+#include "dispatcher/large_blocks.h"
 #include "tests/dispatcher/hook_fixture.h"
 
 namespace eagercache {
@@ -70,6 +71,20 @@ TEST(BareKernel, GetsScratchThatIsAlignedAndApart) {
   EXPECT_EQ(outputs[0].strides(), at::IntArrayRef({1, 3}));
   EXPECT_EQ(outputs[0].abs().max().item<std::int64_t>(), 0);
   EXPECT_GE(outputs[1].min().item<std::int64_t>(), 100'000);
+}
+
+TEST(BareKernel, KeepsLargeScratchForTheNextRun) {
+  const auto kernel = load(
+      R"({"entry":"eagercache_kernel_2b","inputs":0,)"
+      R"("outputs":[{"dtype":"int64","sizes":[6],"strides":[1]},)"
+      R"({"dtype":"int64","sizes":[6],"strides":[1]}],"scratch":[100000,8],"version":2,"writes":[]})");
+  { const WithoutKeptBlocks none; }
+  std::array<at::Tensor, 2> outputs;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(kernel->run({}, outputs, c10::Device("cpu")), LoadedKernel::Outcome::kAnswered);
+    EXPECT_GE(kept_by_thread(), 100'008U);
+    EXPECT_LT(kept_by_thread(), 200'016U);  // each run had the same
+  }
 }
 
 TEST(BareKernel, TakesNumbersOfTheCall) {

@@ -104,6 +104,7 @@ def test_pointers_that_have_their_buffer_to_themselves_are_distinct() -> None:
         plan.source
     )
     assert "const int64_t ks0)" in plan.source
+    assert "[[gnu::noinline]]\nstatic void cpp_fused_b_1(" in plan.source  # else it is forgotten
     assert plan.entry != read_launch_plan(wrapper(), KERNEL).entry
     assert "__restrict__" not in read_launch_plan(wrapper(), KERNEL).source
 
