@@ -33,7 +33,7 @@ from .numerics import in_double
 from .ordinary_operands import looked_at, ordinary_inputs
 from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
-from .vector_math import improved, improved_container
+from .vector_math import improved, improved_container, with_scalars_in_chunks
 from .wrapper_text import NotUnderstood
 
 log = logging.getLogger("eagercache")
@@ -43,7 +43,8 @@ log = logging.getLogger("eagercache")
 class Lowered:
     """A call's generated text, with what came of it: a plan, or a container's file.
 
-    ``exact`` is the plan of Inductor's own text, where ``plan`` is of one that `vector_math` made.
+    ``exact`` is the plan with Inductor's own functions, where ``plan`` is of one that `vector_math`
+    made.
     """
 
     text: GeneratedText
@@ -415,7 +416,7 @@ class _TextTaker:
             self.why_container = "a bare kernel did not do"
             return wrapper + SEAMS, kernel
         try:
-            self.plan = self._read_plan(wrapper, kernel)
+            self.plan = self._read_plan(wrapper, with_scalars_in_chunks(kernel))
             if self._improves:
                 self.exact = self.plan
                 self.plan = self._read_plan(wrapper, improved(kernel), distinct=True)

@@ -9,12 +9,15 @@ many times as much as native's pairwise sum where they are much alike.
 
 Neither gives native's bits, so that only kernels get it which need not have them: those of
 functions, where neither deterministic algorithms nor bitwise kernels are asked for, and of modules
-that are trained, whose gradients add up what native adds up in double (batch norm's).
+that are trained, whose gradients add up what native adds up in double (batch norm's). Sums of
+scalars, one after the other where native has several at a time, are in chunks in every kernel: of
+numbers that are much alike 24 are off by more than pairwise summation may be.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 NAMESPACE = "eagercache_math"
 
@@ -31,6 +34,11 @@ def improved(text: str) -> str:
     for pattern, name in _CALLS:
         text = pattern.sub(rf"{NAMESPACE}::{name}(\1)", text)
     return _with_chunks(text)
+
+
+def with_scalars_in_chunks(text: str) -> str:
+    """The text of kernels whose sums of scalars are in chunks."""
+    return _with_chunks(text, ("float",))
 
 
 def improved_container(text: str) -> str:
@@ -53,13 +61,14 @@ _HELPER = re.compile(r"^( *(?:CascadeSumHelper|WelfordHelper)<.*, )4096>", re.MU
 
 # An accumulator that begins at zero.
 _SUM = re.compile(r"( *)(at::vec::Vectorized<float>|float) (\w*tmp_acc\w+) = (?:\2\(0\)|0);")
+_ACCUMULATORS = ("at::vec::Vectorized<float>", "float")
 
 
-def _with_chunks(text: str) -> str:
+def _with_chunks(text: str, kinds: Collection[str] = _ACCUMULATORS) -> str:
     lines = text.split("\n")
     for start, line in enumerate(lines):
         found = _SUM.fullmatch(line)
-        if found is None:
+        if found is None or found[2] not in kinds:
             continue
         indent, kind, name = found.groups()
         # To the next accumulator of that name, or the end of the block that this one is in.

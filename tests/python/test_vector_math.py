@@ -209,6 +209,25 @@ def test_only_accumulators_that_are_sums_alone_become_sums_in_chunks() -> None:
     )
 
 
+def test_scalars_alone_are_in_chunks_where_functions_stay() -> None:
+    text = """
+            {
+                float tmp_acc0 = 0;
+                at::vec::Vectorized<float> tmp_acc0_vec = at::vec::Vectorized<float>(0);
+                tmp_acc0_vec = tmp_acc0_vec + tmp1.exp();
+                tmp_acc0 = tmp_acc0 + tmp2;
+                double tmp_acc1 = 0;
+                tmp_acc1 = tmp_acc1 + tmp3;
+                out_ptr0[x0] = tmp_acc0;
+            }
+"""
+    assert vector_math.with_scalars_in_chunks(text) == (
+        text.replace("float tmp_acc0 = 0;", "eagercache_math::Sum<float> tmp_acc0;")
+        .replace("tmp_acc0 = tmp_acc0 + tmp2;", "tmp_acc0.add(tmp2);")
+        .replace("= tmp_acc0;", "= tmp_acc0.total();")
+    )
+
+
 def test_long_sums_of_a_container_have_short_chunks() -> None:
     vector = "at::vec::Vectorized<float>"
     head = '\n#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel()\n{\n'
