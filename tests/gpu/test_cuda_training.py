@@ -16,7 +16,9 @@ def step(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     answer = model(x)
     answer.square().mean().backward()
     found = {"answer": answer.detach()}
-    found |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    found |= {
+        f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
     found |= {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     return found
@@ -34,7 +36,9 @@ def assert_as_close(
             float((side[name].double() - wide[name]).abs().max()) / scale for side in (mine, theirs)
         )
         if far > max(3 * native, 0.02):
-            pytest.fail(f"{name}: {far:.3g} of the largest number off, eager {native:.3g}", pytrace=False)
+            pytest.fail(
+                f"{name}: {far:.3g} of the largest number off, eager {native:.3g}", pytrace=False
+            )
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
