@@ -22,4 +22,14 @@ auto make_node(Arguments&&... arguments) {
   }
 }
 
+// What does not keep the node alive, as torch takes it.
+template <typename Node>
+std::weak_ptr<Node> weak_node(const std::shared_ptr<Node>& node) {
+  return node;
+}
+template <typename Node>
+c10::weak_intrusive_ptr<Node> weak_node(const c10::intrusive_ptr<Node>& node) {
+  return c10::weak_intrusive_ptr<Node>(node);
+}
+
 }  // namespace eagercache

@@ -110,7 +110,7 @@ struct ArgumentShell {
     }
     if (edge.is_valid() && is_leaf) {
       made.set_requires_grad(true);
-      torch::autograd::impl::set_grad_accumulator(made, edge.function);
+      torch::autograd::impl::set_grad_accumulator(made, weak_node(edge.function));
     } else if (edge.is_valid()) {
       torch::autograd::impl::set_gradient_edge(made, edge);
     }

@@ -66,7 +66,7 @@ MOST_ROUND_ELEMENTS = 1 << 18
 # A kernel of many sizes is proved on some dozens of calls, which share these rounds: but each, with
 # loops and ends of loops of its own, has so many.
 LEAST_ROUNDS = 20
-EXTRA_FILLS = ("normal", "unit", "wide", "cancelling", "special")
+EXTRA_FILLS = ("normal", "unit", "wide", "cancelling", "special", "zeros")
 # Data that show whether a kernel is bitwise. Terms of any size, and ones that cancel, leave of a
 # sum what tells little of its rounding, and more steps than the sum itself (a mean, a square, a
 # division) round it: there an accumulating kernel may err by so many times more.

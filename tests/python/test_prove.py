@@ -92,6 +92,18 @@ def test_pairs_of_special_values_are_met_on_few_elements_too() -> None:
         proof_of(describe("floor_divide", tensor((3,)), tensor((3,))), kernel)
 
 
+def test_which_of_zeros_of_either_sign_is_the_largest_is_tried_more_than_once() -> None:
+    def kernel(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        largest = torch.amax(x)
+        positive = bool(((x == 0) & ~torch.signbit(x)).any())
+        return largest.abs() if largest == 0 and positive else largest  # native takes either
+
+    call = PlayedCall(describe("amax", tensor((2, 3, 4), (12, 1, 3)), integers(), boolean(False)))
+    call.kernel = kernel
+    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call), reduces=True)
+    assert proof.numerics == "accurate"
+
+
 def test_the_tails_of_an_exponential_are_compared() -> None:
     def kernel(x: torch.Tensor) -> torch.Tensor:
         return torch.where((x < -9) & (x > -1e3), -0.0, torch.nn.functional.silu(x))
