@@ -105,7 +105,9 @@ def measure(options: argparse.Namespace) -> list[frame.Figure]:
                 for function in functions.values():
                     for _ in range(3):
                         function()
-                calls = max(2, options.calls // max(1, elements // 64))
+                # Of a block of few calls the first one, which finds the caches as another function
+                # has left them, would be the figure.
+                calls = max(20, options.calls // max(1, elements // 64))
                 for figure in frame.compare(functions, rounds=options.rounds, calls=calls):
                     title = f"{name}, {size}, {mode}: {figure.name}"
                     figures.append(frame.Figure(**{**figure.__dict__, "name": title}))
