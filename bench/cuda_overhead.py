@@ -1,4 +1,4 @@
-"""Host cost of a call on 8 floats on a GPU, from C++: PyTorch's own, left to it, a hit.
+"""Host cost of a call on 8 floats on a GPU, from C++: PyTorch's own, left to it, hits.
 
     python bench/cuda_overhead.py PATH/eagercache_overhead_side [--rounds 7] [--json FILE]
 

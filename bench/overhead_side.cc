@@ -65,11 +65,7 @@ std::string file_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-LoadedKernel* cuda_kernel(const std::string& op) {
-  const std::string path = std::string(cuda_kernels()) + "/" + op;
-  const std::vector<std::string> objects{file_text(path + ".cubin")};
-  Result<std::unique_ptr<LoadedKernel>> kernel = make_cuda_kernel(
-      objects, c10::Device(c10::DeviceType::CUDA, 0), {"cuda", file_text(path + ".plan"), {}});
+LoadedKernel* kept(const std::string& op, Result<std::unique_ptr<LoadedKernel>> kernel) {
   if (!kernel) {
     std::fprintf(stderr, "%s: %s\n", op.c_str(), kernel.status().message().c_str());
     std::abort();
@@ -77,18 +73,21 @@ LoadedKernel* cuda_kernel(const std::string& op) {
   return std::move(kernel).value().release();
 }
 
+LoadedKernel* cuda_kernel(const std::string& op) {
+  const std::string path = std::string(cuda_kernels()) + "/" + op;
+  const std::vector<std::string> objects{file_text(path + ".cubin")};
+  return kept(op, make_cuda_kernel(objects, c10::Device(c10::DeviceType::CUDA, 0),
+                                   {"cuda", file_text(path + ".plan"), {}}));
+}
+
 LoadedKernel* cuda_container(const std::string& op) {
-  Result<SharedLibrary> library =
+  const Result<SharedLibrary> library =
       SharedLibrary::open(std::string(cuda_kernels()) + "/" + op + ".so");
-  Result<std::unique_ptr<LoadedKernel>> kernel =
-      library ? make_kernel(library.value(), c10::Device(c10::DeviceType::CUDA, 0),
-                            {"container", {}, {}})
-              : Result<std::unique_ptr<LoadedKernel>>(library.status());
-  if (!kernel) {
-    std::fprintf(stderr, "%s: %s\n", op.c_str(), kernel.status().message().c_str());
-    std::abort();
+  if (!library) {
+    return kept(op, library.status());
   }
-  return std::move(kernel).value().release();
+  return kept(op, make_kernel(library.value(), c10::Device(c10::DeviceType::CUDA, 0),
+                              {"container", {}, {}}));
 }
 
 // Answers with uninitialised tensors like the ones that native gave.

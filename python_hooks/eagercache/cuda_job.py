@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import cuda_compile, prove, timing
+from . import cuda_compile, timing
 from .calls import Call
 from .commands import CompileFailed, CompileRefused
 from .compile import Tools
@@ -41,7 +41,10 @@ class CudaJob(Job):
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
             built = self._make(call, natives, graph, make_tools)
-            outcome = self._proved(call, probe, natives, built)
+            try:
+                outcome = self._prove(call, probe, natives, built)
+            except NotBitwise as differs:
+                raise CompileRefused(str(differs)) from differs
             with timing.machine_to_itself(), self.clock.step("time"):
                 measured = time_cuda_call(call, probe, natives[0].sample)
         outcome.timing = measured
@@ -102,32 +105,21 @@ class CudaJob(Job):
             output_strides=json.dumps(self._strides(call, outputs)),
         )
 
-    def _proved(self, call: Call, probe: Any, natives: list[Native], built: Built) -> Outcome:
-        """The outcome with its proof, the kernel in the probe. Raises what proofs raise."""
-        outcome = Outcome("kernel", kernel=built)
-        text = built.lowered.text
-        with self.clock.step("prove"):
-            try:
-                if built.form == "container":
-                    probe.load(built.objects[0][1], "")
-                else:
-                    cubins = [Path(path).read_bytes() for _, path in built.objects]
-                    probe.load_cubins(cubins, built.launch_plan)
-            except RuntimeError as error:
-                raise ProofFailed(f"the kernel does not load: {error}") from error
-            try:
-                outcome.proof = prove.prove(
-                    call,
-                    probe,
-                    natives,
-                    reduces=text.reduces,
-                    approximates=text.approximates,
-                    composed=self._composed,
-                )
-            except NotBitwise as differs:
-                raise CompileRefused(str(differs)) from differs
-            torch.cuda.synchronize()
+    def _prove(self, call: Call, probe: Any, natives: list[Native], kernel: Built) -> Outcome:
+        outcome = super()._prove(call, probe, natives, kernel)
+        torch.cuda.synchronize()
         return outcome
+
+    def _load(self, probe: Any, kernel: Built) -> None:
+        """Raises ProofFailed."""
+        try:
+            if kernel.form == "container":
+                super()._load(probe, kernel)
+            else:
+                cubins = [Path(path).read_bytes() for _, path in kernel.objects]
+                probe.load_cubins(cubins, kernel.launch_plan)
+        except RuntimeError as error:
+            raise ProofFailed(f"the kernel does not load: {error}") from error
 
     def _strides(self, call: Call, outputs: Sequence[torch.Tensor]) -> list[list[int]]:
         """Native's, of what the operator makes anew."""

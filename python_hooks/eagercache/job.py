@@ -308,7 +308,7 @@ class Job:
     def _prove(self, call: Call, probe: Any, natives: list[Native], kernel: Built) -> Outcome:
         outcome = Outcome("kernel", kernel=kernel)
         with self.clock.step("prove"):
-            probe.load(kernel.objects[0][1], kernel.launch_plan)
+            self._load(probe, kernel)
             outcome.proof = prove.prove(
                 call,
                 probe,
@@ -318,6 +318,10 @@ class Job:
                 composed=self._composed,
             )
         return outcome
+
+    def _load(self, probe: Any, kernel: Built) -> None:
+        """Puts the kernel into the probe."""
+        probe.load(kernel.objects[0][1], kernel.launch_plan)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Runs a step; what it raises is the outcome."""

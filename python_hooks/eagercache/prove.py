@@ -355,12 +355,14 @@ def prove(
 # Operators that write running statistics of the process's own data. No other replica is to hold the
 # same bits, so that the statistics may be as accurate as an output. On CUDA only: on CPU no kernel
 # that is not bitwise was seen to win.
-_STATISTICS = frozenset({"aten::native_batch_norm"})
+STATISTICS_ON_CUDA = frozenset({"aten::native_batch_norm"})
 
 
 def writes_statistics(call: Call) -> bool:
     """Whether what ``call`` writes may differ from native's as an output may."""
-    return call.name in _STATISTICS and any(s.device.startswith("cuda") for s in call.tensors)
+    return call.name in STATISTICS_ON_CUDA and any(
+        s.device.startswith("cuda") for s in call.tensors
+    )
 
 
 def _must_be_bitwise(call: Call) -> bool:

@@ -424,7 +424,7 @@ def _backend_item(call: BackendCall, index: int) -> Item:
         return compute((unreduced.args, unreduced.kwargs)) if unreduced is not None else []
 
     given = database.tensors_in((call.args, dict(call.kwargs)))
-    statistics = call.name in prove._STATISTICS and any(t.is_cuda for t in given)
+    statistics = call.name in prove.STATISTICS_ON_CUDA and any(t.is_cuda for t in given)
     wider = None
     channels = 0
     if "batch_norm" in call.name and isinstance(call.args[0], torch.Tensor):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from eagercache.numerics import HALF, size_of_terms
+from eagercache.numerics import FLOAT64_NOISE, HALF, size_of_terms
 from eagercache.prove import ProofFailed, Tolerance, compare_with_reference, same_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -312,7 +312,7 @@ def _magnitudes(
             made.append(None)
             continue
         root = _root_mean_square(reference)
-        floor = root if math.isfinite(root) and root > largest * 2.0**-40 else largest
+        floor = root if math.isfinite(root) and root > largest * FLOAT64_NOISE else largest
         # Absolute values may have no answer where the call has one: softmax with -inf among them.
         known = torch.where(torch.isfinite(answer), answer, reference).detach().abs()
         least = max(floor, least, size_of_terms(reference.detach(), each.detach()))
