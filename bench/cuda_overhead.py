@@ -20,22 +20,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# What makes a worker's kernels containers, when it is found as sitecustomize.
-_CONTAINERS = """
-import eagercache.cuda_compile as _compile
-def _read_wrapper(text):
-    raise _compile.NotUnderstood("containers are wanted")
-_compile.read_wrapper = _read_wrapper
-"""
+import frame
+
+# Found first by Python, it makes every kernel for a GPU a container.
+_ONLY_CONTAINERS = frame.ROOT / "tests" / "gpu" / "only_containers"
 
 
 def write_containers(folder: Path, around: Path) -> None:
     """<operator>.so of each kernel on 8 floats, made by a process of its own."""
-    site, store = around / "site", around / "containers"
-    site.mkdir()
+    store = around / "containers"
     store.mkdir(mode=0o700)
-    (site / "sitecustomize.py").write_text(_CONTAINERS)
-    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(_ONLY_CONTAINERS), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, __file__, "--fill", str(folder), str(store)]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
 

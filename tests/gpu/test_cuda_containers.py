@@ -16,28 +16,7 @@ from typing import Any
 
 import pytest
 
-_NOTHING_UNDERSTOOD = """
-import importlib.abc, importlib.util, sys
-
-class Patch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "eagercache.cuda_compile":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def patched(module):
-            execute(module)
-            def read_wrapper(text):
-                raise module.NotUnderstood("a planted statement")
-            module.read_wrapper = read_wrapper
-
-        spec.loader.exec_module = patched
-        return spec
-
-sys.meta_path.insert(0, Patch())
-"""
+_ONLY_CONTAINERS = Path(__file__).parent / "only_containers"
 
 _BEGIN = """
 import json, sys
@@ -59,11 +38,10 @@ enable()
 
 
 def run(program: str, folder: Path) -> dict[str, Any]:
-    site = folder / "site"
-    site.mkdir(exist_ok=True)
-    (site / "sitecustomize.py").write_text(_NOTHING_UNDERSTOOD)
     environment = dict(os.environ, EAGERCACHE_DIR=str(folder / "store"))
-    environment["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(_ONLY_CONTAINERS), os.environ.get("PYTHONPATH", "")]
+    )
     done = subprocess.run(
         [sys.executable, "-c", _BEGIN + textwrap.dedent(program)],
         env=environment,
