@@ -66,3 +66,25 @@ def test_runs_may_be_as_far_apart_as_those_of_eager_or_a_last_place(
 
     assert result(distance=9e-7, spread=1e-6).ratio < 1 < result(distance=2e-6, spread=1e-6).ratio
     assert result(distance=1e-7, spread=0.0).ratio < 1 < result(distance=1e-6, spread=0.0).ratio
+
+
+@pytest.mark.once
+def test_what_processes_found_side_by_side_is_put_together_and_the_latest_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(TESTS)
+    from models import side_by_side
+
+    def row(name: str, value: int) -> dict[str, Any]:
+        return {"name": name, "value": value}
+
+    common = tmp_path / "steps.json"
+    side_by_side.write(common, "2.11.0", 200, [row("a b", 1), row("c", 1)])
+    part = side_by_side.part_of(common, "a b")
+    part.parent.mkdir()
+    side_by_side.write(part, "2.11.0", 200, [row("a b", 2)])
+    side_by_side.write(side_by_side.part_of(common, "d"), "2.11.0", 200, [row("d", 2)])
+    side_by_side.write(side_by_side.part_of(common, "e"), "2.11.0", 5, [row("e", 2)])
+    found = side_by_side.merged(common, "2.11.0", 200)
+    assert {r["name"]: r["value"] for r in found} == {"a b": 2, "c": 1, "d": 2}
+    assert side_by_side.merged(common, "2.15.0", 200) == []
