@@ -39,13 +39,14 @@ struct CudaPlan {
     std::vector<Argument> arguments;
   };
 
-  static constexpr std::size_t kMaxInputs = 64;
-  static constexpr std::size_t kMaxOutputs = 16;
-  static constexpr std::size_t kMaxScratch = 32;
+  // An optimizer's step over a model is a call on lists of hundreds of tensors.
+  static constexpr std::size_t kMaxInputs = 1024;  // as many as a call may have
+  static constexpr std::size_t kMaxOutputs = 1024;
+  static constexpr std::size_t kMaxScratch = 1024;
   static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
-  static constexpr std::size_t kMaxLaunches = 16;
-  static constexpr std::size_t kMaxObjects = 16;
-  static constexpr std::size_t kMaxArguments = 128;
+  static constexpr std::size_t kMaxLaunches = 1024;
+  static constexpr std::size_t kMaxObjects = 1024;
+  static constexpr std::size_t kMaxArguments = 512;  // 4 KB, which every architecture takes
 
   std::size_t num_inputs = 0;
   std::vector<std::size_t> writes;          // the inputs that are written; ascending

@@ -410,22 +410,26 @@ c10::Device OperatorHook::device_of(std::span<const Word> words) const {
     return c10::Device(c10::DeviceType::CPU);
   }
   DecodedCall call;
-  c10::DeviceIndex index = 0;
-  const auto is_on_device = [&](const DecodedArgument& argument) {
-    return argument.kind == ArgumentKind::kTensor &&
-           argument.tensor.device_type == static_cast<std::uint8_t>(device_type_);
+  if (!decode_call(words, &call)) {
+    return {device_type_, 0};
+  }
+  // Where a tensor is on a device and another is named, the call has no key.
+  c10::DeviceIndex index = -1;
+  const auto look = [&](const DecodedArgument& argument) {
+    const auto type = static_cast<std::uint8_t>(device_type_);
+    if (argument.kind == ArgumentKind::kTensor && argument.tensor.device_type == type) {
+      index = argument.tensor.device_index;
+    } else if (argument.kind == ArgumentKind::kDevice && named_device(argument).type == type) {
+      index = named_device(argument).index;
+    }
+    return index >= 0;
   };
-  if (decode_call(words, &call)) {
-    for (const DecodedArgument& argument : call.arguments) {
-      const std::vector<DecodedArgument>& elements = argument.elements;
-      const auto element = std::find_if(elements.begin(), elements.end(), is_on_device);
-      if (is_on_device(argument) || element != elements.end()) {
-        index = (is_on_device(argument) ? argument : *element).tensor.device_index;
-        break;
-      }
+  for (const DecodedArgument& argument : call.arguments) {
+    if (look(argument) || std::ranges::any_of(argument.elements, look)) {
+      break;
     }
   }
-  return {device_type_, index};
+  return {device_type_, std::max<c10::DeviceIndex>(index, 0)};
 }
 
 void OperatorHook::put_results(std::span<at::Tensor> outputs, torch::jit::Stack* stack) const {

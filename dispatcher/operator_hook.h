@@ -128,7 +128,7 @@ class OperatorHook {
   // Whether set_identity was called.
   bool is_function() const noexcept { return is_function_.load(std::memory_order_relaxed); }
 
-  // The device that a key's tensors are on.
+  // The device that a key's tensors are on, or are made on where there are none.
   c10::Device device_of(std::span<const Word> words) const;
   // The entry's key in the store: operator, schema, the function's identity if it has one, dispatch
   // key (with the GPU's architecture), choice policy and persistent words.

@@ -267,10 +267,11 @@ bool put_scalar(const DecodedArgument& argument, KeyBuffer* buffer) {
     case ArgumentKind::kMemoryFormat:
       buffer->put_memory_format(number);
       return true;
-    case ArgumentKind::kDevice:
-      buffer->put_device(static_cast<std::int64_t>(read_field<KeyField::kDeviceType>(first)),
-                         unbiased_index(read_field<KeyField::kDeviceIndex>(first)));
+    case ArgumentKind::kDevice: {
+      const NamedDevice device = named_device(argument);
+      buffer->put_device(device.type, device.index);
       return true;
+    }
     default:
       return false;
   }
@@ -319,6 +320,12 @@ bool KeyBuffer::grow(std::size_t count) noexcept {
   words_ = long_.get();
   room_ = kCapacity;
   return true;
+}
+
+NamedDevice named_device(const DecodedArgument& argument) {
+  const Word word = argument.payload.at(0);
+  return {static_cast<std::uint8_t>(read_field<KeyField::kDeviceType>(word)),
+          unbiased_index(read_field<KeyField::kDeviceIndex>(word))};
 }
 
 bool decode_call(std::span<const Word> words, DecodedCall* call) {

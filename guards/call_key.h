@@ -219,6 +219,13 @@ struct DecodedArgument {
   friend bool operator==(const DecodedArgument&, const DecodedArgument&) = default;
 };
 
+// What an argument of kDevice names; index -1: none.
+struct NamedDevice {
+  std::uint8_t type = 0;  // c10::DeviceType's number
+  std::int8_t index = -1;
+};
+NamedDevice named_device(const DecodedArgument& argument);
+
 struct DecodedCall {
   GlobalState state;
   std::vector<DecodedArgument> arguments;

@@ -115,13 +115,11 @@ void add_tensor(const DecodedArgument& argument, Json* json) {
   (*json)["aligned"] = traits.aligned;
 }
 
-void add_device(Word word, Json* json) {
-  const auto type = static_cast<std::uint8_t>(read_field<KeyField::kDeviceType>(word));
-  const std::int8_t index =
-      call_key_detail::unbiased_index(read_field<KeyField::kDeviceIndex>(word));
-  (*json)["type"] = type;
-  (*json)["index"] = index;
-  (*json)["device"] = device_name(type, index);
+void add_device(const DecodedArgument& argument, Json* json) {
+  const NamedDevice device = named_device(argument);
+  (*json)["type"] = device.type;
+  (*json)["index"] = device.index;
+  (*json)["device"] = device_name(device.type, device.index);
 }
 
 void add_list(const DecodedArgument& argument, Json* json) {
@@ -193,7 +191,7 @@ Json argument_json(const DecodedArgument& argument) {
       add_text(argument.text, &json);
       break;
     case ArgumentKind::kDevice:
-      add_device(argument.payload.at(0), &json);
+      add_device(argument, &json);
       break;
     case ArgumentKind::kTensorList:
     case ArgumentKind::kScalarList: {

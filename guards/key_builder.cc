@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <xmmintrin.h>
 
 #include <algorithm>
@@ -190,6 +191,16 @@ AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arg
                    [&](std::size_t i, Walk<KeyBuffer>& walk) noexcept {
                      return put_argument(plan.readers[i], arguments[i], walk);
                    });
+}
+
+c10::Device current_device(c10::DeviceType type) noexcept {
+  try {
+    if (c10::impl::hasDeviceGuardImpl(type)) {
+      return c10::impl::VirtualGuardImpl(type).getDevice();
+    }
+  } catch (...) {  // no driver: native says so
+  }
+  return c10::Device(type);
 }
 
 GlobalState read_global_state() noexcept {

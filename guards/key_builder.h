@@ -47,7 +47,7 @@ class TensorArguments {
 // The kernel's inputs, as a walk over the arguments finds them.
 struct CallTensors {
   TensorArguments tensors;
-  c10::Device device = c10::Device(c10::DeviceType::CPU);  // of the tensors; with index on CUDA
+  c10::Device device = c10::Device(c10::DeviceType::CPU);  // of the call; with index on CUDA
 };
 
 // What one walk over the arguments gives: the key, too.
@@ -60,6 +60,9 @@ struct CallView : CallTensors {
 // kNone the contents of `view` are unspecified. Allocates nothing, takes no lock, never throws.
 AsideReason build_key(const ArgumentPlan& plan, std::span<const c10::IValue> arguments,
                       c10::DeviceType device_type, CallView& view) noexcept;
+
+// This thread's current device of a type, with its index; without one where its runtime cannot say.
+c10::Device current_device(c10::DeviceType type) noexcept;
 
 // The state word of this process and thread, read through ATen's getters.
 GlobalState read_global_state() noexcept;

@@ -116,9 +116,13 @@ class Walk {
     return AsideReason::kNone;
   }
 
-  // A device that an argument names. Only the one that the tensors are on is understood: the key's
-  // persistent form has no index, and what is copied to another device is native's.
+  // A device that an argument names; without an index that is the thread's current one. Only the
+  // one that the tensors are on is understood: the key's persistent form has no index, and what is
+  // copied to another device is native's.
   void device(c10::Device device) noexcept {
+    if (!is_cpu() && device.type() == device_type_ && !device.has_index()) {
+      device = current_device(device_type_);
+    }
     key_.put_device(static_cast<std::int64_t>(device.type()), device.index());
     named_device_ = device;
   }
@@ -128,6 +132,13 @@ class Walk {
     }
     return named_device_->type() != device_type_ ||
            (!is_cpu() && has_device_ && *named_device_ != call_.device);
+  }
+
+  // What makes a tensor of none is on the device that it is asked for.
+  void settle_device() noexcept {
+    if (!is_cpu() && !has_device_ && named_device_ && named_device_->type() == device_type_) {
+      call_.device = *named_device_;
+    }
   }
 
   void note_not_integral() noexcept { all_integral_ = false; }
@@ -237,6 +248,7 @@ AsideReason walk_call(const ArgumentPlan& plan, std::size_t count, c10::DeviceTy
       return AsideReason::kNone;
     }
   }
+  walk.settle_device();
   if (ThisWalk::kIsNew && walk.leaves_device() && applies(AsideReason::kMixedDevices))
       [[unlikely]] {
     return AsideReason::kMixedDevices;

@@ -468,12 +468,14 @@ def graph_fields(wrapper: str) -> tuple[int, int, int]:
     return int(found[1]), int(found[2]), int(found[3])
 
 
-def cuda_options(*, mixed_order: bool = True) -> dict[str, Any]:
+def cuda_options(*, mixed_order: bool = True, together: bool = False) -> dict[str, Any]:
     """Options of one `compile_to_module` for a static kernel on CUDA.
 
-    ``mixed_order`` lets Inductor reduce over rows and columns in one kernel.
+    ``mixed_order`` lets Inductor reduce over rows and columns in one kernel, ``together`` do what
+    depends on nothing of each other in as few launches as their arguments allow.
     """
     return {
+        **(_in_few_launches() if together else {}),
         "comprehensive_padding": False,
         "compile_threads": 1,
         "cpp_wrapper": False,
@@ -493,6 +495,22 @@ def cuda_options(*, mixed_order: bool = True) -> dict[str, Any]:
         **({} if mixed_order else {"triton.mix_order_reduction": False}),
         "use_static_cuda_launcher": True,
     }
+
+
+@functools.cache
+def _in_few_launches() -> dict[str, Any]:
+    """Options that combine kernels, and more than the eight of Inductor's own choice."""
+    from torch._inductor import config
+    from torch._inductor.scheduler import ForeachKernelSchedulerNode
+
+    options: dict[str, Any] = {"combo_kernels": True, "combo_kernels_autotune": 0}
+    if hasattr(config, "combo_kernel_max_num_nodes"):
+        unlimited = {"combo_kernel_max_num_nodes": 1 << 20}
+        return {**options, **unlimited, "combo_kernel_peak_memory_pct_threshold": None}
+    ForeachKernelSchedulerNode.set_group_algorithm_for_combo_kernels(
+        lambda scheduler: [list(nodes) for nodes in scheduler._topological_sort_nodes()]
+    )
+    return options
 
 
 def compile_to_module(

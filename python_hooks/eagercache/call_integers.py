@@ -23,8 +23,9 @@ OWN = "own"  # the fill of the call's own integers; its other tensors are as for
 _INDICES = frozenset({"index", "indices", "target", "targets"})
 # And those whose values depend on each other: nothing but the call's own will do.
 _ORDERED = frozenset({"offsets", "offset2bag", "lengths", "input_lengths", "target_lengths"})
-# Of orthogonal polynomials the degree, to which native counts one by one: so far at most, or past
-# what an integer holds, which is no degree. 2**50 steps of float64's data would be weeks.
+# Of orthogonal polynomials the degree, to which native counts one by one: so far at most, since the
+# 2**50 steps of float64's data would be weeks; on CPU also past what an integer holds, which is no
+# degree there. On a GPU such numbers become the largest integer.
 _DEGREE = "n"
 MOST_STEPS = 1 << 20
 # What every tensor of two rows and columns can be indexed by, where neither values nor rows are
@@ -152,10 +153,12 @@ def degree_places(
     return [place for place, _ in tensors.get(_DEGREE, ())] if counts else []
 
 
-def keep_countable(memory: torch.Tensor) -> None:
-    """Replaces the numbers in ``memory`` that take long to count to."""
+def keep_countable(memory: torch.Tensor, device: str) -> None:
+    """Replaces the numbers in ``memory`` that take an operator on ``device`` long to count to."""
     size = memory.to(torch.float64).abs()
-    long = (size > MOST_STEPS) & (size < 2.0**63)
+    long = size > MOST_STEPS
+    if device == "cpu":
+        long &= size < 2.0**63
     if bool(long.any()):
         memory.masked_fill_(long, MOST_STEPS)
 

@@ -315,7 +315,7 @@ class Call:
             if isinstance(value, torch.Tensor) and index in self.index_ranges:
                 put_in_range(value, self.index_ranges[index], generators[spec.device])
             if base is not None and index in self._degrees:
-                keep_countable(base)
+                keep_countable(base, spec.device)
             sample.values.append(value)
             sample.bases.append(base)
         derived = derive(self.name, self.op, self.bind(sample.values)[0])

@@ -207,6 +207,8 @@ def _measure_one(known: Mapping[str, str]) -> dict[str, float]:
 
     core = require_core()
     op, _, overload = known["op"].partition(".")
+    if "call" not in known:
+        raise ValueError("its entry has no room for the call")
     described = json.loads(known["call"])
     call = Call({"op": op, "overload": overload, "dispatch_key": "CPU", **described})
     with call.state.applied():

@@ -22,6 +22,7 @@ from .commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
 from .compile import Lowered, Tools, build_graph, example_inputs, find_cause
 from .cuda_plan import CudaPlan, TritonKernel, make_plan
 from .cuda_text import WrapperText, read_wrapper
+from .foreach import PREFIX as LISTS
 from .generated_text import GeneratedText, admit
 from .wrapper_text import NotUnderstood
 
@@ -135,10 +136,13 @@ def _generate_understood(
     def graph() -> torch.fx.GraphModule:
         return build_graph(call, num_returns) if given is None else copy.deepcopy(given)
 
+    # What is done to each tensor of a list has no launch of its own.
+    together = call.name.startswith(LISTS)
     # With reductions over rows and columns in one kernel, whose partial results eager operators
     # may have to add up; then, where that is so, each in a kernel of its own.
     for mixed_order in (True, False):
-        module = _generate(call, graph(), _compat.cuda_options(mixed_order=mixed_order))
+        options = _compat.cuda_options(mixed_order=mixed_order, together=together)
+        module = _generate(call, graph(), options)
         text = Path(module.__file__).read_text()
         try:
             return module, text, read_wrapper(text)

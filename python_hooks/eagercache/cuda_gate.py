@@ -18,8 +18,8 @@ DEFAULT_COMPUTE_MODE = 0  # CU_COMPUTEMODE_DEFAULT
 
 
 def gpu_of(description: Mapping[str, Any]) -> int:
-    """The GPU that a described operator's call is on."""
-    devices = (tensor["device"] for tensor in _tensors(description.get("args", ())))
+    """The GPU that a described operator's call is on, or makes its result on."""
+    devices = _devices(description)
     return next((int(name[5:]) for name in devices if name.startswith("cuda:")), 0)
 
 
@@ -41,7 +41,7 @@ def reason_to_stay_off(description: Mapping[str, Any], core: Any) -> str:
     import torch
 
     tensors = list(_tensors(description.get("args", ())))
-    devices = {tensor["device"] for tensor in tensors if tensor["device"].startswith("cuda")}
+    devices = {name for name in _devices(description) if name.startswith("cuda")}
     wanted = 3 * (CONTEXT_BYTES + COPIES * sum(map(_bytes, tensors))) + RESERVED_BYTES
     reasons = (_reason(torch.device(device).index or 0, wanted, core) for device in devices)
     return next(filter(None, reasons), "")
@@ -68,6 +68,13 @@ def _reason(index: int, wanted: int, core: Any) -> str:
             f"GPU {index} has {free >> 20} MiB free; compiling this call wants {wanted >> 20} MiB"
         )
     return ""
+
+
+def _devices(description: Mapping[str, Any]) -> Iterator[str]:
+    """Of the tensors, then what an argument names."""
+    arguments = description.get("args", ())
+    yield from (tensor["device"] for tensor in _tensors(arguments))
+    yield from (argument["device"] for argument in arguments if argument.get("kind") == "device")
 
 
 def _tensors(arguments: Any) -> Iterator[Mapping[str, Any]]:

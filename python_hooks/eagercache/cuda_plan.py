@@ -18,7 +18,12 @@ from .launch_plan import Output, adopt_strides
 from .wrapper_text import ITEM_SIZES, NotUnderstood
 
 VERSION = 1
-MAX_ARGUMENTS = 128  # of a launch; CudaPlan::kMaxArguments of dispatcher/cuda_plan.h
+# CudaPlan's limits in dispatcher/cuda_plan.h: arguments of a launch, and launches or buffers.
+MAX_ARGUMENTS = 512
+MAX_NUMBER = 1024
+# Of a manifest (kernel_cache/FORMAT.md): objects, and what of its 64 KiB a plan may take.
+MAX_OBJECTS = 64
+MAX_TEXT = 56_000
 
 # Triton's names for what a kernel takes by value.
 _TYPES = {
@@ -164,15 +169,20 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
         )
     if any(len(launch.arguments) > MAX_ARGUMENTS for launch in launches):
         raise NotUnderstood("a kernel of very many arguments")
+    if max(len(launches), len(outputs), len(scratch)) > MAX_NUMBER:
+        raise NotUnderstood("very many kernels or buffers")
     if not text.outputs and not written:
         raise NotUnderstood("nothing is returned or written")
-    return CudaPlan(
+    plan = CudaPlan(
         num_inputs=text.num_inputs,
         writes=tuple(sorted(written)),
         outputs=text.output_specs(),
         scratch=tuple(buffer.bytes for buffer in scratch),
         launches=tuple(launches),
     )
+    if len(plan.cubins()) > MAX_OBJECTS or len(plan.to_json()) > MAX_TEXT:
+        raise NotUnderstood("very many kernels or buffers")
+    return plan
 
 
 def _argument(

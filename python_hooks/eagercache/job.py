@@ -40,6 +40,9 @@ TRANSIENT_RETRY_SECONDS = 600
 # Native's answers are kept from lowering to proof when all of their samples take at most this.
 KEPT_BYTES = 4 << 20
 
+# Bytes that facts take of a manifest, which has 64 KiB.
+MAX_FACTS = 60_000
+
 
 @dataclass
 class Outcome:
@@ -452,7 +455,7 @@ def _facts(
     facts = {
         "op": described_name(description),
         "dispatch_key": description["dispatch_key"],
-        "call": json.dumps(call, separators=(",", ":"))[:40_000],
+        "call": json.dumps(call, separators=(",", ":")),
         "choose": request["choose"],
         "reason": outcome.reason,
         "torch": str(torch.__version__),
@@ -486,6 +489,9 @@ def _facts(
             facts["output_strides"] = outcome.kernel.output_strides
         if outcome.kernel.lowered.why_container:
             facts["why_container"] = outcome.kernel.lowered.why_container[:300]
+    # A call on hundreds of tensors is left out, where a manifest has no room beside the plan.
+    if sum(len(name) + len(value) + len("fact  \n") for name, value in facts.items()) > MAX_FACTS:
+        del facts["call"]
     return facts
 
 

@@ -89,7 +89,7 @@ TEST(CudaPlan, NumbersOutOfRangeAreCorrupt) {
            {"threads", 2048},
            {"shared", 1 << 21},
            {"shared", -1},
-           {"object", 16},
+           {"object", CudaPlan::kMaxObjects},
            {"function", ""},
            {"grid", json::array({1, 1})},
            {"grid", json::array({0, 1, 1})},
@@ -107,6 +107,21 @@ TEST(CudaPlan, NumbersOutOfRangeAreCorrupt) {
     EXPECT_EQ(cuda_code_of(bad), StatusCode::kCorrupt)
         << change.field << " " << change.value.dump();
   }
+}
+
+TEST(CudaPlan, AStepOverHundredsOfTensorsIsOnePlan) {
+  json many = plan();
+  many["inputs"] = 400;
+  many["outputs"] = std::vector<json>(200, many["outputs"][0]);
+  many["launches"] = std::vector<json>(40, many["launches"][0]);
+  many["launches"][39]["object"] = 39;
+  many["launches"][0]["arguments"] = std::vector<json>(255, json::array({"pointer", 599, 0}));
+  const Result<CudaPlan> parsed = parse_cuda_plan(many.dump());
+  ASSERT_TRUE(parsed) << parsed.status().to_string();
+  EXPECT_EQ(parsed.value().num_objects, 40U);
+  EXPECT_EQ(parsed.value().launches.front().arguments.back().index, 599U);
+  many["launches"] = std::vector<json>(CudaPlan::kMaxLaunches + 1, many["launches"][1]);
+  EXPECT_EQ(cuda_code_of(many), StatusCode::kCorrupt);
 }
 
 TEST(CudaPlan, WritesAreInputsInOrderAndMayStandForOutputs) {

@@ -1,8 +1,12 @@
 // What changes the key of a call and what must not.
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/FakeGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
+#include "dispatcher/operator_hook.h"
 #include "guards/key_builder.h"
 #include "tests/dispatcher/reading.h"
 #include "tests/dispatcher/restored_globals.h"
@@ -120,6 +124,43 @@ TEST_F(KeyBuilderState, PuttingTheSettingsBackGivesTheFirstKeyAgain) {
     at::set_num_threads(1);
   }
   EXPECT_EQ(keyed(tensor_), before_);
+}
+
+// A GPU's guard for a block, whose current device is what the test says.
+class FakeGpu {
+ public:
+  FakeGpu() : before_(slot().exchange(&guard_)) {}
+  ~FakeGpu() { slot().store(before_); }
+  FakeGpu(const FakeGpu&) = delete;
+  FakeGpu& operator=(const FakeGpu&) = delete;
+  static void make_current(c10::DeviceIndex index) { Guard::setDeviceIndex(index); }
+
+ private:
+  using Guard = c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>;
+  static std::atomic<const c10::impl::DeviceGuardImplInterface*>& slot() {
+    return c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::DeviceType::CUDA)];
+  }
+  const Guard guard_;
+  const c10::impl::DeviceGuardImplInterface* const before_;
+};
+
+TEST_F(KeyBuilderState, ACallWithoutTensorsIsOnTheDeviceThatItNames) {
+  const FakeGpu gpu;
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::zeros", "");
+  const auto key = c10::DispatchKey::CUDA;
+  static const OperatorHook hook(op, key, check_eligibility(op, key), kMaxHooks - 1);
+  const auto read = [&](c10::Device device) {
+    const std::vector<c10::IValue> arguments{std::vector<std::int64_t>{4}, {}, {}, device, {}};
+    CallView view;
+    EXPECT_EQ(build_key(hook.plan(), arguments, device.type(), view), AsideReason::kNone);
+    EXPECT_EQ(hook.device_of(view.key.words()), view.device) << "its kernel's, and the call's";
+    return view.device;
+  };
+  EXPECT_EQ(read(c10::Device("cuda:2")), c10::Device("cuda:2"));
+  for (const c10::DeviceIndex current : {0, 3}) {
+    FakeGpu::make_current(current);
+    EXPECT_EQ(read(c10::Device("cuda")), c10::Device(c10::DeviceType::CUDA, current));
+  }
 }
 
 TEST_F(KeyBuilderState, AReadingTakesNoOwnershipOfTheTensors) {

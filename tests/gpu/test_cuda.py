@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -304,6 +305,64 @@ def test_optimizer_steps_are_bitwise(name: str, foreach: bool) -> None:
     run()
     for mine, native in zip(run(), expected, strict=True):
         assert torch.equal(mine, native)
+
+
+FACTORIES: list[tuple[str, Call]] = [
+    ("aten::zeros", lambda: torch.zeros(5, 7, device="cuda")),
+    ("aten::ones", lambda: torch.ones(5, 7, dtype=torch.bfloat16, device="cuda:0")),
+    ("aten::arange.start", lambda: torch.arange(3, 40, device="cuda")),
+    ("aten::eye", lambda: torch.eye(6, device="cuda")),
+    ("aten::scalar_tensor", lambda: torch.scalar_tensor(1.5, device="cuda")),
+]
+
+
+def test_what_makes_a_tensor_of_none_is_answered_on_each_device() -> None:
+    unanswered = {}
+    for index in range(torch.cuda.device_count()):
+        with torch.cuda.device(index):
+            for name, call in FACTORIES:
+                call()
+                before = hits(name)
+                mine = call()
+                answered = hits(name) - before
+                eagercache.disable()
+                native = call()
+                eagercache.enable(devices=["cuda"], on_miss="wait", choose="always")
+                assert mine.device == native.device and mine.dtype == native.dtype
+                assert mine.stride() == native.stride()
+                torch.testing.assert_close(mine, native)
+                if not answered:
+                    unanswered[name, index] = [
+                        (kernel.decision, kernel.reason)
+                        for kernel in eagercache.kernels()
+                        if kernel.op == name
+                    ]
+    assert not unanswered
+
+
+def test_lists_as_long_as_a_models_parameters_take_few_launches() -> None:
+    sizes = [(24, 8), (24,), (3, 5, 7), (1000,)] * 40
+    xs, ys = ([rand(*size) for size in sizes] for _ in range(2))
+    compare(lambda: torch._foreach_add(xs, ys, alpha=2), "aten::_foreach_add.List", calls=1)
+    eagercache.enable(devices=["cuda"], on_miss="wait", choose="always")
+
+    def decay() -> list[torch.Tensor]:
+        copies = [x.clone() for x in xs]
+        torch._foreach_lerp_(copies, ys, 0.1)
+        torch._foreach_addcdiv_(copies, ys, [y.abs() + 1 for y in ys], value=-0.5)
+        return copies
+
+    decay()
+    names = ("aten::_foreach_lerp_.Scalar", "aten::_foreach_addcdiv_.Scalar")
+    before = [hits(name) for name in names]
+    mine = decay()
+    kernels = [k for k in eagercache.kernels() if k.op.startswith("aten::_foreach_")]
+    assert [hits(name) for name in names] == [n + 1 for n in before], kernels
+    plans = [json.loads(kernel.facts["launch_plan"]) for kernel in kernels]
+    assert len(plans) >= 3 and max(len(plan["launches"]) for plan in plans) <= 4
+    eagercache.disable()
+    for x, native in zip(mine, decay(), strict=True):
+        assert torch.equal(x, native)  # it writes: bit for bit
 
 
 def test_kernels_that_differ_in_their_second_launch_alone() -> None:

@@ -80,13 +80,13 @@ def install() -> None:
 
     helpers: Any = triton_helpers
     helpers.set_driver_to_gpu = lambda: None
+    # Operators on fake tensors switch devices; this puts a switch there that does nothing.
+    torch._C._ensureCUDADeviceGuardSet()
 
 
 def install_for_containers() -> None:
     """`install`, and what AOTInductor does beyond: kernels get their first configuration."""
     install()
-    # Operators on fake tensors switch devices; this puts a switch there that does nothing.
-    torch._C._ensureCUDADeviceGuardSet()
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.fx_passes import joint_graph
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -189,6 +189,8 @@ def _tensor(sizes: list[int], dtype: str = "float32", **changes: Any) -> dict[st
 
 
 _NUMBER = _tensor([], "float64", device="cpu", wrapped=True)
+_HALF = "3fe0000000000000"
+_PARAMETERS = {"kind": "tensor_list", "elements": [_tensor([24, 8]), _tensor([24])] * 70}
 _CALLS: dict[str, tuple[str, list[dict[str, Any]], int]] = {
     "aten::mul": ("Tensor", [_tensor([64, 512]), _NUMBER], 1),
     "aten::sum": (
@@ -229,6 +231,8 @@ _CALLS: dict[str, tuple[str, list[dict[str, Any]], int]] = {
     ),
     "aten::mm": ("", [_tensor([64, 512]), _tensor([512, 64])], 1),
     "aten::abs": ("", [_tensor([64], aligned=False)], 1),
+    # Of an optimizer: matrices and vectors by turns.
+    "aten::_foreach_mul_": ("Scalar", [_PARAMETERS, {"kind": "float", "bits": _HALF}], 0),
 }
 _STATE = {
     "default_dtype": "float32",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from eagercache.call_integers import MOST_STEPS
+from eagercache.call_integers import MOST_STEPS, keep_countable
 from eagercache.calls import ALIGNMENT, FILLS, Call, CallError, GlobalState
 
 STATE: dict[str, Any] = {
@@ -152,6 +152,14 @@ def test_degrees_that_take_native_weeks_to_count_to_are_not_made_up(dtype: str) 
         assert not bool(((size > MOST_STEPS) & (size < 2.0**63)).any()), fill
         largest = max(largest, float(x[x.isfinite()].abs().max()))
     assert largest == torch.finfo(torch.float64).max  # only degrees are held back
+
+
+def test_no_degree_is_past_all_integers_on_a_gpu_which_counts_to_the_largest() -> None:
+    made = [float("inf"), -1e300, 2.0**63, 2.0**50, 7.0, float("nan")]
+    values = torch.tensor(made, dtype=torch.float64)
+    keep_countable(values, "cuda:0")
+    assert values[:5].tolist() == [MOST_STEPS] * 4 + [7.0]
+    assert bool(values[5].isnan())
 
 
 def test_a_clone_has_the_same_bits_and_layout_in_other_memory() -> None:

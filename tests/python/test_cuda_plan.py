@@ -137,3 +137,6 @@ def test_inductor_and_triton_make_plans_without_a_gpu(program: Program) -> None:
     assert [o["sizes"] for o in backward["outputs"]] == [[32, 256, 768], [768], [768]]
     assert result["machine_code"] is True
     assert "not aligned" in result["aten::abs"]
+    each = json.loads(result["aten::_foreach_mul_"])
+    assert each["writes"] == list(range(140)) and not each["outputs"]
+    assert len(each["launches"]) <= 3, "each tensor of a list has a launch of its own"

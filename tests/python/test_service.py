@@ -653,11 +653,16 @@ def test_a_call_is_described_to_a_worker_as_one_on_its_first_gpu() -> None:
     tensor = {"kind": "tensor", "device": "cuda:3", "sizes": [4]}
     number = {"kind": "tensor", "device": "cpu", "sizes": []}
     description = {
-        "args": [number, {"kind": "tensor_list", "elements": [tensor]}, {"device": "cuda:3"}],
+        "args": [
+            number,
+            {"kind": "tensor_list", "elements": [tensor]},
+            {"kind": "device", "device": "cuda:3"},
+        ],
         "digest": "cuda:3 is not a device here",
     }
     assert cuda_gate.gpu_of(description) == 3
     there = cuda_gate.on_first_gpu(description)
-    assert cuda_gate.gpu_of(there) == 0 and there["args"][2] == {"device": "cuda:0"}
+    assert cuda_gate.gpu_of(there) == 0 and there["args"][2]["device"] == "cuda:0"
+    assert cuda_gate.gpu_of({"args": description["args"][2:]}) == 3  # as `torch.zeros` has it
     assert there["digest"] == description["digest"] and there["args"][0] == number
     assert tensor["device"] == "cuda:3"

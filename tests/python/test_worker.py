@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import clean_environment, run_python
-from eagercache import environment, worker
+from eagercache import environment, job, worker
 from eagercache._load import core
 from eagercache.commands import CompileFailed
 from eagercache.job import Job
@@ -417,3 +417,15 @@ def test_calls_go_on_while_the_compiler_is_blocked_and_a_killed_process_leaves_n
     finally:
         user.kill()
         user.wait()
+
+
+def test_a_call_on_hundreds_of_tensors_leaves_a_manifest_its_room() -> None:
+    def facts(tensors: int) -> dict[str, str]:
+        elements = [tensor((30, 20))] * tensors
+        described = describe("_foreach_neg_", {"kind": "tensor_list", "elements": elements})
+        request = {"description": {"dispatch_key": "CPU", **described}, "choose": "always"}
+        return job._facts(request, job.Outcome("native"), {})
+
+    assert len(json.loads(facts(3)["call"])["args"][0]["elements"]) == 3
+    large = facts(900)
+    assert "call" not in large and large["op"] == "aten::_foreach_neg_"
