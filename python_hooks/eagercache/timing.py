@@ -22,6 +22,7 @@ BOXING_ON_NATIVE_NS = 60.0
 
 TIME_BUDGET = 0.5  # seconds of timing a call
 NOISY_TIME_BUDGET = 3.0  # the same, while other processes disturb it
+LONG_TIME_BUDGET = 60.0  # the same at most, of a call that takes so long that it needs more
 TURN_TIMEOUT = 30.0  # seconds to wait for another worker's timing to end
 QUIET = 1.5
 _PAIRS_PER_ROUND = 9
@@ -131,11 +132,14 @@ def time_call(probe: Probe, edge: float | None = None) -> Timing:
 
     Given an ``edge``, also until the ratio is seen to be on one side of it. Only quiet pairs
     count (see `quiet_pairs`); while there are too few of them the budget is stretched, up to
-    `NOISY_TIME_BUDGET`.
+    `NOISY_TIME_BUDGET`, or twice what so few of a long call take, up to `LONG_TIME_BUDGET`.
     """
     start = time.monotonic()
     rough = probe.time(4, 1)[1:]  # the first pair warms both sides
-    slower = max(min(native for native, _ in rough), min(kernel for _, kernel in rough))
+    best = [min(pair[side] for pair in rough) for side in (0, 1)]
+    slower = max(best)
+    stretched = max(NOISY_TIME_BUDGET, 2 * _MINIMUM_PAIRS * sum(best) * 1e-9)
+    stretched = min(stretched, LONG_TIME_BUDGET)
     calls = max(1, min(_MAXIMUM_CALLS, int(_NS_PER_SAMPLE / max(slower, 1.0))))
     size = _PAIRS_PER_ROUND if slower * calls * 2 * _PAIRS_PER_ROUND < 2e8 else 3
     pairs: list[tuple[float, float]] = []
@@ -145,7 +149,7 @@ def time_call(probe: Probe, edge: float | None = None) -> Timing:
         quiet = quiet_pairs(pairs)
         low, high = _ratio_interval(quiet)
         elapsed = time.monotonic() - start
-        if elapsed >= (TIME_BUDGET if len(quiet) >= _MINIMUM_PAIRS else NOISY_TIME_BUDGET):
+        if elapsed >= (TIME_BUDGET if len(quiet) >= _MINIMUM_PAIRS else stretched):
             break
         if len(quiet) >= 3 * _MINIMUM_PAIRS and high - low < 0.01:
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from conftest import Program
@@ -96,6 +97,26 @@ def test_slow_calls_are_timed_few_times_and_quick_ones_many() -> None:
     timing.time_call(slow)
     timing.time_call(quick)
     assert slow.calls == 1 and quick.calls > 1000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "decided"), [(0.05, 3, True), (1, 20, True), (4, 90, False)]
+)
+def test_a_call_of_seconds_is_timed_until_enough_pairs_are_there_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, longest: float, *, decided: bool
+) -> None:
+    now = 0.0
+
+    class Slow(Clock):
+        def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+            nonlocal now
+            now += pairs * calls * 1.5 * seconds
+            return super().time(pairs, calls)
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: now))
+    found = timing.time_call(Slow(seconds * 1e9, lambda i: seconds * 5e8))
+    assert timing.decide(found, margin=0.03)[0] == decided
+    assert now <= longest
 
 
 def test_too_few_pairs_decide_nothing() -> None:
