@@ -1,7 +1,7 @@
 """`make models`: real models with kernels of operators, and of modules, against native.
 
 python -m models [--kind operators|modules|training] [--only WORDS] [--json FILE]
-                 [--steps 200] [--output FILE.md] [--resume] [--jobs N [--seconds S]]
+                 [--steps 200] [--runs 5] [--output FILE.md] [--resume] [--jobs N [--seconds S]]
 
 `--kind training` is long runs of training with kernels of modules (`steps`), with a table. With
 `--resume` the models that the JSON file holds as they should be are not trained again; with
@@ -35,7 +35,7 @@ def train(names: list[str], options: argparse.Namespace) -> int:
             continue
         began_one = time.monotonic()
         try:
-            result = steps.training(name, options.steps)
+            result = steps.training(name, options.steps, options.runs)
         except Exception as error:
             text = str(error).splitlines() or [""]
             print(f"training {name}: {type(error).__name__}: {text[0][:200]}", flush=True)
@@ -70,7 +70,9 @@ def _train_side_by_side(names: list[str], options: argparse.Namespace) -> int:
 
     from models import side_by_side, steps
 
-    side_by_side.train(names, options.jobs, options.seconds, options.steps, options.json)
+    side_by_side.train(
+        names, options.jobs, options.seconds, options.steps, options.runs, options.json
+    )
     found = side_by_side.merged(options.json, torch.__version__, options.steps)
     rows = [steps.Result(**row) for row in found]
     side_by_side.write(options.json, torch.__version__, options.steps, found)
@@ -111,10 +113,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="models with one of these words, by commas")
     parser.add_argument("--model", help="the one model of this name")
     parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="trained at a time; needs --json"
-    )
+    parser.add_argument("--jobs", type=int, default=1, help="trained at a time; needs --json")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end then; for --jobs")
+    parser.add_argument("--runs", type=int, default=5, help="of eager in training, five at least")
     parser.add_argument("--steps", type=int, default=200, help="of training")
     parser.add_argument("--output", type=Path, help="where training's table goes, as Markdown")
     parser.add_argument("--resume", action="store_true", help="go on with the JSON file")

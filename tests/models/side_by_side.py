@@ -48,7 +48,7 @@ def write(common: Path, version: str, steps: int, rows: Sequence[dict[str, Any]]
     new.replace(common)
 
 
-def _start(name: str, common: Path, steps: int) -> subprocess.Popen[bytes]:
+def _start(name: str, common: Path, steps: int, runs: int) -> subprocess.Popen[bytes]:
     part = part_of(common, name)
     part.parent.mkdir(parents=True, exist_ok=True)
     kernels = part.with_suffix("") / "kernels"
@@ -61,12 +61,14 @@ def _start(name: str, common: Path, steps: int) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "models", "--kind", "training", "--model", name]
-    command += ["--steps", str(steps), "--json", str(part)]
+    command += ["--steps", str(steps), "--runs", str(runs), "--json", str(part)]
     with part.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
-def train(names: Sequence[str], jobs: int, seconds: float, steps: int, common: Path) -> None:
+def train(
+    names: Sequence[str], jobs: int, seconds: float, steps: int, runs: int, common: Path
+) -> None:
     """Trains the models, `jobs` at a time; what runs after `seconds` is ended and not counted."""
     import torch
 
@@ -77,7 +79,7 @@ def train(names: Sequence[str], jobs: int, seconds: float, steps: int, common: P
         while waiting or running:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
-                running[name] = _start(name, common, steps)
+                running[name] = _start(name, common, steps, runs)
             time.sleep(WAIT_S)
             for name in [name for name, child in running.items() if child.poll() is not None]:
                 running.pop(name)
