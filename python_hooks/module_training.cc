@@ -101,12 +101,19 @@ struct ArgumentShell {
     }
   }
 
-  // A tensor with the values of `saved` in the argument's place of the graph.
-  at::Tensor rebuild(const at::Tensor& saved) const {
+  // A tensor with the values of `saved` in the argument's place of the graph; zeros where nothing
+  // is read.
+  at::Tensor rebuild(const at::Tensor& saved,
+                     const std::optional<ModuleTraining::Rebuilt::Part>& part) const {
     at::Tensor made;
     {
       const BelowAutograd below;
-      made = at::empty_strided(sizes, strides, saved.options().dtype(dtype)).copy_(saved);
+      made = at::empty_strided(sizes, strides, saved.options().dtype(dtype));
+      if (part) {
+        made.zero_().as_strided(part->sizes, part->strides, part->offset).copy_(saved);
+      } else {
+        made.copy_(saved);
+      }
     }
     if (edge.is_valid() && is_leaf) {
       made.set_requires_grad(true);
@@ -316,7 +323,7 @@ class ModuleNode final : public torch::autograd::Node {
     std::vector<at::Tensor> inputs = inputs_;
     for (std::size_t i = 0; i < shells_.size(); ++i) {
       const ModuleTraining::Rebuilt& one = plan().rebuilt[i];
-      inputs[one.input] = shells_[i].rebuild(saved_[one.saved].unpack());
+      inputs[one.input] = shells_[i].rebuild(saved_[one.saved].unpack(), one.part);
     }
     return inputs;
   }
@@ -507,7 +514,14 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   }
   for (const py::handle& row : plan["rebuilt"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
-    read->rebuilt.push_back({index(fields[0], num_inputs), index(fields[1], read->saved.size())});
+    std::optional<ModuleTraining::Rebuilt::Part> part;
+    if (!fields[3].is_none()) {
+      const py::tuple whole = py::cast<py::tuple>(fields[3]);
+      part.emplace(py::cast<std::vector<std::int64_t>>(whole[0]),
+                   py::cast<std::vector<std::int64_t>>(whole[1]), py::cast<std::int64_t>(whole[2]));
+    }
+    read->rebuilt.push_back(
+        {index(fields[0], num_inputs), index(fields[1], read->saved.size()), std::move(part)});
     read->without.push_back(py::cast<std::size_t>(fields[2]));
   }
   if (!std::ranges::is_sorted(read->without)) {

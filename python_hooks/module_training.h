@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,10 +47,17 @@ struct ModuleTraining {
   };
 
   // An argument that a call does not keep: of its values the forward reads what saved[saved] has of
-  // them, in the argument's sizes, and no more.
+  // them, in the sizes of the argument or of the one part that is read, and no more.
   struct Rebuilt {
+    // Elements of the argument, as `as_strided` counts from its first one.
+    struct Part {
+      std::vector<std::int64_t> sizes;
+      std::vector<std::int64_t> strides;
+      std::int64_t offset = 0;
+    };
     std::size_t input = 0;
     std::size_t saved = 0;
+    std::optional<Part> part;
   };
 
   ModelContainer* backward = nullptr;

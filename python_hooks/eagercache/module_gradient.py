@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,8 @@ def eager_gradients(
             "eagercache: a module was changed between its call and a backward that has to run its "
             "forward again"
         )
+    shown = _shown(inputs, {id(slot.tensor) for slot in found.slots})
+    args, kwargs = pytree.tree_map(lambda leaf: shown.get(id(leaf), leaf), (args, kwargs))
     with _state(autocast), _buffers_kept(module), forwards_alone():
         answer = module(*args, **kwargs)
     pairs = [
@@ -54,20 +56,50 @@ def eager_gradients(
         for output, grad in zip(_differentiable(answer), grads, strict=True)
         if grad is not None
     ]
-    chosen = [tensor for tensor, needed in zip(inputs, wanted, strict=True) if needed]
     if not pairs:
         return [None] * len(inputs)
-    with torch.set_grad_enabled(True):
-        computed = iter(
-            torch.autograd.grad(
-                [output for output, _ in pairs],
-                chosen,
-                [grad for _, grad in pairs],
-                create_graph=records,
-                allow_unused=True,
-            )
+    # A tensor that is given twice has one gradient of both.
+    chosen = {id(tensor): tensor for tensor, needed in zip(inputs, wanted, strict=True) if needed}
+    with torch.set_grad_enabled(True), _ending_at(shown.values()):
+        computed = torch.autograd.grad(
+            [output for output, _ in pairs],
+            [shown.get(key, tensor) for key, tensor in chosen.items()],
+            [grad for _, grad in pairs],
+            retain_graph=True,
+            create_graph=records,
+            allow_unused=True,
         )
-    return [next(computed) if needed else None for needed in wanted]
+    left = dict(zip(chosen, computed, strict=True))
+    return [
+        left.pop(id(tensor), None) if needed else None
+        for tensor, needed in zip(inputs, wanted, strict=True)
+    ]
+
+
+def _shown(inputs: Sequence[torch.Tensor], own: set[int]) -> dict[int, torch.Tensor]:
+    """Views of the arguments among ``inputs``, by the identities of those."""
+    with torch.enable_grad():
+        return {id(x): x.view_as(x) for x in inputs if id(x) not in own}
+
+
+@contextlib.contextmanager
+def _ending_at(views: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Gradients go no further than to these views in the block.
+
+    Through an argument they would come to another one that it was made of, or to a parameter:
+    these are not the call's gradients of them, and autograd goes that way itself.
+    """
+    nodes = [view.grad_fn for view in views]
+    hooks = [
+        node.register_prehook(lambda gradients: (None,) * len(gradients))
+        for node in nodes
+        if node is not None
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:

@@ -23,6 +23,17 @@ from .module_labels import trap_negative_labels
 from .module_layout import in_strides, is_channels_last, use_channels_last
 from .module_moments import use_two_passes
 from .module_nodes import is_made_here, operator_name
+from .module_pools import use_pools_for_gradients
+from .module_rebuilt import (
+    VIEWS,
+    WHOLE_VIEWS,
+    Part,
+    Rebuilt,
+    copied,
+    holds,
+    part_of,
+    read_as,
+)
 from .module_trace import (
     INDEXING,
     MAX_CONSTANT_BYTES,
@@ -38,32 +49,6 @@ from .module_trace import (
 )
 
 _aten = torch.ops.aten
-
-# Operators that show all memory of their first argument in another form.
-_WHOLE_VIEWS = {
-    "aten::alias",
-    "aten::detach",
-    "aten::expand",
-    "aten::permute",
-    "aten::squeeze",
-    "aten::t",
-    "aten::transpose",
-    "aten::unsqueeze",
-    "aten::view",
-}
-_VIEWS = _WHOLE_VIEWS | {"aten::as_strided", "aten::select", "aten::slice"}
-
-# Operators that give all elements of their first argument in the same sizes.
-_COPIES = {
-    "aten::_to_copy",
-    "aten::alias",
-    "aten::clone",
-    "aten::detach",
-    "prims::convert_element_type",
-}
-# The floating-point dtypes whose every number one of another dtype is, too.
-_HALVES = {torch.bfloat16, torch.float16}
-_WITHIN = {torch.float64: {torch.float32, *_HALVES}, torch.float32: _HALVES}
 
 # What a backward uses as indices.
 _INDEXING_BACKWARD = INDEXING | {
@@ -102,9 +87,8 @@ class TrainingGraphs:
         gradients: the input that each output of the backward is the gradient of.
         reach: the positions in ``tangents`` on which each gradient depends.
         made_bytes: memory of what is made for the backward alone.
-        rebuilt: (input, position in ``saved``, argument) of those arguments of which something that
-            is made has all that the graphs read: in the argument's sizes, in a dtype to which all
-            of the graph casts it at first. In the order of the arguments.
+        rebuilt: those arguments of which something that is made has all that the graphs read, in a
+            dtype to which all of the graph casts it at first. In the order of the arguments.
     """
 
     forward: torch.fx.GraphModule
@@ -121,7 +105,7 @@ class TrainingGraphs:
     gradients: tuple[int, ...]
     reach: tuple[tuple[int, ...], ...]
     made_bytes: int
-    rebuilt: tuple[tuple[int, int, int], ...]
+    rebuilt: tuple[Rebuilt, ...]
 
     @property
     def device(self) -> torch.device:
@@ -146,7 +130,7 @@ class TrainingGraphs:
             ],
             "gradients": list(self.gradients),
             "reach": [list(row) for row in self.reach],
-            "rebuilt": [list(row) for row in self.rebuilt],
+            "rebuilt": [one.row() for one in self.rebuilt],
         }
 
 
@@ -158,6 +142,14 @@ class _Inputs:
     values: list[torch.Tensor]
     positions: list[int]  # among all placeholders
     fixed: list[Any]  # a value for every placeholder
+
+    def arguments(self) -> dict[int, torch.Tensor]:
+        """Those of the call, without the module's own, by their place."""
+        return {
+            index: value
+            for index, (source, value) in enumerate(zip(self.sources, self.values, strict=True))
+            if source is not None and not source[0]
+        }
 
 
 def trace_training(
@@ -193,16 +185,17 @@ def trace_training(
     joint = _trace_joint(program, inputs, answers, buffers)
     written = _keep_written(joint, len(answers), buffers)
     refuse_operators(joint.graph)
-    if use_two_passes(joint.graph):
+    # Both are to be done.
+    if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
         joint.recompile()
-    read_as = _read_as(joint.graph, inputs)
+    reads = read_as(joint.graph, inputs.arguments())
     forward, backward = _compat.split_joint_graph(joint, len(answers) + len(written))
     kept = {
         index
         for index, value in enumerate(inputs.values)
         if value.untyped_storage().data_ptr() in eager_saves and index not in written
     }
-    splitter = _Splitter(forward, backward, inputs, read_as)
+    splitter = _Splitter(forward, backward, inputs, reads)
     return splitter.graphs(outputs, written, kept, differentiable, keeps_output)
 
 
@@ -337,10 +330,10 @@ class _Splitter:
         forward: torch.fx.GraphModule,
         backward: torch.fx.GraphModule,
         inputs: _Inputs,
-        read_as: Mapping[int, torch.dtype],
+        reads: Mapping[int, tuple[torch.dtype, Part | None]],
     ) -> None:
         self._forward, self._backward = forward, backward
-        self._inputs, self._read_as = inputs, read_as
+        self._inputs, self._reads = inputs, reads
         self._arguments = list(forward.graph.find_nodes(op="placeholder"))
         self._returned = list(_output(forward.graph).args[0])
         if len(self._arguments) != len(inputs.values):
@@ -411,18 +404,21 @@ class _Splitter:
 
     def _rebuilt(
         self, roots: Sequence[torch.fx.Node], saved: Sequence[Saved]
-    ) -> tuple[tuple[int, int, int], ...]:
-        rows: dict[int, tuple[int, int, int]] = {}
+    ) -> tuple[Rebuilt, ...]:
+        rows: dict[int, Rebuilt] = {}
         for position, (node, source) in enumerate(zip(roots, saved, strict=True)):
-            argument, dtypes = _copied(node)
+            argument, shown, dtypes = copied(node)
             if source.kind != "made" or argument not in self._number:
                 continue
             index = self._arguments.index(argument)
             of_module, number = self._inputs.sources[index] or (True, 0)
-            wanted = self._read_as.get(index)
-            if wanted is not None and all(_holds(dtype, wanted) for dtype in dtypes):
+            wanted, part = self._reads.get(index, (None, None))
+            if wanted is None or not all(holds(dtype, wanted) for dtype in dtypes):
+                continue
+            if part == (part_of(shown, argument) if shown is not argument else None):
                 assert not of_module
-                rows.setdefault(number, (self._number[argument], position, number))
+                one = Rebuilt(self._number[argument], position, number, part)
+                rows.setdefault(number, one)
         return tuple(rows[number] for number in sorted(rows))
 
     def _make_forward(
@@ -538,53 +534,6 @@ class _Splitter:
                 raise CompileRefused(f"the backward indexes with data ({node.target})")
 
 
-def _read_as(graph: torch.fx.Graph, inputs: _Inputs) -> dict[int, torch.dtype]:
-    """By the place of an argument: the dtype in which the graph reads it, at most its own."""
-    found = {}
-    for index, (node, source) in enumerate(
-        zip(graph.find_nodes(op="placeholder"), inputs.sources, strict=False)
-    ):
-        value = inputs.values[index]
-        # Only what is dense can be laid out again.
-        dense = torch.empty_like(value, memory_format=torch.preserve_format)
-        if source is None or source[0] or dense.stride() != value.stride():
-            continue
-        dtypes = _dtypes_read(node)
-        found[index] = dtypes.pop() if len(dtypes) == 1 else value.dtype
-    return found
-
-
-def _dtypes_read(node: torch.fx.Node) -> set[torch.dtype]:
-    """The narrower dtypes that what ``node`` shows is cast to; its own where it is read."""
-    own, found = node.meta["val"].dtype, set()
-    for user in node.users:
-        value = user.meta.get("val")
-        name = operator_name(user)
-        if name not in _COPIES | _WHOLE_VIEWS or not isinstance(value, torch.Tensor):
-            found.add(own)
-        elif value.dtype in _WITHIN.get(own, ()):
-            found.add(value.dtype)
-        elif value.dtype == own:
-            found |= _dtypes_read(user)
-        else:
-            found.add(own)
-    return found
-
-
-def _holds(dtype: torch.dtype, other: torch.dtype) -> bool:
-    """Whether every number of the dtype ``other`` is one of ``dtype``."""
-    return dtype == other or other in _WITHIN.get(dtype, ())
-
-
-def _copied(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.dtype]]:
-    """What ``node`` is a copy of, and the dtypes of the copies."""
-    dtypes = [node.meta["val"].dtype]
-    while operator_name(node) in _COPIES and isinstance(node.args[0], torch.fx.Node):
-        node = node.args[0]
-        dtypes.append(node.meta["val"].dtype)
-    return node, dtypes
-
-
 def _is_constant(node: torch.fx.Node) -> bool:
     """Whether ``node`` is a constant of the code, or made of nothing that a call gives."""
     return node.op == "placeholder" or is_made_here(node)
@@ -615,7 +564,7 @@ def _views_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     """
     if operator_name(node) == "aten::clone" and node.args[0].op == "placeholder":
         return [node]
-    for views in (_VIEWS, _WHOLE_VIEWS):
+    for views in (VIEWS, WHOLE_VIEWS):
         chain = []
         root = node
         while operator_name(root) in views and isinstance(root.args[0], torch.fx.Node):

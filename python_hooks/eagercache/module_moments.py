@@ -8,12 +8,11 @@ Two sums, which kernels here add up in short chunks (`vector_math`), are as clos
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 import torch.fx
 
-from .module_nodes import operator_name
+from .module_nodes import called, operator_name
 
 _aten = torch.ops.aten
 
@@ -24,10 +23,10 @@ def use_two_passes(graph: torch.fx.Graph) -> bool:
     for node in found:
         x, dimensions = node.args[:2]
         with graph.inserting_before(node):
-            mean = _called(graph, _aten.mean.dim, x, dimensions, True)
-            centered = _called(graph, _aten.sub.Tensor, x, mean)
-            squares = _called(graph, _aten.mul.Tensor, centered, centered)
-            variance = _called(graph, _aten.mean.dim, squares, dimensions, True)
+            mean = called(graph, _aten.mean.dim, x, dimensions, True)
+            centered = called(graph, _aten.sub.Tensor, x, mean)
+            squares = called(graph, _aten.mul.Tensor, centered, centered)
+            variance = called(graph, _aten.mean.dim, squares, dimensions, True)
         for user in list(node.users):
             user.replace_all_uses_with((variance, mean)[user.args[1]])
             graph.erase_node(user)
@@ -49,10 +48,3 @@ def _is_of_this_kind(node: torch.fx.Node) -> bool:
         and node.kwargs.get("keepdim") is True
         and all(user.target is operator.getitem for user in node.users)
     )
-
-
-def _called(graph: torch.fx.Graph, target: Any, *args: Any) -> torch.fx.Node:
-    node = graph.call_function(target, args)
-    values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
-    node.meta["val"] = target(*values)
-    return node

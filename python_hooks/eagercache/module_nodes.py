@@ -36,6 +36,14 @@ def operator_name(node: Any) -> str:
     return str(schema.name) if schema is not None else ""
 
 
+def called(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    """A new call in a traced graph, with its value's metadata; some argument must be a node."""
+    node = graph.call_function(target, args, kwargs)
+    values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
+    node.meta["val"] = target(*values, **kwargs)
+    return node
+
+
 def divides_integers(node: torch.fx.Node) -> bool:
     """Whether ``node`` divides integers by a tensor, of which an element may be 0."""
     divisor = node.args[1] if len(node.args) > 1 else None

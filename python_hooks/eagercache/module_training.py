@@ -122,10 +122,6 @@ def _clocked(seconds: dict[str, float], step: str) -> Iterator[None]:
         seconds[f"wall.{step}"] = round(time.monotonic() - wall, 3)
 
 
-# So much more than eager's may be kept.
-_FOR_VECTORS = 1e-3
-
-
 # ---- the forward, watched ------------------------------------------------------------------------
 
 
@@ -229,13 +225,9 @@ def _detached(answer: Any) -> Any:
 
 
 def _check_memory(rebuilt: Transferred, watched: _Watched, graphs: TrainingGraphs) -> None:
-    """Raises CompileRefused when more would be kept for the backward than eager keeps.
-
-    A bias that eager's backward does not read is kept as a copy: a number for each channel, where
-    eager keeps many for each.
-    """
+    """Raises CompileRefused when more would be kept for the backward than eager keeps."""
     ours = saved_bytes(rebuilt, graphs)
-    if ours > watched.saved_bytes * (1 + _FOR_VECTORS):
+    if ours > watched.saved_bytes:
         raise CompileRefused(
             f"{ours} bytes would be kept for the backward, {watched.saved_bytes} are now"
         )
@@ -246,7 +238,7 @@ def saved_bytes(rebuilt: Transferred, graphs: TrainingGraphs) -> int:
 
     Arguments are kept for gradients of gradients, but for those that are rebuilt.
     """
-    without = {argument for _, _, argument in graphs.rebuilt}
+    without = {one.argument for one in graphs.rebuilt}
     memory = {
         tensor.untyped_storage().data_ptr(): tensor.numel() * tensor.element_size()
         for number, tensor in enumerate(argument_tensors(rebuilt.args, rebuilt.kwargs))

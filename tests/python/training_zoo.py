@@ -58,15 +58,18 @@ class Mlp(nn.Module):
 class Labelled(nn.Module):
     """A loss of the next token, as language models have it; -100 is none.
 
-    Under autocast it reads only a cast of what it gets in a list.
+    Under autocast it reads only a cast of the first that it gets in a list, and one of a part of
+    the second.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(16, 64)
+        self.first = nn.Linear(16, 64)
 
     def forward(self, labels: torch.Tensor, hidden: list[torch.Tensor]) -> torch.Tensor:
-        scores = nn.functional.gelu(self.up(hidden[0])).float()
+        first = self.first(hidden[1][:, 0]).unsqueeze(1)
+        scores = nn.functional.gelu(self.up(hidden[0]) + first).float()
         following = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
         return nn.functional.cross_entropy(scores.view(-1, 64), following.view(-1))
 
@@ -131,7 +134,7 @@ def labels() -> torch.Tensor:
 def loss_under_autocast(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """A call of `Labelled`."""
     with torch.autocast("cpu", torch.bfloat16):
-        return model(labels, hidden=[x])
+        return model(labels, hidden=[x, x.flip(1)])
 
 
 def loss_of(answer: Any) -> torch.Tensor:
