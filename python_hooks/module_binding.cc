@@ -157,17 +157,19 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   kernel->device = c10::Device(device);
   ModelContainer* model = kernel->model = open_source(source, kernel->device, 0);
   std::unique_ptr<const ModuleTraining> training;
+  std::size_t num_drawn = 0;
   if (plan.has_value()) {
     ModelContainer* backward = open_source(source, kernel->device, 1);
     training = read_training_plan(*plan, model->num_inputs(), model->num_outputs(), backward);
     if (training->num_answers != output_strides.size()) {
       throw std::runtime_error("the training plan is for another number of outputs");
     }
+    num_drawn = training->noise.size();
   }
   // A forward with gradients has more outputs, which its plan explains.
   const bool fits = plan.has_value() ? output_strides.size() <= model->num_outputs()
                                      : output_strides.size() == model->num_outputs();
-  if (inputs.size() != model->num_inputs() || !fits ||
+  if (inputs.size() + num_drawn != model->num_inputs() || !fits ||
       (unflatten.is_none() && output_strides.size() != 1)) {
     throw std::runtime_error("the kernel takes or returns another number of tensors");
   }

@@ -287,6 +287,10 @@ class ModuleNode final : public torch::autograd::Node {
       for (const ModuleTraining::Rebuilt& one : plan().rebuilt) {
         rebuilt.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[one.input])));
       }
+      py::list masks;
+      for (std::size_t i = own.size() - plan().noise.size(); i < own.size(); ++i) {
+        masks.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[i])));
+      }
       py::list inputs;
       for (const ModuleTraining::Gradient& gradient : plan().gradients) {
         inputs.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[gradient.input])));
@@ -301,7 +305,7 @@ class ModuleNode final : public torch::autograd::Node {
       for (const auto& [device, dtype] : autocast_) {
         autocast[py::str(device)] = py::cast(dtype);
       }
-      const py::object answer = eager_gradients()(call[0], call[1], call[2], rebuilt,
+      const py::object answer = eager_gradients()(call[0], call[1], call[2], rebuilt, masks,
                                                   plan().identity, autocast, inputs, wanted, given);
       variable_list results;
       for (const py::handle& gradient : answer) {
@@ -524,6 +528,10 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
         {index(fields[0], num_inputs), index(fields[1], read->saved.size()), std::move(part)});
     read->without.push_back(py::cast<std::size_t>(fields[2]));
   }
+  read->noise = read_noise(plan["noise"]);
+  if (read->noise.size() > num_inputs) {
+    throw std::invalid_argument("the training plan draws more masks than its forward takes");
+  }
   if (!std::ranges::is_sorted(read->without)) {
     throw std::invalid_argument("the training plan does not order its arguments");
   }
@@ -587,6 +595,10 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
   variable_list made;
   {
     const BelowAutograd below;
+    DrawnMasks masks(plan.noise, kernel.device, inputs);
+    if (!masks.drawn()) {
+      return LoadedKernel::Outcome::kNotStarted;
+    }
     variable_list outputs;
     const LoadedKernel::Outcome outcome =
         run_container(*kernel.model, inputs, outputs, kernel.device);
@@ -607,6 +619,7 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                          : in_layout(own, own.sizes().vec(), own.strides().vec()));
     }
     write_buffers(plan, inputs, outputs);
+    masks.use();
   }
   record(kernel, std::move(inputs), std::move(call), std::move(autocast), given, std::move(made));
   for (at::Tensor& answer : given) {

@@ -14,6 +14,7 @@
 
 #include "dispatcher/model_container.h"
 #include "python_hooks/module_guard.h"
+#include "python_hooks/module_noise.h"
 #include "python_hooks/module_record.h"
 
 namespace eagercache {
@@ -70,6 +71,7 @@ struct ModuleTraining {
   std::vector<Gradient> gradients;
   std::vector<Rebuilt> rebuilt;      // in the order of the arguments
   std::vector<std::size_t> without;  // these arguments' numbers among the call's, as ordered
+  std::vector<ModuleNoise> noise;    // the forward's last inputs
   // Of each tensor of the answer, whether the module's own backward keeps it.
   std::vector<bool> keeps_output;
 };
@@ -90,8 +92,8 @@ bool saved_tensors_are_watched();
 
 // Answers one call with the forward and puts a node into autograd's graph, whose backward is the
 // other half. `call` is what `kept_call` gives, which the node keeps for what no kernel can do.
-// `inputs` are the container's. Fills `answers`, which are native's in layout. On anything but
-// kAnswered nothing was written. Needs the GIL, and releases it.
+// `inputs` are the container's but for its masks, which are drawn here. Fills `answers`, which are native's in layout. On anything but
+// kAnswered nothing was written, and the program's generator is where it was. Needs the GIL, and releases it.
 LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                                             std::vector<at::Tensor> inputs, pybind11::tuple call,
                                             c10::SmallVector<at::Tensor, 4>& answers);
@@ -104,10 +106,10 @@ pybind11::tuple kept_call(const ModuleTraining& plan, const pybind11::handle& mo
 // Whether a call with these inputs may be recorded at all.
 bool may_be_recorded(const ModuleKernel& kernel, const std::vector<at::Tensor>& inputs);
 
-// `handler(module, args, kwargs, rebuilt, identity, autocast, inputs, wanted, gradients)` gives the
-// wanted inputs' gradients, or None, by the module's own forward and autograd: where the gradient
-// of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where args and
-// kwargs have `...`, in order. It may raise. Kept for ever.
+// `handler(module, args, kwargs, rebuilt, masks, identity, autocast, inputs, wanted, gradients)`
+// gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
+// gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
+// args and kwargs have `...`, in order; `masks` are what the call drew. It may raise. Kept for ever.
 void set_eager_gradients(const pybind11::object& handler);
 
 }  // namespace eagercache

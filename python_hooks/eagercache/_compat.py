@@ -212,18 +212,21 @@ def joint_graph(
     Its inputs are those of ``function`` ("primals") and the gradients of the outputs that need one
     ("tangents"); its outputs those of ``function``, then a gradient or None for each input. Inputs
     may not be written or handed back. The operators are those that Inductor decomposes into, with
-    the casts of the autocast that is on. Without ``gradients`` the outputs are those of
-    ``function`` alone.
+    the casts of the autocast that is on; what draws dropout's masks stays native's. Without
+    ``gradients`` the outputs are those of ``function`` alone.
     """
     import torch
     from torch._functorch import config
     from torch._functorch.aot_autograd import aot_export_joint_simple
     from torch._inductor.decomposition import select_decomp_table
 
+    aten = torch.ops.aten
+    drawn = {aten.bernoulli.p, aten.bernoulli_.float, aten.native_dropout.default}
+    table = {op: rule for op, rule in select_decomp_table().items() if op not in drawn}
     # A program leaves the block of autocast before it calls backward.
     with torch.set_grad_enabled(gradients), config.patch(backward_pass_autocast="off"):
         made: Any = aot_export_joint_simple(
-            function, inputs, trace_joint=gradients, decompositions=select_decomp_table()
+            function, inputs, trace_joint=gradients, decompositions=table
         )
     return cast("torch.fx.GraphModule", made)
 

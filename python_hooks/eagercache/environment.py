@@ -111,6 +111,7 @@ _LOWERING_SOURCES = (
     "module_layout.py",
     "module_moments.py",
     "module_nodes.py",
+    "module_noise.py",
     "module_outputs.py",
     "module_pools.py",
     "module_proof.py",

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ._load import core
 from .module_identity import identify
+from .module_noise import Replayed
 
 
 def eager_gradients(
@@ -18,6 +19,7 @@ def eager_gradients(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     rebuilt: Sequence[torch.Tensor],
+    masks: Sequence[torch.Tensor],
     identity: str,
     autocast: Mapping[str, torch.dtype],
     inputs: Sequence[torch.Tensor],
@@ -27,11 +29,11 @@ def eager_gradients(
     """The gradients of ``inputs`` that are wanted, None for the others and where there is none.
 
     ``rebuilt`` stand for the arguments that are `...` there, in order: the forward reads no more of
-    those than they hold. ``grads`` are those of the answer's tensors that have one. They are
-    recorded themselves where autograd records: so gradients of gradients are those of the module's
-    own forward. Called by autograd, on its threads, with the state of grad mode that it asks for.
-    Raises RuntimeError when
-    the module is another one than it was at the call.
+    those than they hold. ``masks`` are the random ones that the call drew. ``grads`` are those of
+    the answer's tensors that have one. They are recorded themselves where autograd records: so
+    gradients of gradients are those of the module's own forward. Called by autograd, on its
+    threads, with the state of grad mode that it asks for. Raises RuntimeError when the module is
+    another one than it was at the call.
     """
     records = torch.is_grad_enabled()
     if rebuilt:
@@ -49,7 +51,8 @@ def eager_gradients(
         )
     shown = _shown(inputs, {id(slot.tensor) for slot in found.slots})
     args, kwargs = pytree.tree_map(lambda leaf: shown.get(id(leaf), leaf), (args, kwargs))
-    with _state(autocast), _buffers_kept(module), forwards_alone():
+    replayed = Replayed(masks) if masks else contextlib.nullcontext()
+    with _state(autocast), _buffers_kept(module), forwards_alone(), replayed:
         answer = module(*args, **kwargs)
     pairs = [
         (output, grad)

@@ -23,6 +23,7 @@ from .module_labels import trap_negative_labels
 from .module_layout import in_strides, is_channels_last, use_channels_last
 from .module_moments import use_two_passes
 from .module_nodes import is_made_here, operator_name
+from .module_noise import Noise, drawn_layouts, take_noise
 from .module_pools import use_pools_for_gradients
 from .module_rebuilt import (
     VIEWS,
@@ -80,6 +81,7 @@ class TrainingGraphs:
 
     Attributes:
         inputs: for each input of the forward (True, slot of the identity) or (False, argument).
+        noise: the forward's further inputs: masks that a call draws before it, in this order.
         ranges: as those of `module_trace.ModuleGraph`.
         outputs: what `build_unflatten` makes the answer of, as JSON.
         differentiable: whether each tensor of the answer has a gradient.
@@ -94,6 +96,7 @@ class TrainingGraphs:
     forward: torch.fx.GraphModule
     backward: torch.fx.GraphModule
     inputs: tuple[tuple[bool, int], ...]
+    noise: tuple[Noise, ...]
     examples: tuple[torch.Tensor, ...]
     backward_examples: tuple[torch.Tensor, ...]
     ranges: tuple[Range, ...]
@@ -131,6 +134,7 @@ class TrainingGraphs:
             "gradients": list(self.gradients),
             "reach": [list(row) for row in self.reach],
             "rebuilt": [one.row() for one in self.rebuilt],
+            "noise": [noise.row() for noise in self.noise],
         }
 
 
@@ -138,7 +142,7 @@ class TrainingGraphs:
 class _Inputs:
     """The placeholders of an exported program that a call gives tensors to."""
 
-    sources: list[tuple[bool, int] | None]  # None: a constant of the code
+    sources: list[tuple[bool, int] | Noise | None]  # None: a constant of the code
     values: list[torch.Tensor]
     positions: list[int]  # among all placeholders
     fixed: list[Any]  # a value for every placeholder
@@ -148,8 +152,13 @@ class _Inputs:
         return {
             index: value
             for index, (source, value) in enumerate(zip(self.sources, self.values, strict=True))
-            if source is not None and not source[0]
+            if isinstance(source, tuple) and not source[0]
         }
+
+    def add_noise(self, noise: Sequence[Noise]) -> None:
+        """Inputs of a traced graph that are none of the program's."""
+        self.sources.extend(noise)
+        self.values.extend(mask.draw() for mask in noise)
 
 
 def trace_training(
@@ -160,13 +169,15 @@ def trace_training(
     eager_saves: Collection[int],
     differentiable: Sequence[bool],
     keeps_output: Sequence[bool],
+    strides: Sequence[Sequence[int]],
 ) -> TrainingGraphs:
     """Traces one call with its gradients.
 
     ``eager_saves`` holds the addresses of the tensors' memory that autograd keeps after the
     module's own forward: only of those the backward reads the memory itself, so that writing to
     another one in between is as harmless as it was. ``keeps_output`` says the same of the answer's
-    tensors, and ``differentiable`` which of them have gradients. Raises CompileRefused.
+    tensors, ``differentiable`` which of them have gradients, and ``strides`` how the forward lays
+    them out, which tracing does not always foresee. Raises CompileRefused.
     """
     try:
         with torch.enable_grad():
@@ -180,10 +191,11 @@ def trace_training(
     buffers = [
         index
         for index, source in enumerate(inputs.sources)
-        if source is not None and source[0] and identity.slots[source[1]].kind == "buffer"
+        if isinstance(source, tuple) and source[0] and identity.slots[source[1]].kind == "buffer"
     ]
-    joint = _trace_joint(program, inputs, answers, buffers)
+    joint = _trace_joint(program, inputs, list(zip(answers, strides, strict=True)), buffers)
     written = _keep_written(joint, len(answers), buffers)
+    inputs.add_noise(take_noise(joint))
     refuse_operators(joint.graph)
     # Both are to be done.
     if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
@@ -193,7 +205,8 @@ def trace_training(
     kept = {
         index
         for index, value in enumerate(inputs.values)
-        if value.untyped_storage().data_ptr() in eager_saves and index not in written
+        if isinstance(inputs.sources[index], Noise)
+        or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
     }
     splitter = _Splitter(forward, backward, inputs, reads)
     return splitter.graphs(outputs, written, kept, differentiable, keeps_output)
@@ -234,17 +247,23 @@ def _read_inputs(
 def _trace_joint(
     program: torch.export.ExportedProgram,
     inputs: _Inputs,
-    answers: Sequence[int],
+    answers: Sequence[tuple[int, Sequence[int]]],
     buffers: Sequence[int],
 ) -> torch.fx.GraphModule:
-    """One graph: the answer's tensors, every buffer's value afterwards, and all gradients."""
+    """One graph: the answer's tensors, every buffer's value afterwards, and all gradients.
+
+    ``answers``: the place of each tensor among what the program returns, and its strides.
+    """
     called = program.graph_module
     other = torch.fx.GraphModule(called, copy.deepcopy(called.graph))
     try:
         if use_channels_last(other.graph):
             other.recompile()
             with contextlib.suppress(Exception):
-                return _trace_called(other, program, inputs, answers, buffers)
+                joint = _trace_called(other, program, inputs, answers, buffers)
+                # Where a mask's numbers lie depends on its layout.
+                if drawn_layouts(joint.graph) == drawn_layouts(program.graph):
+                    return joint
         return _trace_called(called, program, inputs, answers, buffers)
     except CompileRefused:
         raise
@@ -256,12 +275,10 @@ def _trace_called(
     called: torch.fx.GraphModule,
     program: torch.export.ExportedProgram,
     inputs: _Inputs,
-    answers: Sequence[int],
+    answers: Sequence[tuple[int, Sequence[int]]],
     buffers: Sequence[int],
 ) -> torch.fx.GraphModule:
     """`_trace_joint` of the program's graph, or of one that stands for it."""
-    returned = _output(program.graph).args[0]
-    strides = [returned[i].meta["val"].stride() for i in answers]
 
     def forward(*values: torch.Tensor) -> list[torch.Tensor]:
         own = list(values)
@@ -273,10 +290,7 @@ def _trace_called(
         given = called(*everything)
         return [
             # A clone: what may show an input is not traced, and a linear layer's answer may.
-            *(
-                in_strides(given[i], wanted).clone()
-                for i, wanted in zip(answers, strides, strict=True)
-            ),
+            *(in_strides(given[i], wanted).clone() for i, wanted in answers),
             *(own[i].detach() for i in buffers),
         ]
 
@@ -378,10 +392,12 @@ class _Splitter:
         backward, gradients, reach = self._make_backward(roots, passed, chains, len(tangents))
         self._check_indices(backward, roots, ranges)
         examples = tuple(self._inputs.values[index] for index in self._given)
+        sources = [self._inputs.sources[index] for index in self._given]
         return TrainingGraphs(
             forward=forward,
             backward=backward,
-            inputs=tuple(self._inputs.sources[index] for index in self._given),  # type: ignore[misc]
+            inputs=tuple(source for source in sources if isinstance(source, tuple)),
+            noise=tuple(source for source in sources if isinstance(source, Noise)),
             examples=examples,
             backward_examples=tuple(
                 examples[source.index] if source.kind == "input" else _example(node)
@@ -411,11 +427,13 @@ class _Splitter:
             if source.kind != "made" or argument not in self._number:
                 continue
             index = self._arguments.index(argument)
-            of_module, number = self._inputs.sources[index] or (True, 0)
             wanted, part = self._reads.get(index, (None, None))
             if wanted is None or not all(holds(dtype, wanted) for dtype in dtypes):
                 continue
             if part == (part_of(shown, argument) if shown is not argument else None):
+                own = self._inputs.sources[index]
+                assert isinstance(own, tuple)
+                of_module, number = own
                 assert not of_module
                 one = Rebuilt(self._number[argument], position, number, part)
                 rows.setdefault(number, one)

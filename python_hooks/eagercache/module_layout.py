@@ -129,11 +129,16 @@ def _writes_into_views(graph: torch.fx.Graph) -> bool:
 
 
 def in_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The tensor, copied where it has other strides than a contiguous one that is wanted."""
+    """The tensor, copied where it has other strides than those of a layout that is wanted."""
     wanted = tuple(strides)
-    if tuple(tensor.stride()) == wanted or wanted != contiguous_strides(tensor.size()):
+    if tuple(tensor.stride()) == wanted:
         return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        if layout == torch.channels_last and tensor.dim() != 4:
+            continue
+        if wanted == torch.empty(tensor.size(), device="meta", memory_format=layout).stride():
+            return tensor.clone(memory_format=layout)
+    return tensor
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
@@ -143,12 +148,3 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous(memory_format=torch.channels_last)
         and not tensor.is_contiguous()
     )
-
-
-def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor of these sizes."""
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(int(size), 1)
-    return tuple(reversed(strides))

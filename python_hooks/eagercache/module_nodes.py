@@ -80,3 +80,18 @@ def is_made_here(node: Any) -> bool:
             return False
         waiting.extend(current.all_input_nodes)
     return True
+
+
+def drops_nothing(node: Any) -> bool:
+    """Whether the only randomness of the operator is a dropout that is switched off."""
+    values = dict(node.kwargs)
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        values[argument.name] = value
+    for argument in node.target._schema.arguments:
+        if argument.name in ("dropout_p", "dropout", "p"):
+            probability = values.get(argument.name, argument.default_value)
+            if isinstance(probability, (int, float)) and probability == 0:
+                return True
+        if argument.name in ("train", "training"):
+            return values.get(argument.name, argument.default_value) is False
+    return False

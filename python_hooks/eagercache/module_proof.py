@@ -61,8 +61,12 @@ def compare_structure(native: Any, answer: Any, where: str) -> None:
         for name in ("dtype", "device", "shape", "requires_grad"):
             if getattr(a, name) != getattr(b, name):
                 raise ProofFailed(f"output {index} has another {name} ({where})")
-        if a.stride() != b.stride() or a.is_inference() != b.is_inference():
-            raise ProofFailed(f"output {index} has other strides or another mode ({where})")
+        if a.stride() != b.stride():
+            raise ProofFailed(
+                f"output {index} has the strides {a.stride()}, not {b.stride()} ({where})"
+            )
+        if a.is_inference() != b.is_inference():
+            raise ProofFailed(f"output {index} is of another mode ({where})")
 
 
 def difference_from_forward(answer: Any, expected: Any) -> str:

@@ -33,15 +33,30 @@ class Listener:
         return False
 
 
-def random_states() -> list[Any]:
-    """What every source of random numbers that a forward may draw from is at."""
-    states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+def torch_states() -> list[Any]:
+    """What torch's own generators are at: the CPU's, then the current GPU's."""
+    states = [torch.get_rng_state().tolist()]
     if torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state().tolist())
+    return states
+
+
+def random_states() -> list[Any]:
+    """What every source of random numbers that a forward may draw from is at."""
+    states: list[Any] = [*torch_states(), random.getstate()]
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         states.append(repr(numpy_random.get_state()))
     return states
+
+
+@contextlib.contextmanager
+def drawing_from(seed: int) -> Iterator[None]:
+    """The generators of torch begin at ``seed`` in the block, and are as they were after it."""
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(gpus):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextlib.contextmanager

@@ -15,7 +15,13 @@ from . import _compat
 from .commands import CompileRefused
 from .module_identity import Identity
 from .module_labels import label_range
-from .module_nodes import behind, divides_integers, is_made_here, operator_name
+from .module_nodes import (
+    behind,
+    divides_integers,
+    drops_nothing,
+    is_made_here,
+    operator_name,
+)
 from .module_symbolic import SymbolicSizes, counts_below, dynamic_shapes, symbolic_sizes
 
 MAX_CONSTANT_BYTES = 1 << 20
@@ -203,7 +209,7 @@ def refuse_operators(graph: torch.fx.Graph) -> None:
         if isinstance(target, torch._ops.HigherOrderOperator):
             raise CompileRefused(f"the forward branches or loops on its data ({target})")
         tags = getattr(target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node):
+        if torch.Tag.nondeterministic_seeded in tags and not drops_nothing(node):
             raise CompileRefused(f"the forward draws random numbers ({target})")
         shapes_vary = (
             torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
@@ -221,21 +227,6 @@ def refuse_operators(graph: torch.fx.Graph) -> None:
             raise CompileRefused(f"the forward writes through {target}")
         if not schema.name.startswith(("aten::", "prims::")):
             raise CompileRefused(f"the forward calls the custom operator {target}")
-
-
-def _drops_nothing(node: torch.fx.Node) -> bool:
-    """Whether the only randomness of the operator is a dropout that is switched off."""
-    values = dict(node.kwargs)
-    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
-        values[argument.name] = value
-    for argument in node.target._schema.arguments:
-        if argument.name in ("dropout_p", "dropout", "p"):
-            probability = values.get(argument.name, argument.default_value)
-            if isinstance(probability, (int, float)) and probability == 0:
-                return True
-        if argument.name in ("train", "training"):
-            return values.get(argument.name, argument.default_value) is False
-    return False
 
 
 def user_leaves(

@@ -43,14 +43,17 @@ from .module_compile import (
 from .module_gradient import eager_gradients
 from .module_identity import FunctionRecorder, Identity, Unfit, identify
 from .module_joint import TrainingGraphs, trace_training
+from .module_noise import Noise, Replayed
 from .module_outputs import build_unflatten
 from .module_proof import Moved, compare, compare_structure
 from .module_surroundings import (
     Listener,
     attention_order,
     autocast,
+    drawing_from,
     main_of,
     random_states,
+    torch_states,
 )
 from .module_trace import argument_tensors
 from .module_transfer import Transferred, unpack
@@ -67,7 +70,9 @@ class _Watched:
     saves: set[int]  # addresses of the memory that is kept for the backward
     saved_bytes: int  # of it, what is not the module's own
     keeps_output: list[bool]
+    strides: list[list[int]]  # of the answer's tensors
     version_steps: dict[int, int]  # by slot: how far a written buffer's version moved
+    draws: bool  # random numbers, of torch's own generators
 
 
 def compile_training(
@@ -104,7 +109,10 @@ def compile_training(
                 watched.saves,
                 watched.differentiable,
                 watched.keeps_output,
+                watched.strides,
             )
+        if watched.draws != bool(graphs.noise):
+            raise CompileRefused("it draws random numbers that are no masks of dropout")
         _check_memory(rebuilt, watched, graphs)
         with _clocked(seconds, "containers"):
             paths = _compile(graphs, directory, tools, seconds)
@@ -144,7 +152,6 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
     versions = [slot.tensor._version for slot in identity.slots]
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
     given = [tensor.detach().clone() for tensor in arguments]
-    states = random_states()
     output, errors = Listener(), Listener()
     saved: dict[int, torch.Tensor] = {}
 
@@ -152,17 +159,20 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
         saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    with (
-        contextlib.redirect_stdout(output),
-        contextlib.redirect_stderr(errors),
-        FunctionRecorder() as recorder,
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-    ):
-        first = module(*rebuilt.args, **rebuilt.kwargs)
+    with drawing_from(0):
+        states = torch_states(), random_states()
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            FunctionRecorder() as recorder,
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            first = module(*rebuilt.args, **rebuilt.kwargs)
+        draws = torch_states() != states[0]
+        if not draws and random_states() != states[1]:
+            raise Unfit("it draws random numbers")
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
-    if random_states() != states:
-        raise Unfit("it draws random numbers")
     if identify(module).digest != expected:
         raise Unfit("it changes attributes of its own")
     if any(not same_bits(a, b.detach()) for a, b in zip(given, arguments, strict=True)):
@@ -170,7 +180,9 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
     steps = _written(identity, before, versions)
     after = [slot.tensor.detach().clone() for slot in identity.slots]
     _restore(identity, before)
-    if not equal_answers(_detached(first), _detached(module(*rebuilt.args, **rebuilt.kwargs))):
+    with drawing_from(0):
+        second = module(*rebuilt.args, **rebuilt.kwargs)
+    if not equal_answers(_detached(first), _detached(second)):
         raise Unfit("its answers differ from run to run")
     if any(not same_bits(a, s.tensor.detach()) for a, s in zip(after, identity.slots, strict=True)):
         raise Unfit("what it writes differs from run to run")
@@ -192,7 +204,9 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
         saves=set(saved),
         saved_bytes=sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in memory),
         keeps_output=[leaf.untyped_storage().data_ptr() in saved for leaf in leaves],
+        strides=[list(leaf.stride()) for leaf in leaves],
         version_steps=steps,
+        draws=draws,
     )
 
 
@@ -236,7 +250,7 @@ def _check_memory(rebuilt: Transferred, watched: _Watched, graphs: TrainingGraph
 def saved_bytes(rebuilt: Transferred, graphs: TrainingGraphs) -> int:
     """Memory that a call keeps until its backward, less what is the module's own.
 
-    Arguments are kept for gradients of gradients, but for those that are rebuilt.
+    Arguments are kept for gradients of gradients, but for those that are rebuilt; so are masks.
     """
     without = {one.argument for one in graphs.rebuilt}
     memory = {
@@ -249,7 +263,11 @@ def saved_bytes(rebuilt: Transferred, graphs: TrainingGraphs) -> int:
         for source, example in zip(graphs.saved, graphs.backward_examples, strict=False)
         if source.kind == "output"
     )
-    return graphs.made_bytes + outputs + sum(memory.values())
+    masks = sum(
+        example.numel() * example.element_size()
+        for example in graphs.examples[len(graphs.inputs) :]
+    )
+    return graphs.made_bytes + outputs + masks + sum(memory.values())
 
 
 # ---- compile -------------------------------------------------------------------------------------
@@ -304,14 +322,18 @@ class _Run:
     gradients: list[torch.Tensor | None]  # of the wanted tensors
     buffers: list[torch.Tensor]
     versions: list[int]
+    drawn: list[Any]  # what torch's generators were at after the call
 
 
 class _TrainingAnswers(Answers):
     """Calls the module, and asks for its gradients, through the kernels or through autograd."""
 
-    def __init__(self, rebuilt: Transferred, watched: _Watched, core: Any) -> None:
+    def __init__(
+        self, rebuilt: Transferred, watched: _Watched, noise: Sequence[Noise], core: Any
+    ) -> None:
         super().__init__(rebuilt, watched.identity, core)
-        self._watched = watched
+        self._watched, self._noise = watched, noise
+        self._seed = 0  # of the masks of every call, and of its reference
         slots = watched.identity.slots
         self._wanted = [
             tensor
@@ -333,6 +355,7 @@ class _TrainingAnswers(Answers):
 
     def draw(self, seed: int, spread: float) -> None:
         """Other values for everything that a call is given, and for the gradients of its answer."""
+        self._seed = seed
         self._rebuilt.draw(seed, spread)
         with torch.no_grad():
             leaves = tensor_leaves(self.by_forward())
@@ -359,14 +382,16 @@ class _TrainingAnswers(Answers):
         """One call and its backward. ``only``: the one output whose gradient is defined."""
         kept = [tensor.clone() for tensor in self._written]
         versions = [tensor._version for tensor in self._written]
-        answer = self.by_kernel() if by_kernel else self.by_forward()
+        with drawing_from(self._seed):
+            answer = self.by_kernel() if by_kernel else self.by_forward()
+            drawn = torch_states() if self._noise else []
         after = [tensor.clone() for tensor in self._written]
         moved = [t._version - v for t, v in zip(self._written, versions, strict=True)]
         gradients = self._gradients(answer, self._tangents, self._wanted, only)
         with torch.no_grad():
             for tensor, value in zip(self._written, kept, strict=True):
                 tensor.copy_(value)
-        return _Run(answer, gradients, after, moved)
+        return _Run(answer, gradients, after, moved, drawn)
 
     def _gradients(
         self,
@@ -420,7 +445,10 @@ class _TrainingAnswers(Answers):
         for mine, slot in zip(self._identity.slots, own.slots, strict=True):
             copies[id(mine.tensor)] = slot.tensor
         args, kwargs = pytree.tree_map(widen, (rebuilt.args, rebuilt.kwargs))
-        answer = module(*args, **kwargs)
+        with drawing_from(self._seed):
+            masks = [noise.draw() for noise in self._noise]
+        with Replayed(masks) if masks else contextlib.nullcontext():
+            answer = module(*args, **kwargs)
         gradients = self._gradients(
             answer,
             [tangent.double() for tangent in self._tangents],
@@ -428,7 +456,7 @@ class _TrainingAnswers(Answers):
             only,
         )
         buffers = [copies[id(tensor)] for tensor in self._written]
-        return _Run(answer, gradients, buffers, [])
+        return _Run(answer, gradients, buffers, [], [])
 
     def run(self, by_kernel: bool, calls: int) -> None:
         """Makes calls with their backward, whose results nobody waits for."""
@@ -451,7 +479,7 @@ def _judge(
     with autocast(under):
         native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
     strides = [list(t.stride()) for t in tensor_leaves(native)]
-    answers = _TrainingAnswers(rebuilt, watched, core)
+    answers = _TrainingAnswers(rebuilt, watched, graphs.noise, core)
     with autocast(under, keeps_casts=False):
         answers.draw(SEEDS[0], SPREADS[0])
         plan = _plan(watched, graphs, answers)
@@ -509,6 +537,7 @@ def _plan(watched: _Watched, graphs: TrainingGraphs, answers: _TrainingAnswers) 
         "tangents": plan["tangents"],
         "gradients": rows,
         "rebuilt": plan["rebuilt"],
+        "noise": plan["noise"],
     }
 
 
@@ -564,6 +593,8 @@ def _compare_forms(native: _Run, mine: _Run, where: str) -> None:
     compare_structure(native.answer, mine.answer, where)
     if native.versions != mine.versions:
         raise ProofFailed(f"the versions of written buffers differ ({where})")
+    if native.drawn != mine.drawn:
+        raise ProofFailed(f"other random numbers are drawn ({where})")
     for index, (a, b) in enumerate(zip(mine.gradients, native.gradients, strict=True)):
         if (a is None) != (b is None):
             raise ProofFailed(f"gradient {index} is missing on one side ({where})")

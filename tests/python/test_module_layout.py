@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -49,7 +50,8 @@ def traced(model: nn.Module, x: torch.Tensor) -> TrainingGraphs:
     identity = identify(model)
     memory = {slot.tensor.untyped_storage().data_ptr() for slot in identity.slots}
     memory.add(x.untyped_storage().data_ptr())
-    return trace_training(model, (x,), {}, identity, memory, [True], [False])
+    strides = copy.deepcopy(model)(x).stride()
+    return trace_training(model, (x,), {}, identity, memory, [True], [False], [strides])
 
 
 def run(graphs: TrainingGraphs, tangent: torch.Tensor) -> tuple[torch.Tensor, list[Any], list[Any]]:
@@ -113,7 +115,9 @@ def test_a_stack_in_either_layout_keeps_what_eager_keeps(
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         native = model(x)
-    graphs = trace_training(model, (x,), {}, identify(model), set(saved), [True], [True])
+    graphs = trace_training(
+        model, (x,), {}, identify(model), set(saved), [True], [True], [native.stride()]
+    )
     own = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
     eager = sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in own)
     assert graphs.made_bytes + x.untyped_storage().nbytes() <= eager

@@ -40,7 +40,7 @@ def test_another_process_compiles_nothing(training_store: Trained) -> None:
 
 
 def test_a_module_that_draws_is_left_and_its_parts_are_tried(training_store: Trained) -> None:
-    row = training_store.report["rows"]["Dropped"]
+    row = training_store.report["rows"]["Noisy"]
     assert row["hits"] == [0]
     assert "random" in row["lines"][0], row["lines"]
     assert row["below"] > 0, row["lines"]

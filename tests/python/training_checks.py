@@ -15,7 +15,7 @@ from torch import nn
 
 HERE = str(Path(__file__).parent)
 NODE = "EagercacheModuleBackward"
-NAMES = ("ConvNorm", "Attention", "Dropped", "Checkpointed")
+NAMES = ("ConvNorm", "Attention", "Noisy", "Dropped", "Checkpointed")
 
 # Compiles for every form of call that the tests make, and says how its calls were answered.
 _FILL = """

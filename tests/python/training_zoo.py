@@ -74,17 +74,34 @@ class Labelled(nn.Module):
         return nn.functional.cross_entropy(scores.view(-1, 64), following.view(-1))
 
 
-class Dropped(nn.Module):
-    """Draws random numbers, around a part that does not."""
+class Noisy(nn.Module):
+    """Draws random numbers that are no mask, around a part that draws none."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = Mlp()
-        self.drop = nn.Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         answers = self.inner(x)
-        return self.drop(answers["left"]).sum() + answers["right"].square().sum()
+        return (answers["left"] * torch.rand(6)).sum() + answers["right"].square().sum()
+
+
+class Dropped(nn.Module):
+    """Drops in the ways that models do: elements, and a row's whole path.
+
+    ``native_dropout`` is what dropout is on a GPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(12, 32), nn.Linear(32, 12)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(nn.functional.gelu(self.up(x)))
+        hidden, _ = torch.native_dropout(hidden * 2, 0.25, True)
+        path = x.new_empty((x.size(0), 1)).bernoulli_(0.75).div_(0.75)
+        return torch.tanh(self.down(hidden)) * path + x
 
 
 class Wrapper(nn.Module):
@@ -114,7 +131,7 @@ class Checkpointed(nn.Module):
 def make(name: str) -> nn.Module:
     """An instance with reproducible values, in training mode."""
     torch.manual_seed(1)
-    kinds = (ConvNorm, Attention, Mlp, Labelled, Dropped, Checkpointed)
+    kinds = (ConvNorm, Attention, Mlp, Labelled, Noisy, Dropped, Checkpointed)
     return {kind.__name__: kind for kind in kinds}[name]().train()
 
 

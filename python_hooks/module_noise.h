@@ -1,0 +1,50 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace eagercache {
+
+// A random mask that a call draws as its module's own forward would have (module_noise.py): with
+// native's operator and from the program's generator. Never changes.
+struct ModuleNoise {
+  enum class Kind : std::uint8_t { kBernoulli, kDropout };
+  Kind kind = Kind::kBernoulli;
+  double probability = 0;  // of a one; of an element that is dropped
+  c10::ScalarType dtype = c10::ScalarType::Bool;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+
+  // Below autograd. Throws what native throws.
+  at::Tensor draw(c10::Device device) const;
+};
+
+// Reads the rows that Noise.row writes. Throws std::invalid_argument for others.
+std::vector<ModuleNoise> read_noise(const pybind11::handle& rows);
+
+// The masks of one call. Puts the program's generator back to where it was unless they are used.
+class DrawnMasks {
+ public:
+  // Draws them and puts them behind `inputs`. Below autograd.
+  DrawnMasks(const std::vector<ModuleNoise>& noise, c10::Device device,
+             std::vector<at::Tensor>& inputs) noexcept;
+  ~DrawnMasks();
+  DrawnMasks(const DrawnMasks&) = delete;
+  DrawnMasks& operator=(const DrawnMasks&) = delete;
+
+  // Whether all are there: no memory was wanting.
+  bool drawn() const noexcept { return drawn_; }
+  void use() noexcept { before_ = at::Tensor(); }
+
+ private:
+  bool drawn_ = false;
+  at::Generator generator_;
+  at::Tensor before_;  // the generator's state; undefined: it stays as it is
+};
+
+}  // namespace eagercache
