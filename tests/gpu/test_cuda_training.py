@@ -61,3 +61,53 @@ def test_convolutions_in_either_layout_train_as_the_forward_does(
             pytest.fail(f"{hits} hits: {explain_module(model)[0][-300:]}", pytrace=False)
     for kernels in mine:
         assert_as_close(kernels, step(other, x), step(wide, x.double()))
+
+
+class Mixed(nn.Module):
+    """What follows attention in a transformer: dropout before the residual, under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.drop, self.norm = nn.Linear(64, 64), nn.Dropout(0.1), nn.LayerNorm(64)
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.drop(self.dense(hidden)) + residual)
+
+
+def mixed_step(model: nn.Module, hidden: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+    torch.cuda.manual_seed(seed)
+    with torch.autocast("cuda", torch.bfloat16):
+        answer = model(hidden, hidden * 2)
+    after = torch.rand(4, device="cuda")
+    answer.float().square().mean().backward()
+    found = {"answer": answer.detach().float(), "drawn after it": after}
+    found |= {f"gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def test_dropout_drops_what_eager_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
+    torch.manual_seed(0)
+    model = Mixed().cuda().train()
+    other = copy.deepcopy(model)
+    hidden = torch.randn(32, 128, 64, device="cuda", dtype=torch.bfloat16)
+    with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+        mine = [mixed_step(model, hidden, seed) for seed in range(4)]
+        hits = [row.training_hits for part, row in manager.stats() if part is model]
+        if hits != [3]:
+            pytest.fail(f"{hits} hits: {explain_module(model)[0][-300:]}", pytrace=False)
+        graph = torch.cuda.CUDAGraph()
+        with torch.autocast("cuda", torch.bfloat16), torch.cuda.graph(graph):
+            replayed = model(hidden, hidden * 2)
+        again = []
+        for seed in (5, 6, 5):
+            torch.cuda.manual_seed(seed)
+            graph.replay()
+            again.append(replayed.detach().clone())
+    for seed, found in enumerate(mine):
+        for name, theirs in mixed_step(other, hidden, seed).items():
+            far = 0.0 if name == "drawn after it" else 0.02
+            torch.testing.assert_close(found[name], theirs, rtol=far, atol=far, msg=name)
+    assert torch.equal(again[0], again[2])
+    assert not torch.equal(again[0], again[1])
