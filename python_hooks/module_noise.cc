@@ -26,7 +26,8 @@ constexpr std::array<std::pair<std::string_view, c10::ScalarType>, 5> kDtypes{{
 }};
 
 c10::ScalarType read_dtype(const std::string& name) {
-  const auto* const found = std::ranges::find(kDtypes, name, [](const auto& row) { return row.first; });
+  const auto* const found =
+      std::ranges::find(kDtypes, name, [](const auto& row) { return row.first; });
   if (found == kDtypes.end()) {
     throw std::invalid_argument("the training plan draws masks of " + name);
   }

@@ -92,8 +92,9 @@ bool saved_tensors_are_watched();
 
 // Answers one call with the forward and puts a node into autograd's graph, whose backward is the
 // other half. `call` is what `kept_call` gives, which the node keeps for what no kernel can do.
-// `inputs` are the container's but for its masks, which are drawn here. Fills `answers`, which are native's in layout. On anything but
-// kAnswered nothing was written, and the program's generator is where it was. Needs the GIL, and releases it.
+// `inputs` are the container's but for its masks, which are drawn here. Fills `answers`, which are
+// native's in layout. On anything but kAnswered nothing was written, and the program's generator is
+// where it was. Needs the GIL, and releases it.
 LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                                             std::vector<at::Tensor> inputs, pybind11::tuple call,
                                             c10::SmallVector<at::Tensor, 4>& answers);
@@ -109,7 +110,8 @@ bool may_be_recorded(const ModuleKernel& kernel, const std::vector<at::Tensor>& 
 // `handler(module, args, kwargs, rebuilt, masks, identity, autocast, inputs, wanted, gradients)`
 // gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
 // gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
-// args and kwargs have `...`, in order; `masks` are what the call drew. It may raise. Kept for ever.
+// args and kwargs have `...`, in order; `masks` are what the call drew. It may raise. Kept for
+// ever.
 void set_eager_gradients(const pybind11::object& handler);
 
 }  // namespace eagercache
