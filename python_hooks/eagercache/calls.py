@@ -30,7 +30,7 @@ from .call_integers import (
     put_in_range,
     read_integers,
 )
-from .numerics import MEAN, REDUCTION, SUM
+from .numerics import place_of_reduction
 from .operators import described_name
 
 ALIGNMENT = 64  # bytes; kAlignment of guards/call_key.h
@@ -353,11 +353,8 @@ class Call:
 
     def unreduced(self) -> Call | None:
         """The same call of a loss for its terms; None where it adds none up."""
-        names = [argument.name for argument in self.op._schema.arguments]
-        if self.op.namespace != "aten" or REDUCTION not in names or self.written:
-            return None
-        place = names.index(REDUCTION)
-        if self._arguments[place] not in (MEAN, SUM):
+        place = place_of_reduction(self.op, self._arguments, {})
+        if place is None or self.written:
             return None
         terms = copy.copy(self)
         terms._arguments = [*self._arguments]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -148,6 +149,20 @@ def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 # What losses call the argument that says whether they add their terms up, and its values that do.
 REDUCTION, MEAN, SUM = "reduction", 1, 2
+
+
+def place_of_reduction(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> int | None:
+    """Which argument has a call of a loss add its terms up; None where it adds none up."""
+    schema = op._schema.arguments
+    names = [argument.name for argument in schema]
+    if op.namespace != "aten" or REDUCTION not in names:
+        return None
+    place = names.index(REDUCTION)
+    default = kwargs.get(REDUCTION, schema[place].default_value)
+    how = args[place] if place < len(args) else default
+    return place if how in (MEAN, SUM) else None
 
 
 def size_of_terms(reference: torch.Tensor, terms: torch.Tensor) -> float:

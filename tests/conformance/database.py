@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from eagercache.numerics import MEAN, REDUCTION, SUM
+from eagercache.numerics import REDUCTION, place_of_reduction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -137,13 +137,8 @@ class BackendCall:
 
     def unreduced(self) -> BackendCall | None:
         """The same call of a loss for its terms; None where it adds none up."""
-        schema = self.func._schema.arguments
-        names = [argument.name for argument in schema]
-        if REDUCTION not in names:
-            return None
-        place = names.index(REDUCTION)
-        how = self.named_arguments().get(REDUCTION, schema[place].default_value)
-        if how not in (MEAN, SUM):
+        place = place_of_reduction(self.func, self.args, self.kwargs)
+        if place is None:
             return None
         if place >= len(self.args):
             return replace(self, kwargs={**self.kwargs, REDUCTION: 0})
