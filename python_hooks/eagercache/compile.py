@@ -33,7 +33,7 @@ from .numerics import in_double
 from .ordinary_operands import looked_at, ordinary_inputs
 from .shape_plan import ShapePlan
 from .toolchain import Compiler, Isa
-from .vector_math import improved, improved_container, with_scalars_in_chunks
+from .vector_math import corrected, improved, improved_container
 from .wrapper_text import NotUnderstood
 
 log = logging.getLogger("eagercache")
@@ -416,7 +416,7 @@ class _TextTaker:
             self.why_container = "a bare kernel did not do"
             return wrapper + SEAMS, kernel
         try:
-            self.plan = self._read_plan(wrapper, with_scalars_in_chunks(kernel))
+            self.plan = self._read_plan(wrapper, corrected(kernel))
             if self._improves:
                 self.exact = self.plan
                 self.plan = self._read_plan(wrapper, improved(kernel), distinct=True)

@@ -22,7 +22,7 @@ from .ordinary_operands import ordinary_inputs
 from .shape_family import ShapeFamily, elements_of, proof_values, sizes_text, timing_values
 from .shape_plan import ShapePlan, Symbols, read_shape_plan
 from .toolchain import pick_isa
-from .vector_math import improved, with_scalars_in_chunks
+from .vector_math import corrected, improved
 from .wrapper_text import NotUnderstood
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ShapeJob(FamilyJob):
         try:
             guards = _compat.assumptions(environment, names)
             symbols = Symbols(names, sizes, tuple(guards))
-            chunked = with_scalars_in_chunks(kernel)
+            chunked = corrected(kernel)
             plan, exact = self._read_plan(wrapper, chunked, family, symbols), None
             if self._improves(family.call):
                 exact = plan
