@@ -77,7 +77,7 @@ def train(
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
+            while waiting and len(running) < jobs and time.monotonic() < ends:
                 name = waiting.pop(0)
                 running[name] = _start(name, common, steps, runs)
             time.sleep(WAIT_S)

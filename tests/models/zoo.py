@@ -124,6 +124,12 @@ MODELS: dict[str, Entry] = {
     ),
     "transformers Mistral": _language("Mistral", "ForCausalLM", **_SIZES, num_key_value_heads=2),
     "transformers GPTNeoX": _language("GPTNeoX", "ForCausalLM", **_SIZES),
+    "transformers Phi": _language("Phi", "ForCausalLM", **_SIZES),
+    "transformers Gemma": _language(
+        "Gemma", "ForCausalLM", **_SIZES, num_key_value_heads=2, head_dim=16
+    ),
+    "transformers Olmo": _language("Olmo", "ForCausalLM", **_SIZES),
+    "transformers StableLm": _language("StableLm", "ForCausalLM", **_SIZES, num_key_value_heads=2),
     "transformers Roberta": _language(
         "Roberta", "ForMaskedLM", **_SIZES, max_position_embeddings=64
     ),
