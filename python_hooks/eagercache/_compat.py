@@ -5,9 +5,10 @@ Known to work with 2.11 and 2.15. The functions import Inductor when called, nev
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -199,6 +200,26 @@ def aot_compile(
     if not isinstance(result, str):
         raise TypeError(f"AOTInductor returned {type(result).__name__}, not a path")
     return result
+
+
+@contextlib.contextmanager
+def max_pool_gradients_by_native() -> Iterator[None]:
+    """Graphs that are compiled in the block call native for the gradients of max pools.
+
+    Inductor's compares, for each element, its index with those of all windows around it: twenty
+    times as long as native's on CPU, which adds each window's gradient to the one element.
+    """
+    import torch
+    from torch._inductor import lowering
+
+    table: dict[Any, Any] = lowering.lowerings
+    operator = torch.ops.aten.max_pool2d_with_indices_backward.default
+    kept = table[operator]
+    table[operator] = lowering.fallback_max_pool2d_with_indices_backward
+    try:
+        yield
+    finally:
+        table[operator] = kept
 
 
 def joint_graph(

@@ -238,8 +238,8 @@ class Tools:
 
         ``check`` sees the generated text before it is compiled and may raise CompileRefused;
         ``beside``, called after it, gives C++ to be compiled behind the wrapper's. One that
-        ``improves`` has the functions and sums of `vector_math`, on CPU. Raises CompileRefused or
-        CompileFailed.
+        ``improves`` has the functions and sums of `vector_math`, on CPU. There gradients of max
+        pools are native's. Raises CompileRefused or CompileFailed.
         """
         options = _compat.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
@@ -250,7 +250,8 @@ class Tools:
         if for_gpu:
             path = self._compile_for_gpu(graph, inputs, options, directory, taker)
         else:
-            path = self._compile(graph, inputs, options, directory, taker)
+            with _compat.max_pool_gradients_by_native():
+                path = self._compile(graph, inputs, options, directory, taker)
         if not taker.checked:
             raise CompileRefused("nothing was generated")
         self.commands.end()

@@ -1,9 +1,12 @@
-"""Gradients of average pools of a traced graph whose windows move by one, on CPU.
+"""Gradients of pools of a traced graph, on CPU.
 
-Inductor's gradient finds the windows that an element lies in by computed indices: it reads element
-by element, and where a normalization is fused with it a loop takes minutes to be written. Windows
-that move by one are the same in both directions: the gradient is a pool, too, of what each window
-gives to its elements.
+Of average pools whose windows move by one Inductor's gradient finds the windows that an element
+lies in by computed indices: it reads element by element, and where a normalization is fused with it
+a loop takes minutes to be written. Such windows are the same in both directions: the gradient is a
+pool, too, of what each window gives to its elements.
+
+Those of max pools are native's (`_compat.max_pool_gradients_by_native`), which is given an argument
+of which it reads the sizes alone: nothing is computed or kept for it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ _aten = torch.ops.aten
 
 def use_pools_for_gradients(graph: torch.fx.Graph) -> bool:
     """Rewrites a traced graph in place; False where nothing was to be done."""
+    changed = False
+    for node in graph.nodes:
+        if operator_name(node) == "aten::max_pool2d_with_indices_backward":
+            changed |= _take_sizes_alone(graph, node)
     found = [node for node in graph.nodes if _is_of_this_kind(node)]
     for node in found:
         gradient, _, kernel, _, padding, _, counts_padding, divisor = node.args
@@ -39,7 +46,20 @@ def use_pools_for_gradients(graph: torch.fx.Graph) -> bool:
             )
         node.replace_all_uses_with(pool)
         graph.erase_node(node)
-    return bool(found)
+    return changed or bool(found)
+
+
+def _take_sizes_alone(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
+    """Gives the gradient of a max pool memory without values as the pool's input."""
+    gradient, x, *others = node.args
+    value = x.meta["val"]
+    if value.device.type != "cpu" or operator_name(x) == "aten::empty_strided":
+        return False
+    layout = {"dtype": value.dtype, "device": value.device}
+    with graph.inserting_before(node), value.fake_mode:
+        made = called(graph, _aten.empty_strided.default, value.size(), value.stride(), **layout)
+    node.args = (gradient, made, *others)
+    return True
 
 
 def _is_of_this_kind(node: torch.fx.Node) -> bool:

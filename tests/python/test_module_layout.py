@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from eagercache import _compat
+from eagercache._load import core
+from eagercache.commands import CompileRefused
+from eagercache.compile import Tools
+from eagercache.generated_text import GeneratedText
 from eagercache.module_identity import identify
 from eagercache.module_joint import TrainingGraphs, trace_training
 from eagercache.module_layout import is_channels_last, use_channels_last
+from eagercache.toolchain import find_compiler, pick_isa
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training_checks import assert_alike
@@ -193,3 +200,30 @@ def test_the_gradient_of_a_pool_that_moves_by_one_is_a_pools(pool: nn.Module, us
     assert_alike(answer, native.detach())
     assert x.grad is not None
     torch.testing.assert_close(gradients[0], x.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_a_max_pool_is_natives_and_needs_no_values_of_its_input(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 9, 7, requires_grad=True)
+    model = nn.Sequential(nn.Tanh(), nn.MaxPool2d(3, 2, 1))
+    graphs = traced(model, x)
+    native = model(x)
+    tangent = torch.randn_like(native)
+    answer, _, gradients = run(graphs, tangent)
+    native.backward(tangent)
+    assert_alike(answer, native.detach())
+    assert x.grad is not None
+    assert_alike(gradients[0], x.grad)
+    seen: list[GeneratedText] = []
+
+    def look(text: GeneratedText) -> None:
+        seen.append(text)
+        raise CompileRefused("seen")
+
+    _compat.prepare_inductor()
+    tools = Tools(find_compiler(), pick_isa(core.host_cpu_features()), None)
+    with pytest.raises(CompileRefused, match="seen"):
+        tools.container(graphs.backward, graphs.backward_examples, tmp_path, look, improves=True)
+    assert any("max_pool2d_with_indices_backward" in call for call in seen[0].extern_calls)
