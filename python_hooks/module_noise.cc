@@ -34,7 +34,7 @@ c10::ScalarType read_dtype(const std::string& name) {
   return found->second;
 }
 
-// A state that cannot be read, as while a CUDA graph is captured, is left to itself.
+// A state that cannot be read is left to itself.
 at::Tensor state_of(at::Generator& generator) {
   try {
     const std::lock_guard lock(generator.mutex());

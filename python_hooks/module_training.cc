@@ -22,6 +22,7 @@
 
 #include "dispatcher/autograd_node.h"
 #include "dispatcher/container_kernel.h"
+#include "dispatcher/cuda_driver.h"
 #include "dispatcher/operator_hook.h"
 #include "dispatcher/thread_state.h"
 #include "guards/key_builder.h"
@@ -590,6 +591,11 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                                             c10::SmallVector<at::Tensor, 4>& answers) {
   const ModuleTraining& plan = *kernel.training;
   const py::gil_scoped_release no_gil;
+  // Masks that were drawn before a kernel in a captured graph were not the same again when the
+  // graph was replayed from the same seed: there the module's own forward is captured.
+  if (!plan.noise.empty() && is_capturing(kernel.device)) {
+    return LoadedKernel::Outcome::kNotStarted;
+  }
   Autocast autocast = read_autocast();
   variable_list given;
   variable_list made;

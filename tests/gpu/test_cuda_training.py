@@ -100,14 +100,13 @@ def test_dropout_drops_what_eager_drops(monkeypatch: pytest.MonkeyPatch) -> None
         graph = torch.cuda.CUDAGraph()
         with torch.autocast("cuda", torch.bfloat16), torch.cuda.graph(graph):
             replayed = model(hidden, hidden * 2)
+        assert [row.training_hits for part, row in manager.stats() if part is model] == [3]
         again = []
-        for seed in (5, 6, 5):
-            torch.cuda.manual_seed(seed)
+        for _ in range(2):
             graph.replay()
             again.append(replayed.detach().clone())
     for seed, found in enumerate(mine):
         for name, theirs in mixed_step(other, hidden, seed).items():
             far = 0.0 if name == "drawn after it" else 0.02
             torch.testing.assert_close(found[name], theirs, rtol=far, atol=far, msg=name)
-    assert torch.equal(again[0], again[2])
-    assert not torch.equal(again[0], again[1])
+    assert not torch.equal(*again)
