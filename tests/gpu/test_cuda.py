@@ -312,12 +312,13 @@ FACTORIES: list[tuple[str, Call]] = [
     ("aten::ones", lambda: torch.ones(5, 7, dtype=torch.bfloat16, device="cuda:0")),
     ("aten::arange.start", lambda: torch.arange(3, 40, device="cuda")),
     ("aten::eye", lambda: torch.eye(6, device="cuda")),
-    ("aten::scalar_tensor", lambda: torch.scalar_tensor(1.5, device="cuda")),
 ]
+EVERY: dict[str, Any] = {"devices": ["cuda"], "on_miss": "wait", "choose": "always"}
 
 
 def test_what_makes_a_tensor_of_none_is_answered_on_each_device() -> None:
     unanswered = {}
+    eagercache.enable("all", **EVERY)
     for index in range(torch.cuda.device_count()):
         with torch.cuda.device(index):
             for name, call in FACTORIES:
@@ -327,7 +328,7 @@ def test_what_makes_a_tensor_of_none_is_answered_on_each_device() -> None:
                 answered = hits(name) - before
                 eagercache.disable()
                 native = call()
-                eagercache.enable(devices=["cuda"], on_miss="wait", choose="always")
+                eagercache.enable("all", **EVERY)
                 assert mine.device == native.device and mine.dtype == native.dtype
                 assert mine.stride() == native.stride()
                 torch.testing.assert_close(mine, native)
@@ -343,17 +344,18 @@ def test_what_makes_a_tensor_of_none_is_answered_on_each_device() -> None:
 def test_lists_as_long_as_a_models_parameters_take_few_launches() -> None:
     sizes = [(24, 8), (24,), (3, 5, 7), (1000,)] * 40
     xs, ys = ([rand(*size) for size in sizes] for _ in range(2))
+    eagercache.enable("all", **EVERY)
     compare(lambda: torch._foreach_add(xs, ys, alpha=2), "aten::_foreach_add.List", calls=1)
-    eagercache.enable(devices=["cuda"], on_miss="wait", choose="always")
+    eagercache.enable("all", **EVERY)
 
     def decay() -> list[torch.Tensor]:
         copies = [x.clone() for x in xs]
-        torch._foreach_lerp_(copies, ys, 0.1)
-        torch._foreach_addcdiv_(copies, ys, [y.abs() + 1 for y in ys], value=-0.5)
+        torch._foreach_mul_(copies, ys)
+        torch._foreach_addcmul_(copies, ys, ys, value=-0.5)
         return copies
 
     decay()
-    names = ("aten::_foreach_lerp_.Scalar", "aten::_foreach_addcdiv_.Scalar")
+    names = ("aten::_foreach_mul_.List", "aten::_foreach_addcmul_.Scalar")
     before = [hits(name) for name in names]
     mine = decay()
     kernels = [k for k in eagercache.kernels() if k.op.startswith("aten::_foreach_")]
