@@ -207,7 +207,8 @@ def max_pool_gradients_by_native() -> Iterator[None]:
     """Graphs that are compiled in the block call native for the gradients of max pools.
 
     Inductor's compares, for each element, its index with those of all windows around it: twenty
-    times as long as native's on CPU, which adds each window's gradient to the one element.
+    times as long as native's on CPU, which adds each window's gradient to the one element. With
+    2.15 there is nothing to do: it makes a scatter of them, a call of native's, too.
     """
     import torch
     from torch._inductor import lowering
