@@ -82,6 +82,7 @@ class _Info:
     name: str
     identity: str = ""
     looks: int = 0  # at what had not been seen before
+    settled: bool = False  # it was looked at again because its first call had changed it
     seen: set[str] = field(default_factory=set)  # identities
     kernels: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     reasons: dict[bool, str] = field(default_factory=lambda: {False: "", True: ""})
@@ -387,6 +388,9 @@ class ModuleManager:
         self._submit(digest, module, missed)
 
     def _submit(self, digest: str, module: torch.nn.Module, missed: Missed) -> None:
+        if self._is_another(module, missed.form):
+            missed.done.set()
+            return
         service = self._service(missed.form)
         with self._lock:
             waiting = self._in_flight.get(digest)
@@ -408,6 +412,24 @@ class ModuleManager:
             self._compiled(digest, {"reason": "it could not be sent to a compile worker"})
             raise
         service.submit(description, lambda response: self._compiled(digest, response))
+
+    def _is_another(self, module: torch.nn.Module, form: Form) -> bool:
+        """Whether the module is not what it was when it was looked at; then it is looked at again.
+
+        A first call may settle what hangs off it, which is not seen: transformers' write the kind
+        of problem into their configuration. That is so once; the worker refuses what goes on.
+        """
+        info = self._infos.get(module)
+        if info is None or info.settled:
+            return False
+        try:
+            same = identify(module).digest == form.identity
+        except (Unfit, ValueError, RuntimeError):
+            same = False
+        if not same:
+            info.settled = True
+            self._look_now(weakref.ref(module))
+        return not same
 
     def _measure_again(self, digest: str, missed: Missed, measured: int) -> None:
         """Has a kernel that noise hid measured anew, once the machine is idle; nobody waits for it.

@@ -119,6 +119,26 @@ class Chatty(nn.Module):
         return self.second(self.first(x))
 
 
+class Setting:
+    """What hangs off a module: a configuration."""
+
+    kind: str | None = None
+
+
+class Settles(nn.Module):
+    """Its first call writes into an object, as transformers' do into their configuration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setting = Setting()
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.setting.kind is None:
+            self.setting.kind = "plain"
+        return self.block(x) * 2
+
+
 class TakesObject(nn.Module):
     """Takes an object that is neither a tensor nor a plain value, as a cache is."""
 
@@ -240,6 +260,7 @@ def make(name: str) -> nn.Module:
             CountsInBuffer,
             ReturnsInput,
             Chatty,
+            Settles,
             TakesObject,
             Positions,
             Branches,
@@ -256,5 +277,5 @@ def example(name: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
     if name == "Words":
         return torch.randint(0, 10, (4, 6), generator=generator)
-    width = 48 if name in ("Block", "Chatty") else 8
+    width = 48 if name in ("Block", "Chatty", "Settles") else 8
     return torch.randn(4, width, generator=generator)

@@ -66,6 +66,7 @@ NAMES = [
     "CountsInBuffer",
     "ReturnsInput",
     "Chatty",
+    "Settles",
     "Conditional",
     "Loops",
     "CallsCustom",
@@ -209,6 +210,14 @@ def test_parts_of_a_module_that_cannot_are_tried(filled: dict[str, Any]) -> None
     row = filled["rows"]["Chatty"]
     assert row["hits"] > 0
     assert any(line.startswith("first (") and "by kernel" in line for line in row["lines"])
+
+
+def test_a_module_whose_first_call_settles_what_hangs_off_it_gets_a_kernel(
+    filled: dict[str, Any],
+) -> None:
+    row = filled["rows"]["Settles"]
+    assert row["close"] and row["lines"][0].startswith("(root)"), row
+    assert " 0 by kernel" not in row["lines"][0], row
 
 
 def test_parts_of_a_module_that_is_given_an_object_are_tried(warm: None) -> None:
