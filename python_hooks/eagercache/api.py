@@ -438,6 +438,8 @@ def _close() -> None:
     core.set_handler(None)
     core.set_modules_active(False)
     core.set_module_handlers(None, None, None, None)
+    if (loaded := sys.modules.get("eagercache.modules")) is not None:
+        loaded.manager.close(timeout=10.0)  # what it takes to copy the largest modules
     session.close_service(timeout=2.0)
     core.shut_down()
 

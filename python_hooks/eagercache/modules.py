@@ -98,6 +98,7 @@ class ModuleManager:
         self._infos: weakref.WeakKeyDictionary[torch.nn.Module, _Info] = weakref.WeakKeyDictionary()
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._unfinished = 0
         self._idle = threading.Condition()
         self._in_flight: dict[str, list[Missed]] = {}  # by entry digest
@@ -236,6 +237,8 @@ class ModuleManager:
 
     def _post(self, job: Callable[[], None]) -> None:
         with self._idle:
+            if self._closed:
+                return
             self._unfinished += 1
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
@@ -247,7 +250,8 @@ class ModuleManager:
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
-                job()
+                if not self._closed:
+                    job()
             except Exception:
                 log.exception("looking at a module failed; its forward answers")
             finally:
@@ -258,6 +262,19 @@ class ModuleManager:
         with self._idle:
             self._unfinished -= 1
             self._idle.notify_all()
+
+    def close(self, timeout: float) -> None:
+        """At exit: looks at no more modules, and waits for our thread to be done with one.
+
+        It runs PyTorch's operators on copies of tensors. One that asks for the interpreter's lock
+        while Python ends would end the program with `std::terminate`.
+        """
+        with self._idle:
+            self._closed = True
+            thread = self._thread
+        self._queue.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until nothing is looked at or compiled; False when ``timeout`` seconds passed."""

@@ -619,3 +619,37 @@ def test_a_selection_by_class_name_or_function(store: Path, filled: dict[str, An
             eagercache.enable(ops=(), modules=dict)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_program_may_end_while_a_module_is_being_packed(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    ended = run_program(
+        """
+        import threading, time
+        import torch, eagercache
+        from eagercache import module_forms
+        packing = threading.Event()
+
+        def pack(module, args, kwargs):
+            packing.set()
+            value, end = torch.ones(8), time.monotonic() + 1.0
+            while time.monotonic() < end:
+                value.to(torch.float64)
+            raise RuntimeError("packed nothing")
+
+        module_forms.pack = pack
+        eagercache.enable(ops=(), modules="auto")
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval()
+        with torch.no_grad():
+            for _ in range(200):
+                model(torch.ones(2, 8))
+                if packing.wait(0.05):
+                    break
+        report(packing=packing.is_set())
+        """,
+        cache,
+        check=False,
+    )
+    assert ended["packing"]
+    assert ended["returncode"] == 0, ended["stderr"]
