@@ -123,15 +123,13 @@ std::optional<LaunchPlan::Output> read_plan_output(const json& value) {
       !value.contains("sizes") || !value.contains("strides") || !value["dtype"].is_string()) {
     return std::nullopt;
   }
-  const auto& name = value["dtype"].get_ref<const std::string&>();
-  const auto* const dtype = std::find_if(
-      kDtypes.begin(), kDtypes.end(), [&](const DtypeName& known) { return known.name == name; });
+  const auto dtype = dtype_by_name(value["dtype"].get_ref<const std::string&>());
   auto sizes = read_numbers(value["sizes"], kMaxDimensions);
   auto strides = read_numbers(value["strides"], kMaxDimensions);
-  if (dtype == kDtypes.end() || !sizes || !strides || sizes->size() != strides->size()) {
+  if (!dtype || !sizes || !strides || sizes->size() != strides->size()) {
     return std::nullopt;
   }
-  LaunchPlan::Output output{dtype->dtype, std::move(*sizes), std::move(*strides)};
+  LaunchPlan::Output output{*dtype, std::move(*sizes), std::move(*strides)};
   return fits(output) ? std::optional(std::move(output)) : std::nullopt;
 }
 
@@ -139,6 +137,12 @@ std::string_view dtype_name(c10::ScalarType dtype) noexcept {
   const auto* const known = std::find_if(kDtypes.begin(), kDtypes.end(),
                                          [&](const DtypeName& row) { return row.dtype == dtype; });
   return known == kDtypes.end() ? std::string_view() : known->name;
+}
+
+std::optional<c10::ScalarType> dtype_by_name(std::string_view name) noexcept {
+  const auto* const known = std::find_if(kDtypes.begin(), kDtypes.end(),
+                                         [&](const DtypeName& row) { return row.name == name; });
+  return known == kDtypes.end() ? std::nullopt : std::optional(known->dtype);
 }
 
 }  // namespace eagercache

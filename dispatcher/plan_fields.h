@@ -47,4 +47,7 @@ std::optional<LaunchPlan::Output> read_plan_output(const nlohmann::json& value);
 // The name by which plans call a dtype; empty for one that they do not know.
 std::string_view dtype_name(c10::ScalarType dtype) noexcept;
 
+// The dtype that plans call so.
+std::optional<c10::ScalarType> dtype_by_name(std::string_view name) noexcept;
+
 }  // namespace eagercache

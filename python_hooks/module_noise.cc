@@ -2,36 +2,27 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <c10/core/ScalarType.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <array>
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <utility>
+
+#include "dispatcher/plan_fields.h"
 
 namespace eagercache {
 namespace {
 
 namespace py = pybind11;
 
-constexpr std::array<std::pair<std::string_view, c10::ScalarType>, 5> kDtypes{{
-    {"bool", c10::ScalarType::Bool},
-    {"float16", c10::ScalarType::Half},
-    {"bfloat16", c10::ScalarType::BFloat16},
-    {"float32", c10::ScalarType::Float},
-    {"float64", c10::ScalarType::Double},
-}};
-
 c10::ScalarType read_dtype(const std::string& name) {
-  const auto* const found =
-      std::ranges::find(kDtypes, name, [](const auto& row) { return row.first; });
-  if (found == kDtypes.end()) {
+  const auto dtype = dtype_by_name(name);
+  if (!dtype || (*dtype != c10::ScalarType::Bool && !c10::isFloatingType(*dtype))) {
     throw std::invalid_argument("the training plan draws masks of " + name);
   }
-  return found->second;
+  return *dtype;
 }
 
 // A state that cannot be read is left to itself.

@@ -17,17 +17,12 @@ import torch
 import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .module_nodes import drops_nothing, operator_name
+from .module_nodes import called, drops_nothing, operator_name
+from .numerics import HALF
 
 _aten = torch.ops.aten
 
-_DTYPES = {
-    torch.bool: "bool",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
+_DTYPES = (torch.bool, *HALF, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -56,8 +51,8 @@ class Noise:
 
     def row(self) -> list[Any]:
         """What `read_noise` of module_noise.cc reads."""
-        sizes, strides = list(self.sizes), list(self.strides)
-        return [self.kind, self.probability, _DTYPES[self.dtype], sizes, strides]
+        dtype = str(self.dtype).removeprefix("torch.")
+        return [self.kind, self.probability, dtype, list(self.sizes), list(self.strides)]
 
 
 def take_noise(joint: torch.fx.GraphModule) -> list[Noise]:
@@ -78,7 +73,7 @@ def take_noise(joint: torch.fx.GraphModule) -> list[Noise]:
         with graph.inserting_before(before):
             mask = graph.placeholder(f"primals_noise_{len(found)}")
         found.append(noise)
-        if noise.kind == "bernoulli" and operator_name(node) == "aten::bernoulli":
+        if operator_name(node) == "aten::bernoulli":
             mask.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(mask)
         else:
@@ -130,10 +125,10 @@ def _drop_by(graph: torch.fx.Graph, node: torch.fx.Node, mask: torch.fx.Node) ->
     assert isinstance(x, torch.fx.Node)
     assert isinstance(probability, float)
     dtype = x.meta["val"].dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    wide = torch.float32 if dtype in HALF else dtype
     with graph.inserting_before(node):
-        kept = _called(graph, _aten.mul.Tensor, _cast(graph, x, wide), _cast(graph, mask, wide))
-        scaled = _called(graph, _aten.mul.Tensor, kept, 1.0 / (1.0 - probability))
+        kept = called(graph, _aten.mul.Tensor, _cast(graph, x, wide), _cast(graph, mask, wide))
+        scaled = called(graph, _aten.mul.Tensor, kept, 1.0 / (1.0 - probability))
         dropped = _cast(graph, scaled, dtype)
     for user in list(node.users):
         assert user.target is operator.getitem
@@ -144,14 +139,7 @@ def _drop_by(graph: torch.fx.Graph, node: torch.fx.Node, mask: torch.fx.Node) ->
 def _cast(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
     if node.meta["val"].dtype == dtype:
         return node
-    return _called(graph, torch.ops.prims.convert_element_type.default, node, dtype)
-
-
-def _called(graph: torch.fx.Graph, target: Any, *args: Any) -> torch.fx.Node:
-    node = graph.call_function(target, args)
-    values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
-    node.meta["val"] = target(*values)
-    return node
+    return called(graph, torch.ops.prims.convert_element_type.default, node, dtype)
 
 
 class Replayed(TorchDispatchMode):

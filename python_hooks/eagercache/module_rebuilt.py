@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from .module_nodes import operator_name
+from .numerics import HALF
 
 # Operators that show all memory of their first argument in another form.
 WHOLE_VIEWS = {
@@ -40,8 +41,7 @@ _COPIES = {
     "prims::convert_element_type",
 }
 # The floating-point dtypes whose every number one of another dtype is, too.
-_HALVES = {torch.bfloat16, torch.float16}
-_WITHIN = {torch.float64: {torch.float32, *_HALVES}, torch.float32: _HALVES}
+_WITHIN = {torch.float64: (torch.float32, *HALF), torch.float32: HALF}
 
 # Elements of a tensor: sizes, strides, and where the first one is.
 Part = tuple[tuple[int, ...], tuple[int, ...], int]

@@ -174,6 +174,19 @@ def test_on_a_gpu_it_is_for_convolutions_that_are_faster_so(
     assert any("contiguous" in str(own.target) for own in graph.nodes) == used
 
 
+def gradients_of(
+    model: nn.Module, x: torch.Tensor, graphs: TrainingGraphs
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of ``x``, by the graphs and by autograd, for an answer that is the same."""
+    native = model(x)
+    tangent = torch.randn_like(native)
+    answer, _, gradients = run(graphs, tangent)
+    native.backward(tangent)
+    assert_alike(answer, native.detach())
+    assert x.grad is not None
+    return gradients[0], x.grad
+
+
 @pytest.mark.parametrize(
     ("pool", "used"),
     [
@@ -193,13 +206,8 @@ def test_the_gradient_of_a_pool_that_moves_by_one_is_a_pools(pool: nn.Module, us
     graphs = traced(model, x)
     names = [str(node.target) for node in graphs.backward.graph.nodes]
     assert any("avg_pool2d_backward" in name for name in names) != used
-    native = model(x)
-    tangent = torch.randn_like(native)
-    answer, _, gradients = run(graphs, tangent)
-    native.backward(tangent)
-    assert_alike(answer, native.detach())
-    assert x.grad is not None
-    torch.testing.assert_close(gradients[0], x.grad, rtol=1e-5, atol=1e-6)
+    mine, natives = gradients_of(model, x, graphs)
+    torch.testing.assert_close(mine, natives, rtol=1e-5, atol=1e-6)
 
 
 def test_the_gradient_of_a_max_pool_is_natives_and_needs_no_values_of_its_input(
@@ -210,13 +218,7 @@ def test_the_gradient_of_a_max_pool_is_natives_and_needs_no_values_of_its_input(
     x = torch.randn(2, 4, 9, 7, requires_grad=True)
     model = nn.Sequential(nn.Tanh(), nn.MaxPool2d(3, 2, 1))
     graphs = traced(model, x)
-    native = model(x)
-    tangent = torch.randn_like(native)
-    answer, _, gradients = run(graphs, tangent)
-    native.backward(tangent)
-    assert_alike(answer, native.detach())
-    assert x.grad is not None
-    assert_alike(gradients[0], x.grad)
+    assert_alike(*gradients_of(model, x, graphs))
     seen: list[GeneratedText] = []
 
     def look(text: GeneratedText) -> None:
