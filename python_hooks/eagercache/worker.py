@@ -205,7 +205,7 @@ class Worker:
         scratch = self._make_scratch(store)
         if self._tools is None:
             headers = scratch / "headers"
-            headers.mkdir()
+            headers.mkdir(exist_ok=True)  # what follows may have failed before
             compiler = find_compiler(request.get("cxx"))
             isa = pick_isa(self._core.host_cpu_features())
             self._tools = Tools(compiler, isa, headers, Path(request["store_root"]))

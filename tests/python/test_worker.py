@@ -20,6 +20,7 @@ from eagercache._load import core
 from eagercache.commands import CompileFailed
 from eagercache.job import Job
 from eagercache.service import CompileService, ServiceSettings
+from eagercache.toolchain import ToolchainError
 from test_calls import NONE, boolean, describe, integer, integers, tensor
 from test_service import gone, wait_until
 
@@ -363,6 +364,19 @@ def test_what_fails_in_a_batch_is_compiled_alone(tmp_path: Path) -> None:
     assert last._library == tmp_path / "last/kernels.so" and last.outcome is None
     assert bad.outcome is not None and not bad.outcome.transient
     assert (bad.outcome.verdict, bad.outcome.reason) == ("failed", "no such instruction")
+
+
+@pytest.mark.once
+def test_what_hindered_one_request_is_the_reason_of_the_next_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR"):
+        monkeypatch.setenv(variable, os.environ.get(variable, str(tmp_path)))
+    serving = worker.Worker()
+    store: Any = SimpleNamespace(make_work_directory=lambda: tmp_path)
+    for _ in range(2):
+        with pytest.raises(ToolchainError, match="no-compiler"):
+            serving._make_tools({"cxx": "/nowhere/no-compiler", "store_root": tmp_path}, store)
 
 
 def memory_of_this_machine() -> int:
