@@ -88,7 +88,10 @@ def absolute(value: Any) -> Any:
 
 
 def moved(value: Any, narrow: Any, draw: int = 0) -> Any:
-    """The wide ``value`` with every number moved by the last place of its narrow dtype."""
+    """The wide ``value`` with every number moved by the last place of its narrow dtype.
+
+    None leaves [-1, 1]: there are operators that take probabilities alone.
+    """
     generator = torch.Generator().manual_seed(1 + draw)
 
     def one(leaf: Any, original: Any) -> Any:
@@ -96,6 +99,8 @@ def moved(value: Any, narrow: Any, draw: int = 0) -> Any:
             return leaf
         signs = torch.randint(0, 2, leaf.size(), generator=generator).to(leaf.device) * 2 - 1
         changed = leaf.detach() * (1 + signs * 2.0 ** -_BITS[original.dtype])
+        if leaf.is_floating_point():
+            changed = torch.where(leaf.abs() <= 1, changed.clamp(-1, 1), changed).detach()
         return changed.requires_grad_(leaf.requires_grad)
 
     return tree_map(one, value, narrow)

@@ -451,6 +451,20 @@ def test_numbers_that_are_only_moved_must_be_natives_whatever_their_squares() ->
     assert differences([made], [made.clone().clamp(max=3e38)], total) == []
 
 
+def test_an_operator_of_probabilities_has_a_wider_reference_up_to_one() -> None:
+    p = torch.tensor([0.998, 1.0, 0.0, 0.37]).bfloat16()
+    target = p.flip(0)
+    wider = Wider(
+        lambda given: [torch.nn.functional.binary_cross_entropy(*given)],
+        (p, target),
+        pointwise=False,
+        composed=True,
+    )
+    loss = torch.nn.functional.binary_cross_entropy(p, target)
+    assert differences([loss], [loss * (1 + 2**-8)], wider) == []
+    assert differences([loss], [loss * 2], wider)
+
+
 def test_values_count_where_only_natives_memory_is_another_one_each_time() -> None:
     def with_rest(rest: float, value: float = 1.0) -> Observation:
         memory = torch.tensor([value, rest])
