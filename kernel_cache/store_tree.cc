@@ -269,17 +269,21 @@ bool StoreTree::is_blocked(const Digest& key) const noexcept {
                      });
 }
 
+std::array<std::string, 8> layout_folders(const std::string& environment) {
+  return {kObjectsDirectory,
+          kLocksDirectory,
+          kTemporaryDirectory,
+          kQuarantineDirectory,
+          environment,
+          environment_folder(environment, kManifestsDirectory),
+          environment_folder(environment, kAttemptsDirectory),
+          environment_folder(environment, kFailuresDirectory)};
+}
+
 Status check_layout(FileLayer& files, int version_directory, const std::string& environment,
                     const std::string& path, const TrustPolicy& policy) {
-  const std::array<std::string, 9> names{"",
-                                         kObjectsDirectory,
-                                         kLocksDirectory,
-                                         kTemporaryDirectory,
-                                         kQuarantineDirectory,
-                                         environment,
-                                         environment_folder(environment, kManifestsDirectory),
-                                         environment_folder(environment, kAttemptsDirectory),
-                                         environment_folder(environment, kFailuresDirectory)};
+  std::vector<std::string> names{""};
+  for (std::string& folder : layout_folders(environment)) names.push_back(std::move(folder));
   for (const std::string& name : names) {
     struct stat info {};
     const int error = files.status(version_directory, name.c_str(), &info);

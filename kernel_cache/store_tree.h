@@ -130,6 +130,10 @@ class StoreTree {
   std::atomic<std::size_t> blocked_count_{0};
 };
 
+// The directories below a version directory that a store has from its making on; each comes after
+// the one it lies in. Those that objects and manifests are spread over are made when needed.
+std::array<std::string, 8> layout_folders(const std::string& environment);
+
 // Checks what is below an opened version directory: every directory that exists there must fit.
 Status check_layout(FileLayer& files, int version_directory, const std::string& environment,
                     const std::string& path, const TrustPolicy& policy);

@@ -63,13 +63,13 @@ bool remove_below(FileLayer& files, int directory, const std::string& name, int 
 
 Status StoreWriter::ensure_layout(bool thorough) {
   const auto current = tree_.handle();
-  if (!thorough && current != nullptr && current->alive()) {
+  if (thorough || current == nullptr || !current->alive()) return make_layout();
+  // Every one: a deletion that met somebody who made them anew leaves any of them missing.
+  for (const std::string& folder : layout_folders(tree_.environment())) {
     struct stat info {};
-    const std::string folder = environment_folder(tree_.environment(), kFailuresDirectory);
-    // Made last; so the rest is there too, unless somebody deletes it right now.
-    if (tree_.files().status(current->directory(), folder.c_str(), &info) >= 0) return Status::ok();
+    if (tree_.files().status(current->directory(), folder.c_str(), &info) < 0) return make_layout();
   }
-  return make_layout();
+  return Status::ok();
 }
 
 Status StoreWriter::make_layout() {
@@ -88,16 +88,7 @@ Status StoreWriter::make_layout() {
       !status) {
     return status;
   }
-  const std::array<std::string, 8> names{
-      kObjectsDirectory,
-      kLocksDirectory,
-      kTemporaryDirectory,
-      kQuarantineDirectory,
-      tree_.environment(),
-      environment_folder(tree_.environment(), kManifestsDirectory),
-      environment_folder(tree_.environment(), kAttemptsDirectory),
-      environment_folder(tree_.environment(), kFailuresDirectory)};
-  for (const std::string& name : names) {
+  for (const std::string& name : layout_folders(tree_.environment())) {
     if (Status status = make_private_directory(files, version.get(), name, path + "/" + name);
         !status) {
       return status;

@@ -42,8 +42,8 @@ class StoreWriter {
   StoreWriter(StoreTree& tree, std::string environment_text)
       : tree_(tree), environment_text_(std::move(environment_text)) {}
 
-  // Makes what is missing of the layout, also after somebody deleted the whole store. Cheap when
-  // the store looks whole; with `thorough`, every part is looked at.
+  // Makes what is missing of the layout, also after somebody deleted the store or a part of it.
+  // Where every folder is there, that is all that is looked at; with `thorough`, all is checked.
   Status ensure_layout(bool thorough);
 
   Result<TemporaryFile> write_temporary(std::string_view bytes);

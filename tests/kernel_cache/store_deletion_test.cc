@@ -40,6 +40,7 @@ class DeletionTest : public StoreTest {
             inside(environment()),
             inside(environment() + "/m"),
             inside(environment() + "/n"),
+            inside(environment() + "/a"),
             inside(environment_file(environment())),
             root() / kFormatFile,
             manifest_path(1).parent_path(),
@@ -171,6 +172,25 @@ TEST_F(DeletionTest, AtSeveralMomentsOfOneOperationTheStoreStaysUsable) {
         << what << ": " << status.to_string();
     expect_usable(*store, what);
     if (HasFatalFailure()) return;
+  }
+}
+
+// A deletion that met somebody who was making the folders anew leaves any of them missing, and the
+// others there. What asks for a compile publishes nothing before it has a lock and a place to work.
+TEST_F(DeletionTest, WhateverFolderIsMissingKernelsCanBeCompiled) {
+  for (const std::filesystem::path& part : parts()) {
+    std::filesystem::remove_all(root());
+    const auto store = open(fast_options());
+    ASSERT_TRUE(publish(*store, 1));
+    std::filesystem::remove_all(part);
+    EXPECT_TRUE(store->evict(true)) << part;
+    std::filesystem::remove_all(part);
+    EXPECT_TRUE(store->check_attempts(key_of(2))) << part;
+    EXPECT_NE(count_files(inside(environment() + "/a")), 0U) << part;
+    std::filesystem::remove_all(part);
+    EXPECT_TRUE(store->try_lock(key_of(2))) << part;
+    std::filesystem::remove_all(part);
+    EXPECT_TRUE(store->make_work_directory()) << part;
   }
 }
 
