@@ -38,12 +38,28 @@ enum class Tag : std::uint8_t {
   kList,
   kDict,     // count in the header; a string and a value each
   kKeyword,  // length in the header, bytes packed; the value follows
-  kTensor,   // dtype, rank and alignment in the header; sizes, strides
+  kTensor,   // dtype, rank and flags in the header; sizes, strides
   kEnd,      // after the last one
 };
 
 constexpr Word header(Tag tag, Word payload = 0) noexcept {
   return static_cast<Word>(tag) | (payload << 8);
+}
+
+bool is_parameter(PyObject* object) noexcept {
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == parameter_type;
+}
+
+// Whether the program gave the tensor attributes of its own.
+bool has_attributes(PyObject* object) noexcept {
+  PyObject* dict = PyObject_GenericGetDict(object, nullptr);
+  if (dict == nullptr) {
+    PyErr_Clear();
+    return true;
+  }
+  const bool has = PyDict_GET_SIZE(dict) > 0;
+  Py_DECREF(dict);
+  return has;
 }
 
 bool is_aligned(const c10::TensorImpl& impl) noexcept {
@@ -61,7 +77,9 @@ class Reader {
     if (object == Py_None) {
       put(header(Tag::kNone));
     } else if (const at::Tensor* tensor = exact_tensor(object)) {
-      return this->tensor(*tensor);
+      // A forward may ask for either.
+      return has_attributes(object) ? ModuleAside::kTensorKind
+                                    : this->tensor(*tensor, is_parameter(object));
     } else if (object == Py_True || object == Py_False) {
       put(header(object == Py_True ? Tag::kTrue : Tag::kFalse));
     } else if (PyLong_CheckExact(object)) {
@@ -143,7 +161,7 @@ class Reader {
     return ModuleAside::kNone;
   }
 
-  ModuleAside tensor(const at::Tensor& tensor) {
+  ModuleAside tensor(const at::Tensor& tensor, bool is_parameter) {
     if (!tensor.defined()) {
       return ModuleAside::kTensorKind;
     }
@@ -161,8 +179,8 @@ class Reader {
     }
     form_.device = impl.device();
     const auto dtype = static_cast<Word>(c10::typeMetaToScalarType(impl.dtype()));
-    put(header(Tag::kTensor,
-               dtype | (static_cast<Word>(impl.dim()) << 24) | (Word{is_aligned(impl)} << 40)));
+    put(header(Tag::kTensor, dtype | (static_cast<Word>(impl.dim()) << 24) |
+                                 (Word{is_aligned(impl)} << 40) | (Word{is_parameter} << 41)));
     for (const std::int64_t size : impl.sizes()) {
       put(static_cast<Word>(size));
     }

@@ -66,12 +66,15 @@ std::vector<ModuleNoise> read_noise(const py::handle& rows) {
   return noise;
 }
 
-DrawnMasks::DrawnMasks(const std::vector<ModuleNoise>& noise, c10::Device device,
+DrawnMasks::DrawnMasks(const std::vector<ModuleNoise>& noise, bool draws, c10::Device device,
                        std::vector<at::Tensor>& inputs) noexcept {
   try {
-    if (!noise.empty()) [[unlikely]] {
+    if (draws || !noise.empty()) [[unlikely]] {
       generator_ = at::globalContext().defaultGenerator(device);
       before_ = state_of(generator_);
+    }
+    if (draws && !before_.defined()) {
+      return;  // a gradient of a gradient would draw other numbers
     }
     for (const ModuleNoise& one : noise) {
       inputs.push_back(one.draw(device));

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace eagercache {
@@ -27,11 +28,12 @@ struct ModuleNoise {
 // Reads the rows that Noise.row writes. Throws std::invalid_argument for others.
 std::vector<ModuleNoise> read_noise(const pybind11::handle& rows);
 
-// The masks of one call. Puts the program's generator back to where it was unless they are used.
+// The masks of one call, and what its kernel `draws` itself. Puts the program's generator back to
+// where it was unless they are used.
 class DrawnMasks {
  public:
-  // Draws them and puts them behind `inputs`. Below autograd.
-  DrawnMasks(const std::vector<ModuleNoise>& noise, c10::Device device,
+  // Draws the masks and puts them behind `inputs`. Below autograd.
+  DrawnMasks(const std::vector<ModuleNoise>& noise, bool draws, c10::Device device,
              std::vector<at::Tensor>& inputs) noexcept;
   ~DrawnMasks();
   DrawnMasks(const DrawnMasks&) = delete;
@@ -39,7 +41,8 @@ class DrawnMasks {
 
   // Whether all are there: no memory was wanting.
   bool drawn() const noexcept { return drawn_; }
-  void use() noexcept { before_ = at::Tensor(); }
+  // The call is answered. Gives the state that the generator was in; undefined where nothing drew.
+  at::Tensor use() noexcept { return std::exchange(before_, at::Tensor()); }
 
  private:
   bool drawn_ = false;

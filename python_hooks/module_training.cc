@@ -135,10 +135,12 @@ struct ArgumentShell {
 // What a program gets of one call: a node that keeps what the backward reads.
 class ModuleNode final : public torch::autograd::Node {
  public:
+  // `drawn_from`: the generator's state before the kernel, where that draws.
   ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tuple call,
-             Autocast autocast)
+             Autocast autocast, at::Tensor drawn_from)
       : kernel_(kernel),
         autocast_(std::move(autocast)),
+        drawn_from_(std::move(drawn_from)),
         inputs_(std::move(inputs)),
         call_(call.release().ptr()) {
     versions_.reserve(inputs_.size());
@@ -306,8 +308,12 @@ class ModuleNode final : public torch::autograd::Node {
       for (const auto& [device, dtype] : autocast_) {
         autocast[py::str(device)] = py::cast(dtype);
       }
-      const py::object answer = eager_gradients()(call[0], call[1], call[2], rebuilt, masks,
-                                                  plan().identity, autocast, inputs, wanted, given);
+      const py::object drawn_from =
+          drawn_from_.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(drawn_from_))
+                                : py::object(py::none());
+      const py::object answer =
+          eager_gradients()(call[0], call[1], call[2], rebuilt, masks, drawn_from, plan().identity,
+                            autocast, inputs, wanted, given);
       variable_list results;
       for (const py::handle& gradient : answer) {
         results.push_back(gradient.is_none() ? at::Tensor() : THPVariable_Unpack(gradient.ptr()));
@@ -348,6 +354,7 @@ class ModuleNode final : public torch::autograd::Node {
 
   const ModuleKernel& kernel_;
   const Autocast autocast_;
+  const at::Tensor drawn_from_;
   std::vector<std::int64_t> versions_;  // of inputs_
   std::mutex saved_mutex_;
   std::vector<torch::autograd::SavedVariable> saved_;  // guarded by saved_mutex_
@@ -419,7 +426,8 @@ bool is_as_planned(const ModuleTraining& plan, const variable_list& outputs) {
 }
 
 void record(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tuple call,
-            Autocast autocast, const variable_list& answers, variable_list made) {
+            Autocast autocast, at::Tensor drawn_from, const variable_list& answers,
+            variable_list made) {
   const ModuleTraining& plan = *kernel.training;
   variable_list saved;
   saved.reserve(plan.saved.size());
@@ -437,7 +445,8 @@ void record(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tupl
     }
   }
   const auto node =
-      make_node<ModuleNode>(kernel, std::move(inputs), std::move(call), std::move(autocast));
+      make_node<ModuleNode>(kernel, std::move(inputs), std::move(call), std::move(autocast),
+                            plan.draws ? std::move(drawn_from) : at::Tensor());
   for (const at::Tensor& tensor : saved) {
     node->save(tensor);
   }
@@ -530,6 +539,7 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
     read->without.push_back(py::cast<std::size_t>(fields[2]));
   }
   read->noise = read_noise(plan["noise"]);
+  read->draws = py::cast<bool>(plan["draws"]);
   if (read->noise.size() > num_inputs) {
     throw std::invalid_argument("the training plan draws more masks than its forward takes");
   }
@@ -593,15 +603,16 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
   const py::gil_scoped_release no_gil;
   // Masks that were drawn before a kernel in a captured graph were not the same again when the
   // graph was replayed from the same seed: there the module's own forward is captured.
-  if (!plan.noise.empty() && is_capturing(kernel.device)) {
+  if ((plan.draws || !plan.noise.empty()) && is_capturing(kernel.device)) {
     return LoadedKernel::Outcome::kNotStarted;
   }
   Autocast autocast = read_autocast();
   variable_list given;
   variable_list made;
+  at::Tensor drawn_from;
   {
     const BelowAutograd below;
-    DrawnMasks masks(plan.noise, kernel.device, inputs);
+    DrawnMasks masks(plan.noise, plan.draws, kernel.device, inputs);
     if (!masks.drawn()) {
       return LoadedKernel::Outcome::kNotStarted;
     }
@@ -625,9 +636,10 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                          : in_layout(own, own.sizes().vec(), own.strides().vec()));
     }
     write_buffers(plan, inputs, outputs);
-    masks.use();
+    drawn_from = masks.use();
   }
-  record(kernel, std::move(inputs), std::move(call), std::move(autocast), given, std::move(made));
+  record(kernel, std::move(inputs), std::move(call), std::move(autocast), std::move(drawn_from),
+         given, std::move(made));
   for (at::Tensor& answer : given) {
     answers.push_back(std::move(answer));
   }

@@ -72,6 +72,7 @@ struct ModuleTraining {
   std::vector<Rebuilt> rebuilt;      // in the order of the arguments
   std::vector<std::size_t> without;  // these arguments' numbers among the call's, as ordered
   std::vector<ModuleNoise> noise;    // the forward's last inputs
+  bool draws = false;                // random numbers in the forward itself
   // Of each tensor of the answer, whether the module's own backward keeps it.
   std::vector<bool> keeps_output;
 };
@@ -107,11 +108,12 @@ pybind11::tuple kept_call(const ModuleTraining& plan, const pybind11::handle& mo
 // Whether a call with these inputs may be recorded at all.
 bool may_be_recorded(const ModuleKernel& kernel, const std::vector<at::Tensor>& inputs);
 
-// `handler(module, args, kwargs, rebuilt, masks, identity, autocast, inputs, wanted, gradients)`
+// `handler(module, args, kwargs, rebuilt, masks, drawn_from, identity, autocast, inputs, wanted,
+// gradients)`
 // gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
 // gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
-// args and kwargs have `...`, in order; `masks` are what the call drew. It may raise. Kept for
-// ever.
+// args and kwargs have `...`, in order; `masks` are what the call drew, `drawn_from` is the state
+// of the generator that its kernel drew from, or None. It may raise. Kept for ever.
 void set_eager_gradients(const pybind11::object& handler);
 
 }  // namespace eagercache

@@ -129,13 +129,14 @@ def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]
     }
 
 
-def aot_graph_options() -> dict[str, Any]:
+def aot_graph_options(*, draws: bool = False) -> dict[str, Any]:
     """What differs from `aot_options` for a graph of several operators.
 
     Convolutions and what stands between them may keep their tensors in channels_last; the graph's
-    own outputs have the strides of the forward all the same (`keep_output_stride`).
+    own outputs have the strides of the forward all the same (`keep_output_stride`). What ``draws``
+    random numbers calls native's operators for them, in the order of the graph's values.
     """
-    return {"layout_optimization": True}
+    return {"layout_optimization": True, "fallback_random": draws}
 
 
 def aot_cuda_options(compilers: int) -> dict[str, Any]:

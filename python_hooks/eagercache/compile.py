@@ -233,18 +233,20 @@ class Tools:
         beside: Callable[[], str] | None = None,
         *,
         improves: bool = False,
+        draws: bool = False,
     ) -> Path:
         """The container of a whole graph, for the calling thread's number of threads, or its GPU.
 
         ``check`` sees the generated text before it is compiled and may raise CompileRefused;
         ``beside``, called after it, gives C++ to be compiled behind the wrapper's. One that
         ``improves`` has the functions and sums of `vector_math`, on CPU. There gradients of max
-        pools are native's. Raises CompileRefused or CompileFailed.
+        pools are native's. One that ``draws`` random numbers does it by native's operators. Raises
+        CompileRefused or CompileFailed.
         """
         options = _compat.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
         )
-        options.update(_compat.aot_graph_options())
+        options.update(_compat.aot_graph_options(draws=draws))
         for_gpu = any(tensor.is_cuda for tensor in inputs)
         taker = _TextChecker(check, beside, improves=improves and not for_gpu)
         if for_gpu:

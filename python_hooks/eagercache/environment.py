@@ -112,6 +112,7 @@ _LOWERING_SOURCES = (
     "module_moments.py",
     "module_nodes.py",
     "module_noise.py",
+    "module_reads.py",
     "module_outputs.py",
     "module_pools.py",
     "module_proof.py",

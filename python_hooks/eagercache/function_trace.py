@@ -28,7 +28,14 @@ from .function_gradient import tensors_of
 from .function_identity import identify_function
 from .launch_plan import IndexRange
 from .module_identity import FunctionRecorder, Unfit, code_digest
-from .module_nodes import behind, divides_integers, is_made_here, operator_name
+from .module_nodes import (
+    behind,
+    counts_from_the_storage,
+    divides_integers,
+    is_made_here,
+    operator_name,
+)
+from .module_reads import Reads
 from .module_trace import INDEXING
 
 _SINGLE_VALUES = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
@@ -81,6 +88,9 @@ def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:
             raise Unfit(f"it runs {module}.{code.co_name}, which its code does not name")
     if any(not prove.same_bits(a, b) for a, b in zip(given, inputs, strict=True)):
         raise Unfit("it writes to its arguments")
+    with torch.no_grad(), Reads(gradients=False) as reads:
+        function(*args, **kwargs)
+    reads.check()
     if identify_function(function).digest != before:
         raise Unfit("it changes what it refers to outside of itself")
     _refuse_shared(answer, inputs)
@@ -218,6 +228,8 @@ def trace(
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.name in _DIVIDING and divides_integers(node):
             raise CompileRefused(f"it divides integers by a tensor ({node.target})")
+        if counts_from_the_storage(node):
+            raise CompileRefused(f"it reads an argument's storage from its start ({node.target})")
     return graph
 
 

@@ -30,6 +30,7 @@ from .generated_text import GeneratedText
 from .module_identity import FunctionRecorder, Identity, Unfit, identify
 from .module_outputs import build_unflatten
 from .module_proof import Moved, compare, compare_structure
+from .module_reads import Reads, check_names
 from .module_surroundings import (
     Listener,
     attention_order,
@@ -125,7 +126,9 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
     given = [tensor.clone() for tensor in arguments]
     states = random_states()
-    module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
+    with Reads(gradients=False) as reads:
+        module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
+    reads.check()
     output, errors = Listener(), Listener()
     with (
         contextlib.redirect_stdout(output),
@@ -133,6 +136,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         FunctionRecorder() as recorder,
     ):
         first = module(*rebuilt.args, **rebuilt.kwargs)
+    check_names(recorder, rebuilt.attributes)
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
     if random_states() != states:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ._load import core
 from .module_identity import identify
-from .module_noise import Replayed
+from .module_noise import Replayed, drawing_again
 
 
 def eager_gradients(
@@ -20,6 +21,7 @@ def eager_gradients(
     kwargs: dict[str, Any],
     rebuilt: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
+    drawn_from: torch.Tensor | None,
     identity: str,
     autocast: Mapping[str, torch.dtype],
     inputs: Sequence[torch.Tensor],
@@ -29,8 +31,9 @@ def eager_gradients(
     """The gradients of ``inputs`` that are wanted, None for the others and where there is none.
 
     ``rebuilt`` stand for the arguments that are `...` there, in order: the forward reads no more of
-    those than they hold. ``masks`` are the random ones that the call drew. ``grads`` are those of
-    the answer's tensors that have one. They are recorded themselves where autograd records: so
+    those than they hold. ``masks`` are the random ones that the call drew, ``drawn_from`` is the
+    state of its device's generator before it where its kernel drew. ``grads`` are those of the
+    answer's tensors that have one. They are recorded themselves where autograd records: so
     gradients of gradients are those of the module's own forward. Called by autograd, on its
     threads, with the state of grad mode that it asks for. Raises RuntimeError when the module is
     another one than it was at the call.
@@ -51,8 +54,9 @@ def eager_gradients(
         )
     shown = _shown(inputs, {id(slot.tensor) for slot in found.slots})
     args, kwargs = pytree.tree_map(lambda leaf: shown.get(id(leaf), leaf), (args, kwargs))
-    replayed = Replayed(masks) if masks else contextlib.nullcontext()
-    with _state(autocast), _buffers_kept(module), forwards_alone(), replayed:
+    replayed: AbstractContextManager[object] = Replayed(masks) if masks else nullcontext()
+    again = nullcontext() if drawn_from is None else drawing_again(inputs[0].device, drawn_from)
+    with _state(autocast), _buffers_kept(module), forwards_alone(), replayed, again:
         answer = module(*args, **kwargs)
     pairs = [
         (output, grad)

@@ -19,7 +19,7 @@ import logging
 import struct
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -527,6 +527,10 @@ class FunctionRecorder:
     def _profile(self, frame: types.FrameType, event: str, _argument: Any) -> None:
         if event == "call":
             self._codes.setdefault(frame.f_code, frame.f_globals)
+
+    def all_codes(self) -> Iterable[tuple[types.CodeType, Mapping[str, Any]]]:
+        """All code that ran, with its global names."""
+        return self._codes.items()
 
     def ran(self) -> Iterator[tuple[types.CodeType, str]]:
         """The code that ran outside of what the environment key covers, and its module's name."""

@@ -23,7 +23,7 @@ from .module_labels import trap_negative_labels
 from .module_layout import in_strides, is_channels_last, use_channels_last
 from .module_moments import use_two_passes
 from .module_nodes import is_made_here, operator_name
-from .module_noise import Noise, drawn_layouts, take_noise
+from .module_noise import Draw, Noise, drawn_layouts, drawn_within, keep_draws, take_noise
 from .module_pools import use_pools_for_gradients
 from .module_rebuilt import (
     VIEWS,
@@ -82,6 +82,7 @@ class TrainingGraphs:
     Attributes:
         inputs: for each input of the forward (True, slot of the identity) or (False, argument).
         noise: the forward's further inputs: masks that a call draws before it, in this order.
+        draws: or else what the forward itself draws, by native's operators and in this order.
         ranges: as those of `module_trace.ModuleGraph`.
         outputs: what `build_unflatten` makes the answer of, as JSON.
         differentiable: whether each tensor of the answer has a gradient.
@@ -97,6 +98,7 @@ class TrainingGraphs:
     backward: torch.fx.GraphModule
     inputs: tuple[tuple[bool, int], ...]
     noise: tuple[Noise, ...]
+    draws: tuple[Draw, ...]
     examples: tuple[torch.Tensor, ...]
     backward_examples: tuple[torch.Tensor, ...]
     ranges: tuple[Range, ...]
@@ -135,6 +137,7 @@ class TrainingGraphs:
             "reach": [list(row) for row in self.reach],
             "rebuilt": [one.row() for one in self.rebuilt],
             "noise": [noise.row() for noise in self.noise],
+            "draws": bool(self.draws),
         }
 
 
@@ -195,13 +198,17 @@ def trace_training(
     ]
     joint = _trace_joint(program, inputs, list(zip(answers, strides, strict=True)), buffers)
     written = _keep_written(joint, len(answers), buffers)
-    inputs.add_noise(take_noise(joint))
-    refuse_operators(joint.graph)
+    draws = drawn_within(joint.graph)
+    if not draws:
+        inputs.add_noise(take_noise(joint))
+    refuse_operators(joint.graph, draws=bool(draws))
     # Both are to be done.
     if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
         joint.recompile()
     reads = read_as(joint.graph, inputs.arguments())
-    forward, backward = _compat.split_joint_graph(joint, len(answers) + len(written))
+    forward, backward = keep_draws(
+        joint, lambda: _compat.split_joint_graph(joint, len(answers) + len(written))
+    )
     kept = {
         index
         for index, value in enumerate(inputs.values)
@@ -209,7 +216,7 @@ def trace_training(
         or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
     }
     splitter = _Splitter(forward, backward, inputs, reads)
-    return splitter.graphs(outputs, written, kept, differentiable, keeps_output)
+    return splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
 
 
 def _read_inputs(
@@ -364,6 +371,7 @@ class _Splitter:
         kept: set[int],
         differentiable: Sequence[bool],
         keeps_output: Sequence[bool],
+        draws: Sequence[Draw],
     ) -> TrainingGraphs:
         """The result. ``kept``: the inputs whose memory the backward may read."""
         answers, passed = len(differentiable), self._returned[len(differentiable) + len(written) :]
@@ -398,6 +406,7 @@ class _Splitter:
             backward=backward,
             inputs=tuple(source for source in sources if isinstance(source, tuple)),
             noise=tuple(source for source in sources if isinstance(source, Noise)),
+            draws=tuple(draws),
             examples=examples,
             backward_examples=tuple(
                 examples[source.index] if source.kind == "input" else _example(node)

@@ -68,15 +68,57 @@ def behind(node: Any) -> Any:
     return node
 
 
+def draws_numbers(node: Any) -> bool:
+    """Whether ``node`` calls an operator that draws random numbers.
+
+    The gradients of attention, which are tagged so too, take what their forward drew from.
+    """
+    tags = getattr(getattr(node, "target", None), "tags", ())
+    if torch.Tag.nondeterministic_seeded not in tags or drops_nothing(node):
+        return False
+    schema: Any = node.target._schema
+    return all(argument.name != "philox_seed" for argument in schema.arguments)
+
+
+def counts_from_the_storage(node: Any) -> bool:
+    """Whether ``node`` shows an input's memory from a place counted from its storage's start.
+
+    Where in its storage an input begins differs from call to call, and no key holds it.
+    """
+    if operator_name(node) not in _BY_STORAGE:
+        return False
+    values = arguments_of(node)
+    return values.get("storage_offset") is not None and _may_show_an_input(values["self"])
+
+
+_BY_STORAGE = {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter"}
+
+
+def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
+    """What a node gives to its operator, by the names of the schema."""
+    schema: Any = getattr(node.target, "_schema", None)
+    names = (argument.name for argument in schema.arguments)
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _may_show_an_input(node: Any) -> bool:
+    while isinstance(node, torch.fx.Node) and node.op != "placeholder":
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and all(value.alias_info is None for value in schema.returns):
+            return False
+        node = node.args[0] if node.args else None
+    return isinstance(node, torch.fx.Node)
+
+
 def is_made_here(node: Any) -> bool:
-    """Whether no input's values are in ``node``: its values are the same on every call."""
+    """Whether ``node`` has the same values on every call: none of an input, and none drawn."""
     waiting, seen = [node], set()
     while waiting:
         current = waiting.pop()
         if current in seen or not isinstance(current, torch.fx.Node):
             continue
         seen.add(current)
-        if current.op == "placeholder":
+        if current.op == "placeholder" or draws_numbers(current):
             return False
         waiting.extend(current.all_input_nodes)
     return True
@@ -84,9 +126,7 @@ def is_made_here(node: Any) -> bool:
 
 def drops_nothing(node: Any) -> bool:
     """Whether the only randomness of the operator is a dropout that is switched off."""
-    values = dict(node.kwargs)
-    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
-        values[argument.name] = value
+    values = arguments_of(node)
     for argument in node.target._schema.arguments:
         if argument.name in ("dropout_p", "dropout", "p"):
             probability = values.get(argument.name, argument.default_value)

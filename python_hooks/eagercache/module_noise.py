@@ -1,23 +1,30 @@
 """Random masks of a module's call: dropout's and their like.
 
 Native draws them with its own operators and from the program's own generator, in the order in which
-the forward would have, right before the forward's kernel, which takes them as inputs. So a call has
-the very masks that it would have had without a kernel, and what is drawn after it is the same, too.
-(In a kernel Inductor would draw them from a generator of its own.)
+the forward would have. So a call has the very masks that it would have had without a kernel, and
+what is drawn after it is the same, too. (Inductor would draw them from a generator of its own.)
+
+They are drawn right before the forward's kernel, which takes them as inputs. Attention on a GPU
+draws within its own kernels, between the masks of what comes before and after it: a forward with
+such attention calls all operators that draw itself, one after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
-from .module_nodes import called, drops_nothing, operator_name
+from .commands import CompileRefused
+from .module_nodes import arguments_of, called, draws_numbers, drops_nothing, operator_name
 from .numerics import HALF
 
 _aten = torch.ops.aten
@@ -53,6 +60,139 @@ class Noise:
         """What `read_noise` of module_noise.cc reads."""
         dtype = str(self.dtype).removeprefix("torch.")
         return [self.kind, self.probability, dtype, list(self.sizes), list(self.strides)]
+
+
+# Attention that drops elements of its weights within its own kernels.
+_ATTENTION = {
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_flash_attention",
+}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Of a tensor that an operator is given."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+
+    def zeros(self) -> torch.Tensor:
+        """A tensor of this layout; elements may share their memory."""
+        steps = zip(self.sizes, self.strides, strict=True)
+        extent = 1 + sum((size - 1) * stride for size, stride in steps)
+        memory = torch.zeros(extent, dtype=self.dtype, device=self.device)
+        return memory.as_strided(self.sizes, self.strides)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The mask by which attention drops elements of its weights (batch, heads, queries, keys).
+
+    ``arguments`` are the operator's, by name, a `_Layout` in the place of each tensor.
+    """
+
+    target: Any
+    arguments: tuple[tuple[str, Any], ...]
+    device: torch.device
+
+    def draw(self) -> torch.Tensor:
+        """The mask that the operator would draw now; the generator is then where it leaves it.
+
+        No operator gives it, but attention to weights that are all the same, and to values that are
+        one-hot, does: as many keys a call as a value has elements.
+        """
+        given = {
+            name: value.zeros() if isinstance(value, _Layout) else value
+            for name, value in self.arguments
+        }
+        value = given["value"]
+        keys, width = value.size(2), value.size(3)
+        generator = generator_of(self.device)
+        before = generator.get_state()
+        parts = []
+        for first in range(0, keys, width):
+            generator.set_state(before)
+            places = torch.arange(min(width, keys - first), device=self.device)
+            value.zero_()
+            value[:, :, first + places, places] = 1
+            kept = self.target(**given)[0] != 0
+            parts.append(kept[..., : len(places)])
+        return torch.cat(parts, -1)
+
+
+Draw = Noise | Attention
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """The one that operators on ``device`` draw from."""
+    if device.type == "cpu":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+@contextlib.contextmanager
+def drawing_again(device: torch.device, state: torch.Tensor) -> Iterator[None]:
+    """The device's generator is in ``state`` in the block, and where it was after it."""
+    generator = generator_of(device)
+    before = generator.get_state()
+    generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+def drawn_within(graph: torch.fx.Graph) -> list[Draw]:
+    """All that a graph draws, in order, where attention does; nothing for another graph.
+
+    Raises CompileRefused where that cannot be drawn once more.
+    """
+    drawing = [node for node in graph.nodes if draws_numbers(node)]
+    if not any(operator_name(node) in _ATTENTION for node in drawing):
+        return []
+    found: list[Draw] = []
+    for node in drawing:
+        draw = _attention_of(node) or _noise_of(node)
+        if draw is None:
+            raise CompileRefused(f"the forward draws random numbers ({node.target})")
+        found.append(draw)
+    return found
+
+
+def keep_draws(
+    joint: torch.fx.GraphModule,
+    split: Callable[[], tuple[torch.fx.GraphModule, torch.fx.GraphModule]],
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """What ``split`` gives of ``joint``, with nothing drawn in the second part.
+
+    Raises CompileRefused where it is all the same.
+    """
+    for node in joint.graph.nodes:
+        if draws_numbers(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    forward, backward = split()
+    if any(draws_numbers(node) for node in backward.graph.nodes):
+        raise CompileRefused("the backward draws random numbers")
+    return forward, backward
+
+
+def _attention_of(node: torch.fx.Node) -> Attention | None:
+    if operator_name(node) not in _ATTENTION:
+        return None
+    arguments = pytree.tree_map_only(torch.fx.Node, _layout_of, arguments_of(node))
+    query, value = arguments["query"], arguments["value"]
+    if len(query.sizes) != 4 or query.sizes[:2] != value.sizes[:2] or query.device.type != "cuda":
+        return None
+    return Attention(node.target, tuple(arguments.items()), query.device)
+
+
+def _layout_of(node: torch.fx.Node) -> _Layout:
+    value = node.meta["val"]
+    return _Layout(value.dtype, tuple(value.size()), tuple(value.stride()), value.device)
 
 
 def take_noise(joint: torch.fx.GraphModule) -> list[Noise]:

@@ -17,8 +17,9 @@ from .module_identity import Identity
 from .module_labels import label_range
 from .module_nodes import (
     behind,
+    counts_from_the_storage,
     divides_integers,
-    drops_nothing,
+    draws_numbers,
     is_made_here,
     operator_name,
 )
@@ -200,8 +201,8 @@ def _refuse_effects(program: torch.export.ExportedProgram, casts: bool) -> None:
         refuse_operators(program.graph)
 
 
-def refuse_operators(graph: torch.fx.Graph) -> None:
-    """Raises CompileRefused for a graph that does more than compute."""
+def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False) -> None:
+    """Raises CompileRefused for a graph that does more than compute, or draw where it ``draws``."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -209,13 +210,15 @@ def refuse_operators(graph: torch.fx.Graph) -> None:
         if isinstance(target, torch._ops.HigherOrderOperator):
             raise CompileRefused(f"the forward branches or loops on its data ({target})")
         tags = getattr(target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags and not drops_nothing(node):
+        if not draws and draws_numbers(node):
             raise CompileRefused(f"the forward draws random numbers ({target})")
         shapes_vary = (
             torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         )
         if shapes_vary and operator_name(node) != "aten::index":  # looked at by its indices
             raise CompileRefused(f"the forward's shapes depend on data ({target})")
+        if counts_from_the_storage(node):
+            raise CompileRefused(f"it reads an argument's storage from its start ({target})")
         schema = getattr(target, "_schema", None)
         if schema is None:
             if getattr(target, "__module__", "") in ("_operator", "builtins", "math"):

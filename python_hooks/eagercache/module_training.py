@@ -43,9 +43,10 @@ from .module_compile import (
 from .module_gradient import eager_gradients
 from .module_identity import FunctionRecorder, Identity, Unfit, identify
 from .module_joint import TrainingGraphs, trace_training
-from .module_noise import Noise, Replayed
+from .module_noise import Draw, Replayed
 from .module_outputs import build_unflatten
 from .module_proof import Moved, compare, compare_structure
+from .module_reads import Reads, check_names
 from .module_surroundings import (
     Listener,
     attention_order,
@@ -111,7 +112,7 @@ def compile_training(
                 watched.keeps_output,
                 watched.strides,
             )
-        if watched.draws != bool(graphs.noise):
+        if watched.draws != bool(graphs.noise or graphs.draws):
             raise CompileRefused("it draws random numbers that are no masks of dropout")
         _check_memory(rebuilt, watched, graphs)
         with _clocked(seconds, "containers"):
@@ -146,7 +147,9 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
     identity = identify(module)
     if identity.digest != expected:
         raise Unfit("its attributes change, or cannot be rebuilt in another process")
-    module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
+    with Reads(gradients=True) as reads:
+        module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
+    reads.check()
     rebuilt.draw(seed=0)
     before = [slot.tensor.detach().clone() for slot in identity.slots]
     versions = [slot.tensor._version for slot in identity.slots]
@@ -171,6 +174,7 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
         draws = torch_states() != states[0]
         if not draws and random_states() != states[1]:
             raise Unfit("it draws random numbers")
+    check_names(recorder, rebuilt.attributes)
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
     if identify(module).digest != expected:
@@ -303,7 +307,8 @@ def _compile(
         folder = directory / name
         folder.mkdir()
         plain = tuple(example.detach() for example in examples)
-        paths.append(tools.container(graph, plain, folder, checked, improves=True))
+        draws = bool(graphs.draws)
+        paths.append(tools.container(graph, plain, folder, checked, improves=True, draws=draws))
         for step, value in tools.commands.seconds.items():
             seconds[f"{name}.{step}"] = value
     if all(not text.kernels for text in texts):
@@ -329,7 +334,11 @@ class _TrainingAnswers(Answers):
     """Calls the module, and asks for its gradients, through the kernels or through autograd."""
 
     def __init__(
-        self, rebuilt: Transferred, watched: _Watched, noise: Sequence[Noise], core: Any
+        self,
+        rebuilt: Transferred,
+        watched: _Watched,
+        noise: Sequence[Draw],
+        core: Any,
     ) -> None:
         super().__init__(rebuilt, watched.identity, core)
         self._watched, self._noise = watched, noise
@@ -479,7 +488,7 @@ def _judge(
     with autocast(under):
         native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
     strides = [list(t.stride()) for t in tensor_leaves(native)]
-    answers = _TrainingAnswers(rebuilt, watched, graphs.noise, core)
+    answers = _TrainingAnswers(rebuilt, watched, graphs.noise or graphs.draws, core)
     with autocast(under, keeps_casts=False):
         answers.draw(SEEDS[0], SPREADS[0])
         plan = _plan(watched, graphs, answers)
@@ -538,6 +547,7 @@ def _plan(watched: _Watched, graphs: TrainingGraphs, answers: _TrainingAnswers) 
         "gradients": rows,
         "rebuilt": plan["rebuilt"],
         "noise": plan["noise"],
+        "draws": plan["draws"],
     }
 
 

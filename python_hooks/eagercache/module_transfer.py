@@ -51,6 +51,7 @@ class _Standin:
     low: float = 0.0
     high: float = 0.0
     data: bytes | None = None
+    attributes: tuple[str, ...] = ()  # names that the program gave it
 
     @property
     def extent(self) -> int:
@@ -75,6 +76,7 @@ def _describe(tensor: torch.Tensor) -> _Standin:
         "offset": tensor.data_ptr() % 64,
         "parameter": isinstance(tensor, torch.nn.Parameter),
         "requires_grad": tensor.requires_grad,
+        "attributes": tuple(sorted(vars(tensor))),
     }
     exact = EXACT_BYTES if tensor.is_floating_point() else EXACT_INTEGER_BYTES
     if tensor.numel() * tensor.itemsize <= exact:
@@ -169,6 +171,11 @@ class Transferred:
                 if where not in generators:
                     generators[where] = torch.Generator(where).manual_seed(seed)
                 tensor.copy_(_values(standin, generators[where], spread))
+
+    @property
+    def attributes(self) -> set[str]:
+        """The names of all attributes that the program gave to tensors, which are not here."""
+        return {name for standin in self._standins for name in standin.attributes}
 
     def move(self, seed: int) -> None:
         """Moves every floating-point number by its own last place, up or down."""

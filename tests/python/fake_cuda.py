@@ -6,6 +6,7 @@ For a process of its own: it replaces functions of torch. Tensors are fake; noth
 from __future__ import annotations
 
 import functools
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,44 @@ def _contain_call(tools: Any, folder: Path) -> dict[str, Any]:
     except cuda_compile.PlanUnknown as unknown:
         made = cuda_compile.contain(call, returns, None, tools, folder, unknown)
     return {"path": str(made.container), "why": made.why_container, "text": vars(made.text)}
+
+
+def write_drawing_attention(folder: str) -> dict[str, Any]:
+    """What a forward draws whose attention drops weights on a GPU, and what its text calls."""
+    install_for_containers()
+    from eagercache import _compat
+    from eagercache.compile import Tools, _TextReader
+    from eagercache.module_noise import drawn_within
+    from eagercache.toolchain import AVX2, find_compiler
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.nn import functional
+
+    def attend(x: torch.Tensor, into: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        x = functional.dropout(x, 0.1)
+        heads = (x @ into).view(4, 128, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        drawing = torch.ops.aten._scaled_dot_product_cudnn_attention
+        attended = drawing(*heads.unbind(0), bias, True, 0.1, False, False, scale=0.125)[0]
+        return functional.dropout(attended.transpose(1, 2).reshape(x.shape), 0.2) + x
+
+    def layers(*given: torch.Tensor) -> list[torch.Tensor]:
+        return [attend(attend(*given), *given[1:])]
+
+    sizes = ([4, 128, 256], [256, 768], [4, 1, 1, 128])
+    private, build = Path(folder, "private"), Path(folder, "build")
+    private.mkdir()
+    build.mkdir()
+    tools = Tools(find_compiler(), AVX2, private)
+    options = _compat.aot_options(build, tools.commands.compiler.path, 1)
+    options.update(_compat.aot_graph_options(draws=True), **_compat.aot_cuda_options(1))
+    texts: list[str] = []
+    reader = _TextReader(lambda wrapper, _: texts.append(wrapper))
+    with FakeTensorMode(), torch.no_grad():
+        given = [torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in sizes]
+        given[2] = given[2].expand(4, 4, 128, 128)
+        graph = make_fx(layers, _allow_non_fake_inputs=True)(*given)
+        tools._compile(graph, tuple(given), options, build, reader, for_gpu=True)
+    calls = re.findall(r"aoti_torch_cuda_(native_dropout|\w+_attention)\(", texts[0])
+    return {"draws": [type(draw).__name__ for draw in drawn_within(graph.graph)], "calls": calls}
 
 
 def compile_first_configurations(module: Any) -> dict[str, tuple[Any, Any]]:

@@ -84,6 +84,27 @@ def test_a_container_is_made_without_a_toolkit_and_asks_only_for_what_torch_brin
     assert "is insufficient" in loaded.stdout or "could not be made" in loaded.stdout, loaded
 
 
+@pytest.mark.skipif(
+    torch.version.cuda is None or not torch.__version__.startswith("2.11."),
+    reason="containers for GPUs are made with torch 2.11 built for CUDA",
+)
+def test_a_forward_with_attention_calls_what_draws_in_eagers_order(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="this torch has no Triton")
+    made = run_program(
+        f"""
+        import sys
+        sys.path.insert(0, {HERE!r})
+        import fake_cuda
+        report(**fake_cuda.write_drawing_attention({str(tmp_path)!r}))
+        """,
+        None,
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"),
+    )
+    assert made["draws"] == ["Noise", "Attention", "Noise"] * 2
+    once = ["native_dropout", "_scaled_dot_product_cudnn_attention", "native_dropout"]
+    assert made["calls"] == once * 2
+
+
 def test_entries_are_for_all_gpus_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(last: int) -> bytes:
         return bytes(16) + last.to_bytes(8, "little")

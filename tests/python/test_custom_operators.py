@@ -422,12 +422,16 @@ with warnings.catch_warnings(record=True) as caught:
     def counts(x: Tensor) -> Tensor:
         calls.append(1)
         return x * 2
+    @eagercache.op("demo::asks")
+    def asks(x: Tensor) -> Tensor:
+        return x * (3 if x.requires_grad else 2)
     @eagercache.op("demo::draws")
     def draws(x: Tensor) -> Tensor:
         return x * 0 + torch.rand_like(x) * 0
     eagercache.enable((), on_miss="wait", choose="always")
     answers = []
-    for op in (prints, captures, branches, writes, counts, draws):
+    operators = prints, captures, branches, writes, counts, asks, draws
+    for op in operators:
         answers += [op(torch.ones(4))[0].item() for _ in range(3)]
     eagercache.wait(60)
 report(at_decoration=at_decoration, answers=answers,
@@ -435,12 +439,12 @@ report(at_decoration=at_decoration, answers=answers,
        places=[(w.filename, w.lineno) for w in caught],
        counts_at=(counts.function.__code__.co_filename, counts.function.__code__.co_firstlineno),
        explained=str(eagercache.explain(branches, torch.ones(4))),
-       reasons={op.name: op.refusal for op in (prints, captures, branches, writes, counts, draws)})
+       reasons={op.name: op.refusal for op in operators})
 """,
         cache,
         fills=True,
     )
-    assert result["answers"] == [2.0] * 15 + [0.0] * 3
+    assert result["answers"] == [2.0] * 18 + [0.0] * 3
     assert result["hits"] == 0
     reasons = result["reasons"]
     assert reasons["demo::prints"].endswith("of prints: it calls print()")
@@ -448,12 +452,13 @@ report(at_decoration=at_decoration, answers=answers,
     assert "of branches: it reads a tensor's value" in reasons["demo::branches"]
     assert "of writes: it writes to an argument (aten::mul_)" in reasons["demo::writes"]
     assert "of counts: it changes what it refers to" in reasons["demo::counts"]
+    assert "of asks: it reads requires_grad of a tensor" in reasons["demo::asks"]
     assert "of draws: it draws random numbers (aten::rand_like)" in reasons["demo::draws"]
     assert all(reason.startswith("line ") for reason in reasons.values())
     at = result["counts_at"]
     assert f"line {at[1]} of counts" in reasons["demo::counts"] and at in result["places"]
     assert any("demo::prints stays uncompiled" in text for text in result["at_decoration"])
-    assert len([text for text in result["warnings"] if "stays uncompiled" in text]) == 6
+    assert len([text for text in result["warnings"] if "stays uncompiled" in text]) == 7
     assert reasons["demo::branches"] in result["explained"]
 
 

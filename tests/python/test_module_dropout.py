@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from eagercache.module_noise import Noise, Replayed, drawn_layouts, take_noise
+from conftest import run_program
+from eagercache import _compat
+from eagercache.commands import CompileRefused
+from eagercache.module_nodes import operator_name
+from eagercache.module_noise import (
+    Attention,
+    Noise,
+    Replayed,
+    drawn_layouts,
+    drawn_within,
+    keep_draws,
+    take_noise,
+)
+from eagercache.module_trace import refuse_operators
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -142,3 +157,123 @@ def test_other_masks_than_were_drawn_are_not_replayed() -> None:
     for masks in ([], [torch.ones(4, 3)]):
         with pytest.raises(RuntimeError, match="other random masks"), Replayed(masks):
             layer(x)
+
+
+def attention_graph(device: str, p: float = 0.1) -> torch.fx.GraphModule:
+    """Attention that drops some of its weights, then a dropout of what it gives."""
+    aten = torch.ops.aten
+    graph = torch.fx.Graph()
+    with FakeTensorMode():
+        inputs = [graph.placeholder(name) for name in ("query", "key", "value")]
+        for node in inputs:
+            node.meta["val"] = torch.empty(2, 128, 4, 64, device=device).bfloat16().transpose(1, 2)
+        heads = tuple(node.meta["val"] for node in inputs)
+        target = aten._scaled_dot_product_cudnn_attention.default
+        node = graph.call_function(target, (*inputs, None, True, p), {"scale": 0.125})
+        node.meta["val"] = (heads[0],)
+        first = graph.call_function(operator.getitem, (node, 0))
+        first.meta["val"] = heads[0]
+        dropped = graph.call_function(aten.native_dropout.default, (first, 0.2, True))
+        dropped.meta["val"] = (heads[0], heads[0].bool())
+    graph.output((dropped,))
+    return torch.fx.GraphModule(nn.Module(), graph)
+
+
+def test_what_attention_draws_is_drawn_between_the_masks_before_and_after_it() -> None:
+    attention, mask = drawn_within(attention_graph("cuda").graph)
+    assert isinstance(attention, Attention)
+    given = dict(attention.arguments)
+    assert given["dropout_p"] == 0.1 and given["scale"] == 0.125 and given["attn_bias"] is None
+    layout = given["value"]
+    assert (layout.sizes, layout.strides) == ((2, 4, 128, 64), (32768, 64, 256, 1))
+    assert isinstance(mask, Noise) and mask.probability == 0.2
+
+
+def test_gradients_of_attention_draw_nothing() -> None:
+    attend = torch.ops.aten._scaled_dot_product_cudnn_attention
+
+    def forward(*heads: torch.Tensor) -> list[torch.Tensor]:
+        return [attend(*heads, None, True, 0.1)[0].sin()]
+
+    with FakeTensorMode():
+        heads = [torch.empty(2, 4, 128, 64, requires_grad=True) for _ in range(3)]
+        joint = _compat.joint_graph(forward, tuple(heads))
+        refuse_operators(joint.graph, draws=True)
+        _, backward = keep_draws(joint, lambda: _compat.split_joint_graph(joint, 1))
+    names = [operator_name(node) for node in backward.graph.nodes]
+    assert "aten::_scaled_dot_product_cudnn_attention_backward" in names
+
+
+def test_attention_that_drops_nothing_leaves_masks_to_be_inputs() -> None:
+    assert drawn_within(attention_graph("cuda", p=0.0).graph) == []
+    assert drawn_within(graph_of("cuda").graph) == []
+    with pytest.raises(CompileRefused, match="random numbers"):
+        drawn_within(attention_graph("cpu").graph)  # no such operator draws there
+
+
+# Has every forward of the processes below draw by itself, as one with attention does on a GPU.
+DRAWING = """
+import importlib.util, sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name != "eagercache.module_joint":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            from eagercache.module_noise import _noise_of, draws_numbers
+
+            module.drawn_within = lambda graph: [
+                _noise_of(node) for node in graph.nodes if draws_numbers(node)
+            ]
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+
+STEPS = """
+import copy, os
+os.environ["EAGERCACHE_MODULE_TRAINING"] = "1"
+import torch, eagercache, training_zoo
+from eagercache.modules import manager
+torch.set_num_threads(1)
+model, x = training_zoo.make("Dropped"), training_zoo.example("Dropped")
+other = copy.deepcopy(model)
+
+def step(called, seed):
+    torch.manual_seed(seed)
+    argument = x.clone().requires_grad_()
+    answer = called(argument)
+    after = torch.rand(2)
+    (first,) = torch.autograd.grad(answer.square().sum(), argument, create_graph=seed > 2)
+    if seed > 2:
+        first.square().sum().backward()
+    found = [answer, after, first, *(p.grad for p in called.parameters() if p.grad is not None)]
+    called.zero_grad()
+    return [tensor.detach().clone() for tensor in found]
+
+with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    mine = [step(model, seed) for seed in range(6)]
+    hits = [row.training_hits for part, row in manager.stats() if part is model]
+    lines = eagercache.explain_module(model)
+theirs = [step(other, seed) for seed in range(6)]
+pairs = [(a, b) for left, right in zip(mine, theirs) for a, b in zip(left, right, strict=True)]
+report(lines=lines, hits=hits, after=[torch.equal(m[1], t[1]) for m, t in zip(mine, theirs)],
+       close=[torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs])
+"""
+
+
+@pytest.mark.once
+def test_a_forward_that_draws_by_itself_draws_what_eager_draws(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DRAWING)
+    here = Path(__file__).parent
+    paths = [str(tmp_path), str(here), *filter(None, [os.environ.get("PYTHONPATH")])]
+    seen = run_program(STEPS, cache, timeout=600, PYTHONPATH=os.pathsep.join(paths))
+    assert seen["hits"] == [5], seen["lines"]
+    assert all(seen["after"]) and all(seen["close"]) and len(seen["close"]) > 20, seen
