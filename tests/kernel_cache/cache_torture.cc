@@ -9,8 +9,9 @@
 // deletes the whole store every so many milliseconds; the first `evictors` workers hold the store
 // to a twentieth of what the others want. Then all workers must finish.
 // Exit status 0 when every promise held: no corrupt load, no wrong result, no stall over five
-// seconds (of a clock that stands still when the disk does), at most one compile a key plus one a
-// kill, the cap kept, and no temporary file after one clean-up.
+// seconds and nobody who gets nowhere for a minute (of a clock that stands still when the disk
+// does), at most one compile a key plus one a kill, the cap kept, and no temporary file after one
+// clean-up.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -42,6 +43,7 @@ namespace eagercache {
 namespace {
 
 constexpr std::int64_t kStallMilliseconds = 5000;
+constexpr std::int64_t kNowhereMilliseconds = 60'000;
 
 struct Options {
   std::uint64_t seed = 1;
@@ -171,6 +173,7 @@ class Supervisor {
   void start_worker(int index) {
     const std::uint64_t seed = random_();
     board_->alive[static_cast<std::size_t>(index)] = board_->clock.load();
+    board_->settled[static_cast<std::size_t>(index)] = board_->clock.load();
     const pid_t child = ::fork();
     if (child == 0) ::_exit(run_torture_worker(plan_, *board_, index, seed));
     workers_[child] = index;
@@ -223,9 +226,10 @@ class Supervisor {
     const std::int64_t now = board_->clock;
     for (const auto& [process, index] : workers_) {
       std::atomic<std::int64_t>& alive = board_->alive[static_cast<std::size_t>(index)];
-      if (now - alive < kStallMilliseconds) continue;
+      std::atomic<std::int64_t>& settled = board_->settled[static_cast<std::size_t>(index)];
+      if (now - alive < kStallMilliseconds && now - settled < kNowhereMilliseconds) continue;
       ++hangs_;
-      alive = now;
+      alive = settled = now;
       ::kill(process, SIGKILL);
     }
   }

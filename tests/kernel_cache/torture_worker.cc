@@ -69,6 +69,7 @@ class Worker {
     while (another_pass || !keys.empty()) {
       board_.alive[static_cast<std::size_t>(index_)] = board_.clock.load();
       files_.roll();
+      if (store_ != nullptr && store_->read_only()) store_.reset();  // a failing call made it so
       if (store_ == nullptr) {
         auto opened = DiskStore::open(options);
         if (!opened) {
@@ -85,8 +86,9 @@ class Worker {
         evict();
       } else if (!settle(key)) {
         keys.insert(keys.begin(), key);
+        continue;
       }
-      if (store_->read_only()) store_.reset();  // a failing call made it so
+      board_.settled[static_cast<std::size_t>(index_)] = board_.clock.load();
       if (keys.empty()) ++board_.passes;
       another_pass = steady_milliseconds() < plan_.until;
     }

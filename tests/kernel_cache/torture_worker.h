@@ -44,8 +44,9 @@ struct TortureBoard {
   // Milliseconds of a clock that hardly moves while the machine or its disk stalls, so that a
   // worker's silence is a hang of ours and not of theirs.
   std::atomic<std::int64_t> clock{0};
-  // That clock at each worker's last sign of life.
+  // That clock at each worker's last sign of life, and when it last settled a key or evicted.
   std::array<std::atomic<std::int64_t>, kMaxWorkers> alive{};
+  std::array<std::atomic<std::int64_t>, kMaxWorkers> settled{};
 };
 
 std::int64_t steady_milliseconds();
