@@ -81,7 +81,8 @@ class Block(nn.Module):
         super().__init__()
         self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.drop, self.first, self.second = nn.Dropout(0.2), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.drop = nn.Dropout(0.2)
 
     def forward(self, x: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
         heads = self.into(x).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
@@ -135,7 +136,7 @@ def test_attention_draws_what_it_draws_in_eager(
     with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
         mine = [attending_step(model, x, keep, seed) for seed in range(4)]
         hits = [row.training_hits for part, row in manager.stats() if part is model]
-        # Calls whose argument needs gradients have a kernel of their own, and each is made beside one.
+        # Calls whose argument needs gradients have a kernel of their own; each is made beside one.
         if not hits or hits[0] < 4:
             pytest.fail(f"{hits} hits: {explain_module(model)[0][-300:]}", pytrace=False)
     for seed, found in enumerate(mine):
