@@ -74,6 +74,7 @@ _LOWERING_SOURCES = (
     "bare.py",
     "call_integers.py",
     "calls.py",
+    "code_values.py",
     "commands.py",
     "compile.py",
     "container.py",

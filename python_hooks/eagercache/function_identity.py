@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from .module_identity import Unfit, Writer, class_code, code_digest, is_covered
+from .code_values import class_code, code_digest, is_covered
+from .module_identity import Unfit, Writer
 
 FORMAT = 1
 MAX_FUNCTIONS = 400

@@ -21,13 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _compat, prove
 from .calls import FILLS, Call, flatten_returns
+from .code_values import code_digest
 from .commands import CompileRefused, FunctionRefused
 from .compile import example_inputs
 from .custom_operators import CustomOperator
 from .function_gradient import tensors_of
 from .function_identity import identify_function
 from .launch_plan import IndexRange
-from .module_identity import FunctionRecorder, Unfit, code_digest
+from .module_identity import FunctionRecorder, Unfit
 from .module_nodes import (
     behind,
     counts_from_the_storage,

@@ -16,7 +16,8 @@ import types
 
 import cloudpickle
 
-from .module_identity import Unfit, is_covered
+from .code_values import is_covered
+from .module_identity import Unfit
 
 MAX_BYTES = 4 << 20
 

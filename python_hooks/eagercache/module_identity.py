@@ -11,12 +11,9 @@ again, by name, in another process, so that their code can be compared before a 
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 import json
-import logging
-import struct
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +21,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from .code_values import (
+    class_code,
+    code_digest,
+    functions_in,
+    is_covered,
+    plain_value,
+    type_name,
+    values_digest,
+)
 
 FORMAT = 1
 
@@ -61,9 +68,6 @@ _NOT_COMPARED = frozenset({"_original_object_hash"})
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 20_000
-
-# Packages whose code the environment key covers, or that a forward cannot compute with.
-_COVERED_PACKAGES = frozenset({"torch", "eagercache", "builtins"}) | sys.stdlib_module_names
 
 
 class Unfit(Exception):
@@ -211,25 +215,10 @@ def _class_row(kind: type) -> list[Any]:
     return [kind.__module__, kind.__qualname__, package_version(kind.__module__), bases]
 
 
-def class_code(kind: type) -> str:
-    """16 digits over the code of a class's own methods."""
-    digest = hashlib.sha256()
-    for name, value in sorted(vars(kind).items()):
-        for function in _functions_in(value):
-            digest.update(name.encode())
-            digest.update(code_digest(function.__code__).encode())
-    return digest.hexdigest()[:16]
-
-
 def package_version(module_name: str) -> str:
     """``__version__`` of a module's top-level package, or ""."""
     top = sys.modules.get(module_name.partition(".")[0])
     return str(getattr(top, "__version__", ""))
-
-
-def is_covered(module_name: str) -> bool:
-    """Whether the environment key speaks for a Python module's code."""
-    return module_name.partition(".")[0] in _COVERED_PACKAGES
 
 
 class Writer:
@@ -260,7 +249,7 @@ class Writer:
             raise Unfit(f"attribute {where} holds a tensor inside a container")
         if isinstance(value, torch.nn.Module):
             raise Unfit(f"attribute {where} holds a module that is not registered")
-        name = _type_name(value)
+        name = type_name(value)
         if isinstance(value, (list, tuple)):
             return [name, *(self.write(item, where, depth) for item in value)]
         if isinstance(value, (set, frozenset)):
@@ -316,113 +305,7 @@ class Writer:
         ]
 
 
-def _type_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def plain_value(value: Any) -> Any:
-    """The canonical form of a value without parts; None when it is not one."""
-    kind = type(value)
-    if value is None or kind is bool:
-        return [repr(value)]
-    if kind is int:
-        return ["int", str(value)]
-    if kind is float:
-        return ["float", struct.pack("<d", value).hex()]
-    if kind is complex:
-        return ["complex", struct.pack("<dd", value.real, value.imag).hex()]
-    if kind is str:
-        return ["str", value]
-    if kind is bytes:
-        return ["bytes", value.hex()]
-    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
-        return ["torch", str(value)]
-    if isinstance(value, torch.Size):
-        return ["torch.Size", *map(int, value)]
-    if isinstance(value, enum.Enum):
-        return ["enum", _type_name(value), value.name]
-    if isinstance(value, type):
-        return ["type", value.__module__, value.__qualname__]
-    if isinstance(value, types.ModuleType):
-        return ["module", value.__name__]
-    if isinstance(value, (types.BuiltinFunctionType, logging.Logger)):
-        return [
-            "named",
-            _type_name(value),
-            str(value.__module__ or ""),
-            value.name if isinstance(value, logging.Logger) else value.__qualname__,
-        ]
-    if isinstance(value, slice):
-        return ["slice", repr(value)]
-    if value is Ellipsis or value is NotImplemented:
-        return [repr(value)]
-    return None
-
-
 # ---- code ----------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=65536)
-def code_digest(code: types.CodeType) -> str:
-    """16 hexadecimal digits over what ``code`` does; line numbers and file names are left out."""
-    digest = hashlib.sha256()
-    digest.update(code.co_code)
-    for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
-        digest.update(repr(part).encode())
-    digest.update(repr((code.co_argcount, code.co_kwonlyargcount, code.co_flags)).encode())
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            digest.update(code_digest(constant).encode())
-        elif isinstance(constant, frozenset):
-            digest.update(repr(sorted(map(repr, constant))).encode())
-        else:
-            digest.update(repr(constant).encode())
-    return digest.hexdigest()[:16]
-
-
-def globals_digest(code: types.CodeType, namespace: Mapping[str, Any]) -> str:
-    """16 digits over the plain global values that ``code`` reads by name."""
-    digest = hashlib.sha256()
-    for name in code.co_names:
-        value = namespace.get(name)
-        if value is None or isinstance(value, (type, types.ModuleType)):
-            continue
-        plain = plain_value(value)
-        if plain is not None:
-            digest.update(json.dumps([name, plain]).encode())
-    return digest.hexdigest()[:16]
-
-
-def _functions_in(value: Any) -> Iterator[types.FunctionType]:
-    """The Python functions that an attribute of a class or module stands for."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in seen or len(seen) > 64:
-            continue
-        seen.add(id(current))
-        if isinstance(current, types.FunctionType):
-            yield current
-            waiting += [
-                cell.cell_contents for cell in current.__closure__ or () if _is_filled(cell)
-            ]
-            waiting.append(getattr(current, "__wrapped__", None))
-        elif isinstance(current, (staticmethod, classmethod)):
-            waiting.append(current.__func__)
-        elif isinstance(current, property):
-            waiting += [current.fget, current.fset]
-        elif isinstance(current, (functools.cached_property, functools.partial)):
-            waiting.append(current.func)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return isinstance(
-            cell.cell_contents, (types.FunctionType, functools.partial, staticmethod, classmethod)
-        )
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -432,7 +315,7 @@ class UsedFunction:
     module: str
     path: str
     code: str  # code_digest
-    values: str  # globals_digest
+    values: str  # values_digest
 
     def to_row(self) -> list[str]:
         """As JSON."""
@@ -449,6 +332,7 @@ class CodeIndex:
         self._namespace = namespace
         self._by_code: dict[types.CodeType, str] = {}
         self._by_path: dict[str, types.CodeType] = {}
+        self._functions: dict[str, types.FunctionType] = {}  # but for nested ones
         for name, value in list(namespace.items()):
             self._add_value(str(name), value)
         for kind in classes:
@@ -459,22 +343,28 @@ class CodeIndex:
         return self._by_code.get(code)
 
     def find(self, path: str) -> tuple[str, str] | None:
-        """(code_digest, globals_digest) of what has that name now."""
+        """(code_digest, values_digest) of what has that name now."""
         code = self._by_path.get(path)
-        return None if code is None else (code_digest(code), globals_digest(code, self._namespace))
+        if code is None:
+            return None
+        function = self._functions.get(path)
+        return code_digest(code), values_digest(code, self._namespace, function)
 
     def _add_value(self, name: str, value: Any) -> None:
         if isinstance(value, type):
             self._add_class(name, value)
             return
-        for number, function in enumerate(_functions_in(value)):
-            self._add_code(name if number == 0 else f"{name}~{number}", function.__code__)
+        self._add_functions(name, value)
 
     def _add_class(self, name: str, kind: type) -> None:
         for attribute, value in list(vars(kind).items()):
-            for number, function in enumerate(_functions_in(value)):
-                suffix = "" if number == 0 else f"~{number}"
-                self._add_code(f"{name}.{attribute}{suffix}", function.__code__)
+            self._add_functions(f"{name}.{attribute}", value)
+
+    def _add_functions(self, name: str, value: Any) -> None:
+        for number, function in enumerate(functions_in(value)):
+            path = name if number == 0 else f"{name}~{number}"
+            self._functions.setdefault(path, function)
+            self._add_code(path, function.__code__)
 
     def _add_code(self, path: str, code: types.CodeType) -> None:
         if path in self._by_path:
@@ -552,7 +442,7 @@ class FunctionRecorder:
             path = indexes[name].path_of(code)
             if path is None:
                 raise Unfit(f"it runs {name}.{code.co_name}, which cannot be found by name")
-            found.append(
-                UsedFunction(name, path, code_digest(code), globals_digest(code, namespace))
-            )
+            known = indexes[name].find(path)
+            if known is not None:
+                found.append(UsedFunction(name, path, *known))
         return sorted(found, key=lambda item: (item.module, item.path))

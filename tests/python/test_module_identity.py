@@ -126,6 +126,39 @@ def test_the_code_of_a_class_is_in_the_identity(monkeypatch: pytest.MonkeyPatch)
     assert len({before, changed, digest(block)}) == 3
 
 
+class Shifted(nn.Module):
+    """Its forward computes with what its class holds, a default and a function's closure."""
+
+    shift, table = 1.0, {"scale": [2.0]}
+    scaled = staticmethod((lambda scale: lambda x: x * scale)(3.0))
+
+    def forward(self, x: torch.Tensor, power: int = 2) -> torch.Tensor:
+        return self.scaled(x) ** power + self.shift * self.table["scale"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shift", 1.5),
+        ("table", {"scale": [2.5]}),
+        ("scaled", staticmethod((lambda scale: lambda x: x * scale)(4.0))),
+    ],
+)
+def test_values_of_a_class_are_in_the_identity(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    before = digest(Shifted())
+    assert digest(Shifted()) == before
+    monkeypatch.setattr(Shifted, name, value)
+    assert digest(Shifted()) != before
+
+
+def test_defaults_of_a_method_are_in_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest(Shifted())
+    monkeypatch.setattr(Shifted.forward, "__defaults__", (3,))
+    assert digest(Shifted()) != before
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -144,10 +177,30 @@ def test_what_cannot_be_written_down_is_named(name: str, value: Any, reason: str
 
 
 CODE = """
-SCALE = 2.0
+import settings
 
-def helper(x):
-    return x * SCALE
+SCALE = 2.0
+TABLE = {"shift": [0.5]}
+
+class Limits:
+    low = -1.0
+
+class Options:
+    def __init__(self):
+        self.high = 4.0
+
+options = Options()
+
+def add(amount):
+    def inner(x):
+        return x + amount
+    return inner
+
+more = add(0.25)
+
+def helper(x, power=2):
+    x = x ** power * SCALE + TABLE["shift"][0]
+    return more(min(max(x, Limits.low), options.high)) * settings.gain
 
 def outer(function):
     def wrapper(x):
@@ -169,8 +222,14 @@ def _python_module(code: str) -> types.ModuleType:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("x * SCALE", "x + SCALE"),
+        ("* SCALE", "+ SCALE"),
         ("SCALE = 2.0", "SCALE = 3.0"),
+        ("[0.5]", "[0.75]"),
+        ("low = -1.0", "low = -2.0"),
+        ("high = 4.0", "high = 5.0"),
+        ("add(0.25)", "add(0.5)"),
+        ("power=2", "power=3"),
+        ("import settings", "import other_settings as settings"),
         ("function(x) + 1", "function(x)"),
     ],
 )
@@ -178,11 +237,15 @@ def test_a_change_of_code_that_ran_is_found(
     monkeypatch: pytest.MonkeyPatch, old: str, new: str
 ) -> None:
     block = module_zoo.Block()
+    for name, gain in {"settings": 1.0, "other_settings": 2.0}.items():
+        settings = types.ModuleType(name)
+        settings.gain = gain  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, settings)
     first = _python_module(CODE)
     with FunctionRecorder() as recorder:
         first.wrapped(1.0)
     rows = [function.to_row() for function in recorder.used(block) if function.module == "recorded"]
-    assert len(rows) == 3  # helper, wrapped, and the wrapper around it
+    assert len(rows) == 4  # helper, what add gives, wrapped, and the wrapper around it
     monkeypatch.setitem(sys.modules, "recorded", _python_module(CODE))
     assert changed_function(rows, block) is None
     monkeypatch.setitem(sys.modules, "recorded", _python_module(CODE.replace(old, new)))

@@ -1,0 +1,266 @@
+"""What Python code reads beside its arguments: constants of its classes, functions and namespaces.
+
+A kernel holds them as they were when it was compiled. They are written down here in a form that is
+the same in every process, so that a program in which one was edited never meets the kernels of the
+one before. What cannot be written down (an open file, a tensor) goes by its type alone.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import hashlib
+import json
+import logging
+import struct
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+# Packages whose code the environment key covers, or that a forward cannot compute with.
+_COVERED_PACKAGES = frozenset({"torch", "eagercache", "builtins"}) | sys.stdlib_module_names
+
+_MAX_DEPTH = 8
+_MAX_ITEMS = 4096
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_MISSING = object()
+
+
+def is_covered(module_name: str) -> bool:
+    """Whether the environment key speaks for a Python module's code."""
+    return module_name.partition(".")[0] in _COVERED_PACKAGES
+
+
+def type_name(value: Any) -> str:
+    """The type of ``value``, with its module."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def plain_value(value: Any) -> Any:
+    """The canonical form of a value without parts; None when it is not one."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return [repr(value)]
+    if kind is int:
+        return ["int", str(value)]
+    if kind is float:
+        return ["float", struct.pack("<d", value).hex()]
+    if kind is complex:
+        return ["complex", struct.pack("<dd", value.real, value.imag).hex()]
+    if kind is str:
+        return ["str", value]
+    if kind is bytes:
+        return ["bytes", value.hex()]
+    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return ["torch", str(value)]
+    if isinstance(value, torch.Size):
+        return ["torch.Size", *map(int, value)]
+    if isinstance(value, enum.Enum):
+        return ["enum", type_name(value), value.name]
+    if isinstance(value, type):
+        return ["type", value.__module__, value.__qualname__]
+    if isinstance(value, types.ModuleType):
+        return ["module", value.__name__]
+    if isinstance(value, (types.BuiltinFunctionType, logging.Logger)):
+        return [
+            "named",
+            type_name(value),
+            str(value.__module__ or ""),
+            value.name if isinstance(value, logging.Logger) else value.__qualname__,
+        ]
+    if isinstance(value, slice):
+        return ["slice", repr(value)]
+    if value is Ellipsis or value is NotImplemented:
+        return [repr(value)]
+    return None
+
+
+# ---- code ----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=65536)
+def code_digest(code: types.CodeType) -> str:
+    """16 hexadecimal digits over what ``code`` does; line numbers and file names are left out."""
+    digest = hashlib.sha256()
+    digest.update(code.co_code)
+    for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+        digest.update(repr(part).encode())
+    digest.update(repr((code.co_argcount, code.co_kwonlyargcount, code.co_flags)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            digest.update(code_digest(constant).encode())
+        elif isinstance(constant, frozenset):
+            digest.update(repr(sorted(map(repr, constant))).encode())
+        else:
+            digest.update(repr(constant).encode())
+    return digest.hexdigest()[:16]
+
+
+# ---- values that code reads ----------------------------------------------------------------------
+
+
+def values_digest(
+    code: types.CodeType,
+    namespace: Mapping[str, Any],
+    function: types.FunctionType | None = None,
+) -> str:
+    """16 digits over the global values that ``code`` reads, defaults and closure of ``function``.
+
+    Of modules, classes and objects those attributes count that it names behind them; torch's and
+    the standard library's do not.
+    """
+    writer = _Loose()
+    rows: list[Any] = [
+        [".".join(chain), writer.write(value)]
+        for chain in _chains(code)
+        if (value := _value_of(chain, namespace)) is not _MISSING
+    ]
+    if function is not None:
+        rows.append(writer.function(function))
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
+def class_code(kind: type) -> str:
+    """16 digits over the code of a class's own methods, their defaults and closures, its values."""
+    digest = hashlib.sha256()
+    writer = _Loose()
+    for name, value in sorted(vars(kind).items()):
+        functions = list(functions_in(value))
+        for function in functions:
+            digest.update(json.dumps([name, *writer.function(function)]).encode())
+        if not functions and not (name.startswith("__") and name.endswith("__")):
+            digest.update(json.dumps([name, writer.write(value)]).encode())
+    return digest.hexdigest()[:16]
+
+
+def functions_in(value: Any) -> Iterator[types.FunctionType]:
+    """The Python functions that an attribute of a class or module stands for."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen or len(seen) > 64:
+            continue
+        seen.add(id(current))
+        if isinstance(current, types.FunctionType):
+            yield current
+            waiting += [
+                cell.cell_contents for cell in current.__closure__ or () if _is_filled(cell)
+            ]
+            waiting.append(getattr(current, "__wrapped__", None))
+        elif isinstance(current, (staticmethod, classmethod)):
+            waiting.append(current.__func__)
+        elif isinstance(current, property):
+            waiting += [current.fget, current.fset]
+        elif isinstance(current, (functools.cached_property, functools.partial)):
+            waiting.append(current.func)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return isinstance(
+            cell.cell_contents, (types.FunctionType, functools.partial, staticmethod, classmethod)
+        )
+    except ValueError:
+        return False
+
+
+@functools.lru_cache(maxsize=65536)
+def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """The global names that ``code`` reads, each with the attributes that it asks of it."""
+    found: dict[tuple[str, ...], None] = {}
+    chain: tuple[str, ...] = ()
+    for instruction in dis.get_instructions(code):
+        if chain and instruction.opname in _ATTRIBUTES:
+            chain = (*chain, str(instruction.argval))
+            continue
+        if chain:
+            found[chain] = None
+        reads = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        chain = (str(instruction.argval),) if reads else ()
+    return tuple(found)
+
+
+def _value_of(chain: tuple[str, ...], namespace: Mapping[str, Any]) -> Any:
+    """What the names stand for, as far as that is known without running code."""
+    value = namespace.get(chain[0], _MISSING)
+    holders: list[Mapping[str, Any]]
+    for name in chain[1:]:
+        if isinstance(value, types.ModuleType):
+            holders = [] if is_covered(value.__name__) else [vars(value)]
+        elif isinstance(value, type):
+            holders = [vars(base) for base in value.__mro__ if not is_covered(base.__module__)]
+        elif _is_of_program(value):
+            holders = [vars(value), *(vars(base) for base in type(value).__mro__)]
+        else:
+            break
+        held = [holder[name] for holder in holders if name in holder]
+        if not held:
+            break
+        value = held[0]
+    return _MISSING if isinstance(value, types.ModuleType) else value
+
+
+def _is_of_program(value: Any) -> bool:
+    """Whether ``value`` is an object with attributes, of a class that the program brought."""
+    if isinstance(value, (torch.Tensor, torch.nn.Module, types.FunctionType)):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict) and not is_covered(
+        type(value).__module__
+    )
+
+
+class _Loose:
+    """Turns any value into JSON; what has no such form goes by its type."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_ITEMS
+        self._active: set[int] = set()
+
+    def function(self, value: types.FunctionType) -> list[Any]:
+        """A function's code, defaults and closure."""
+        cells = []
+        for cell in value.__closure__ or ():
+            try:
+                cells.append(self.write(cell.cell_contents))
+            except ValueError:
+                cells.append(["empty"])
+        defaults = [self.write(value.__defaults__), self.write(value.__kwdefaults__)]
+        return [code_digest(value.__code__), defaults, cells]
+
+    def write(self, value: Any) -> Any:
+        plain = plain_value(value)
+        if plain is not None:
+            return plain
+        name = type_name(value)
+        self._left -= 1
+        if id(value) in self._active or len(self._active) > _MAX_DEPTH or self._left < 0:
+            return [name]
+        self._active.add(id(value))
+        try:
+            return [name, *self._parts(value)]
+        finally:
+            self._active.discard(id(value))
+
+    def _parts(self, value: Any) -> list[Any]:
+        if isinstance(value, (list, tuple)):
+            return [len(value), *(self.write(item) for item in value[:_MAX_ITEMS])]
+        if isinstance(value, (set, frozenset)):
+            return sorted(json.dumps(self.write(item)) for item in value)
+        if isinstance(value, dict):
+            return [[self.write(key), self.write(item)] for key, item in value.items()]
+        if isinstance(value, functools.partial):
+            return [self.write(part) for part in (value.func, value.args, value.keywords)]
+        if isinstance(value, types.MethodType):
+            return [self.write(value.__func__)]
+        if isinstance(value, types.FunctionType):
+            if is_covered(str(value.__module__)):
+                return [str(value.__module__), value.__qualname__]
+            return [str(value.__module__), value.__qualname__, *self.function(value)]
+        if _is_of_program(value):
+            return [[key, self.write(item)] for key, item in sorted(vars(value).items())]
+        return []
