@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import struct
 import sys
 import types
@@ -27,6 +28,7 @@ _COVERED_PACKAGES = frozenset({"torch", "eagercache", "builtins"}) | sys.stdlib_
 _MAX_DEPTH = 8
 _MAX_ITEMS = 4096
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_OF_THE_ENVIRONMENT = (("os", "environ"), ("os", "getenv"))
 _MISSING = object()
 
 
@@ -119,6 +121,7 @@ def values_digest(
         for chain in _chains(code)
         if (value := _value_of(chain, namespace)) is not _MISSING
     ]
+    rows += _environment_rows(code, namespace)
     if function is not None:
         rows.append(writer.function(function))
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
@@ -203,6 +206,21 @@ def _value_of(chain: tuple[str, ...], namespace: Mapping[str, Any]) -> Any:
             break
         value = held[0]
     return _MISSING if isinstance(value, types.ModuleType) else value
+
+
+def _environment_rows(code: types.CodeType, namespace: Mapping[str, Any]) -> list[Any]:
+    """Environment variables that ``code`` may ask for: it names them and `os.environ`."""
+    asks = any(
+        chain[0] in namespace
+        and (
+            namespace[chain[0]] is os.environ
+            or namespace[chain[0]] is os.getenv
+            or chain[:2] in _OF_THE_ENVIRONMENT
+        )
+        for chain in _chains(code)
+    )
+    names = [name for name in code.co_consts if isinstance(name, str)] if asks else []
+    return [["environment", name, os.environ.get(name)] for name in names]
 
 
 def _is_of_program(value: Any) -> bool:

@@ -254,6 +254,24 @@ def test_a_change_of_code_that_ran_is_found(
     assert changed_function(rows, block) is not None
 
 
+@pytest.mark.parametrize("call", ["os.environ.get", "os.getenv", "getenv", "environ.get"])
+def test_another_value_of_an_environment_variable_that_is_asked_for_is_found(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    python_module = _python_module(
+        "import os\nfrom os import environ, getenv\n"
+        f'def gain(x):\n    return x * float({call}("GAIN_OF_THE_TEST", "1"))\n'
+    )
+    monkeypatch.setitem(sys.modules, "recorded", python_module)
+    with FunctionRecorder() as recorder:
+        python_module.gain(1.0)
+    block = module_zoo.Block()
+    rows = [function.to_row() for function in recorder.used(block) if function.module == "recorded"]
+    assert changed_function(rows, block) is None
+    monkeypatch.setenv("GAIN_OF_THE_TEST", "2")
+    assert changed_function(rows, block) == "recorded.gain"
+
+
 def test_nested_functions_and_methods_have_names() -> None:
     index = CodeIndex(vars(module_zoo))
     forward = module_zoo.Block.forward.__code__

@@ -1,0 +1,50 @@
+"""A program that was edited never meets the kernels of the program before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import run_program
+
+pytestmark = pytest.mark.once
+
+PROGRAM = """
+import torch, eagercache
+from eagercache._load import core
+from eagercache.modules import explain_module, manager
+
+TABLE = {"scale": [2.0]}
+
+class Scaled(torch.nn.Module):
+    gain = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+
+    def forward(self, x, power=1.5):
+        return (self.dense(x) * TABLE["scale"][0] * self.gain).abs().pow(power).tanh()
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model, x = Scaled().eval(), torch.randn(8, 16)
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for _ in range(3):
+        answer = model(x)
+    core.set_answering(False)
+    expected = model(x)
+    hits = [row.hits for part, row in manager.stats() if part is model]
+report(hits=hits, right=torch.allclose(answer, expected, atol=1e-5),
+       compiles=eagercache.stats().compiles, lines=explain_module(model))
+"""
+
+
+def test_kernels_hold_the_constants_of_the_program_that_runs(cache: Path) -> None:
+    first = run_program(PROGRAM, cache, fills=True)
+    assert first["hits"] == [2] and first["right"] and first["compiles"] == 1, first
+    # One is a part of the module's identity, the other is compared before a kernel is used.
+    for old, new in (("gain = 1.0", "gain = 4.0"), ('"scale": [2.0]', '"scale": [3.0]')):
+        edited = run_program(PROGRAM.replace(old, new), cache, fills=True)
+        assert edited["right"], (old, edited)
+        assert edited["hits"] == [2] and edited["compiles"] == 1, (old, edited)
