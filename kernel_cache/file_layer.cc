@@ -70,7 +70,9 @@ class PosixFileLayer final : public FileLayer {
   }
 
   int set_time(int directory, const char* name, std::int64_t seconds) override {
-    const std::array<timespec, 2> times{timespec{0, UTIME_OMIT}, timespec{seconds, 0}};
+    timespec clock{};
+    ::clock_gettime(CLOCK_REALTIME, &clock);
+    const std::array<timespec, 2> times{timespec{0, UTIME_OMIT}, timespec{seconds, clock.tv_nsec}};
     return once(::utimensat(directory, name, times.data(), AT_SYMLINK_NOFOLLOW));
   }
 

@@ -37,7 +37,8 @@ class FileLayer {
   virtual int may_execute(int fd) = 0;
   // As status; the empty name is allowed.
   virtual int set_mode(int directory, const char* name, mode_t mode) = 0;
-  // Sets the modification time, in seconds since the epoch.
+  // Sets the modification time, in seconds since the epoch. Its nanoseconds are the clock's, so
+  // that a file which is touched twice within a second has two times.
   virtual int set_time(int directory, const char* name, std::int64_t seconds) = 0;
   virtual int link(int from_directory, const char* from, int to_directory, const char* to) = 0;
   // With `replace` false, -EEXIST when `to` exists.

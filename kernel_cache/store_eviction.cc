@@ -26,7 +26,7 @@ struct ScannedEntry {
 
 struct ScannedObject {
   std::uint64_t bytes = 0;
-  std::int64_t modified = 0;
+  timespec modified{};
   std::uint64_t references = 0;
 };
 
@@ -45,12 +45,14 @@ class Scanner {
   Result<Scan> run(const std::string& environment, bool with_objects) {
     const auto top = tree_.list(".");
     if (!top) return top.status();
+    // Before the manifests: a publisher claims an object, links its manifest and claims again, so
+    // either we see that manifest or the last claim comes after our look at the object.
+    if (with_objects) scan_fan_out(kObjectsDirectory);
     for (const std::string& name : top.value()) {
       if (!is_environment_id(name) || (!environment.empty() && name != environment)) continue;
       scan_fan_out(environment_folder(name, kManifestsDirectory));
       scan_folder(environment_folder(name, kFailuresDirectory));
     }
-    if (with_objects) scan_fan_out(kObjectsDirectory);
     return std::move(scan_);
   }
 
@@ -83,7 +85,7 @@ class Scanner {
     struct stat info {};
     if (tree == nullptr || tree_.files().status(tree->directory(), name.c_str(), &info) < 0) return;
     const auto bytes = static_cast<std::uint64_t>(info.st_size);
-    scan_.objects[name] = {bytes, static_cast<std::int64_t>(info.st_mtim.tv_sec), 0};
+    scan_.objects[name] = {bytes, info.st_mtim, 0};
     scan_.bytes += bytes;
   }
 
@@ -184,20 +186,42 @@ class Sweeper {
   }
 
   void remove_objects() {
-    const auto tree = tree_.handle();
     for (const auto& [name, object] : scan_.objects) {
-      if (tree == nullptr || object.references > 0) continue;
-      struct stat info {};
-      if (tree_.files().status(tree->directory(), name.c_str(), &info) < 0) continue;
-      // An object that lost its entry just now goes with it, unless a publisher has claimed it
-      // since. One that never had an entry may be about to get it.
-      const auto modified = static_cast<std::int64_t>(info.st_mtim.tv_sec);
-      const bool goes =
-          released_.contains(name) ? modified == object.modified : now_ - modified > kGraceSeconds;
-      if (!goes || !unlink(name)) continue;
+      if (object.references > 0 || !remove_object(name, object)) continue;
       ++result_.objects_removed;
       result_.bytes_removed += object.bytes;
     }
+  }
+
+  bool remove_object(const std::string& name, const ScannedObject& object) {
+    const auto tree = tree_.handle();
+    if (tree == nullptr) return false;
+    FileLayer& files = tree_.files();
+    struct stat info {};
+    if (files.status(tree->directory(), name.c_str(), &info) < 0) return false;
+    if (!goes(name, object, info)) return false;
+    // A publisher may claim it between that look and its removal. So it loses its name first: from
+    // then on a publisher sees that it is missing and makes it anew, and what was claimed until
+    // then gets its name back.
+    std::string aside = temporary_file(new_temporary_name(false));
+    const int renamed = files.rename(tree->directory(), name.c_str(), tree->directory(),
+                                     aside.c_str(), /*replace=*/true);
+    if (renamed < 0) return false;
+    const TemporaryFile taken(tree, files, std::move(aside));
+    const int error = files.status(tree->directory(), taken.name(), &info);
+    if (error >= 0 && goes(name, object, info)) return true;
+    (void)writer_.commit(taken, name).is_ok();
+    return false;
+  }
+
+  // An object that lost its entry just now goes with it, unless a publisher has claimed it since
+  // the scan. One that never had an entry may be about to get it.
+  bool goes(const std::string& name, const ScannedObject& object, const struct stat& info) const {
+    if (released_.contains(name)) {
+      return info.st_mtim.tv_sec == object.modified.tv_sec &&
+             info.st_mtim.tv_nsec == object.modified.tv_nsec;
+    }
+    return now_ - static_cast<std::int64_t>(info.st_mtim.tv_sec) > kGraceSeconds;
   }
 
   void remove_temporaries() {

@@ -73,6 +73,7 @@ class DiskStore::Impl {
   Result<Manifest> publish_once(const Manifest& manifest, const std::vector<ObjectSource>& sources);
   Result<PendingObject> stage(ObjectKind kind, const std::string& bytes);
   Result<std::string> read_source(const std::filesystem::path& path);
+  bool claim(const std::string& name);
   Status commit_object(const PendingObject& object);
   Result<Manifest> existing_entry(const Digest& key, EntryKind wanted);
   Result<Manifest> commit_entry(const Manifest& manifest,

@@ -113,14 +113,19 @@ Result<PendingObject> DiskStore::Impl::stage(ObjectKind kind, const std::string&
   return PendingObject{ObjectRef{kind, sha256(bytes), bytes.size()}, std::move(temporary).value()};
 }
 
+// Makes an object young, so that an eviction that runs now leaves it to the manifest that is coming
+// or has come. False when it is gone.
+bool DiskStore::Impl::claim(const std::string& name) {
+  const auto tree = local.handle();
+  return tree != nullptr && files.set_time(tree->directory(), name.c_str(), files.now()) != -ENOENT;
+}
+
 Status DiskStore::Impl::commit_object(const PendingObject& object) {
   const std::string name = object_file(object.reference.kind, object.reference.digest);
   Result<Committed> committed = writer.commit(object.temporary, name);
   if (committed && committed.value() == Committed::kAlreadyThere) {
     if (local.read_object(object.reference)) {
-      // Young again, so that an eviction that runs now leaves it to the manifest that is coming.
-      const auto tree = local.handle();
-      if (tree != nullptr) files.set_time(tree->directory(), name.c_str(), files.now());
+      claim(name);
       return Status::ok();
     }
     // The name is right and the content is not: damage that nobody has read since.
@@ -190,9 +195,11 @@ Result<Manifest> DiskStore::Impl::commit_entry(const Manifest& manifest,
     // Nothing usable had the name: damage, now moved aside, or another format version's.
     if (Status status = writer.replace(temporary.value(), name); !status) return status;
   }
-  // An eviction may have seen an object before the manifest that names it.
+  // Claimed again now that a manifest names them: an eviction that looked for manifests before
+  // leaves them from here on, and what it has taken away already comes back.
   for (const PendingObject& object : objects) {
-    if (!local.has_objects(manifest)) (void)commit_object(object).is_ok();
+    const std::string place = object_file(object.reference.kind, object.reference.digest);
+    if (!claim(place) || !local.has_objects(manifest)) (void)commit_object(object).is_ok();
   }
   writer.sync_parent(name);
   const auto tree = local.handle();

@@ -24,6 +24,7 @@ namespace {
 // Set in a process that plays the program.
 constexpr char kPlays[] = "TEST_PLAYS_A_PROGRAM";
 constexpr int kPrograms = 2;
+constexpr int kThreads = 2;
 // The exit code of a program in which threads of ours still work when libcrypto cleans up.
 constexpr int kStillWorks = 3;
 
@@ -100,10 +101,11 @@ TEST_F(ExitTest, AProgramMayEndWhileItsThreadsAskTheStore) {
   std::atexit([] {
     const int before = asked;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    if (asked != before) ::_exit(kStillWorks);
+    // What a thread was told before may be counted late, once.
+    if (asked > before + kThreads) ::_exit(kStillWorks);
   });
   runtime().stop_at_exit();
-  for (int thread = 0; thread < 2; ++thread) {
+  for (int thread = 0; thread < kThreads; ++thread) {
     // No operator runs in these threads: what torch takes down at exit is not their concern.
     std::thread([&twice, keys] {
       for (std::size_t i = 0;; ++i) {
