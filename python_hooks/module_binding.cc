@@ -57,7 +57,8 @@ std::shared_ptr<ModuleRecord> require_record(py::handle module) {
 using GuardEntry = std::pair<py::object, std::vector<std::pair<std::string, std::string>>>;
 
 bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
-               const std::string& identity, std::uint64_t version) {
+               const std::string& identity, std::uint64_t version, const py::list& values,
+               bool forget_forms) {
   auto record = require_record(module);
   record->asked = false;
   auto guard = std::make_unique<ModuleGuard>();
@@ -67,7 +68,9 @@ bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
       guard->add_tensor(kind, name);
     }
   }
-  return ModuleRegistry::instance().set_guard(*record, std::move(guard), identity, version);
+  guard->values().add(values);
+  return ModuleRegistry::instance().set_guard(*record, std::move(guard), identity, version,
+                                              forget_forms);
 }
 
 using Inputs = std::vector<std::pair<bool, std::size_t>>;
@@ -274,7 +277,16 @@ void bind_records(py::module_& module) {
              [](py::handle object) { ModuleRegistry::instance().forget(object.ptr()); });
   module.def("modules_forget_all", [] { ModuleRegistry::instance().forget_all(); });
   module.def("module_set_guard", &set_guard, py::arg("module"), py::arg("entries"),
-             py::arg("identity"), py::arg("version"));
+             py::arg("identity"), py::arg("version"), py::arg("values") = py::list(),
+             py::arg("forget_forms") = false);
+  module.def(
+      "module_watch_values",
+      [](py::handle object, const py::list& values) {
+        require_record(object)->values->add(values);
+      },
+      py::arg("module"), py::arg("values"));
+  module.def("module_values_changed",
+             [](py::handle object) { return require_record(object)->values_changed; });
   module.def("module_install", &install, py::arg("module"), py::arg("identity"), py::arg("key"),
              py::arg("kernel"));
   module.def("module_stats", &module_stats);

@@ -349,7 +349,11 @@ ModuleGuard::Verdict check(ModuleRecord& record, bool* requires_grad) noexcept {
   if (!record.valid) {
     return ModuleGuard::Verdict::kChanged;
   }
-  const ModuleGuard::Verdict verdict = record.guard->check(requires_grad);
+  ModuleGuard::Verdict verdict = record.guard->check(requires_grad);
+  if (verdict == ModuleGuard::Verdict::kSame && !record.values->same()) {
+    record.values_changed = true;
+    verdict = ModuleGuard::Verdict::kChanged;
+  }
   if (verdict == ModuleGuard::Verdict::kChanged) {
     record.invalidate();
   }
@@ -433,9 +437,12 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   return answer_pending(registry, record, call, form);
 }
 
-// Whether every call that this thread may make now is its forward's; the guard tells of some.
+// Whether every call that this thread may make now is its forward's; the guard tells of some. It
+// may have been left for values that it read, and that are others now.
 bool is_left(const ModuleRegistry& registry, const ModuleRecord& record) noexcept {
-  return record.left[0] && (record.left[1] || !registry.training() || !at::GradMode::is_enabled());
+  return record.left[0] &&
+         (record.left[1] || !registry.training() || !at::GradMode::is_enabled()) &&
+         record.values->same();
 }
 
 // Whether a call that may need gradients is taken for one that is left, as the last one was: to
@@ -597,7 +604,8 @@ std::vector<std::shared_ptr<ModuleRecord>> ModuleRegistry::records() const {
 }
 
 bool ModuleRegistry::set_guard(ModuleRecord& record, std::unique_ptr<ModuleGuard> guard,
-                               const std::string& identity, std::uint64_t version) {
+                               const std::string& identity, std::uint64_t version,
+                               bool forget_forms) {
   record.asked = false;
   if (record.version != version) {
     return false;
@@ -608,6 +616,9 @@ bool ModuleRegistry::set_guard(ModuleRecord& record, std::unique_ptr<ModuleGuard
   }
   // The old one may hold the last reference to a submodule, whose end runs code.
   const std::unique_ptr<ModuleGuard> old = std::exchange(record.guard, std::move(guard));
+  if (forget_forms) {
+    record.forget_forms();
+  }
   record.use_identity(identity);
   record.state = ModuleRecord::State::kWatched;
   record.valid = true;

@@ -55,9 +55,10 @@ class ModuleRegistry {
   void forget_all();
   std::vector<std::shared_ptr<ModuleRecord>> records() const;
 
-  // Gives the record a new guard, unless something changed since `version`: false then.
+  // Gives the record a new guard, unless something changed since `version`: false then. With
+  // `forget_forms` no kernel that it has answers any more, of whatever identity.
   bool set_guard(ModuleRecord& record, std::unique_ptr<ModuleGuard> guard,
-                 const std::string& identity, std::uint64_t version);
+                 const std::string& identity, std::uint64_t version, bool forget_forms);
   // Something was assigned to `module`.
   void note_changed(PyObject* module) noexcept;
   // Asks the Python side to look at the module, once until it has.

@@ -27,19 +27,6 @@ py::object dictionary(const py::dict& attributes, const char* name) {
   return py::reinterpret_borrow<py::object>(found);
 }
 
-// A type gets a version when a name is looked up in it, and another one when it is changed.
-unsigned int version_of(PyTypeObject* type) {
-  static PyObject* const kName = PyUnicode_InternFromString("forward");
-  if (type->tp_version_tag == 0) {
-    PyObject* found = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), kName);
-    if (found == nullptr) {
-      throw py::error_already_set();
-    }
-    Py_DECREF(found);
-  }
-  return type->tp_version_tag;
-}
-
 }  // namespace
 
 void set_global_hooks(std::vector<py::object> dictionaries) {
@@ -139,7 +126,7 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
     slot.current = tensor;
   }
   *requires_grad = any_grad;
-  return Verdict::kSame;
+  return values_.same() ? Verdict::kSame : Verdict::kChanged;
 }
 
 }  // namespace eagercache

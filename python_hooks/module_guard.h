@@ -7,13 +7,15 @@
 #include <vector>
 
 #include "python_hooks/module_arguments.h"
+#include "python_hooks/module_values.h"
 
 namespace eagercache {
 
 // What one module and everything below it looked like when its kernels' key was made, and the check
 // that it still does: the same classes with nothing assigned to them, the same submodules, no
 // hooks, and tensors of the same metadata under the same names. Attributes are not read here:
-// assigning one is noticed where torch.nn.Module.__setattr__ is wrapped (module_calls.py).
+// assigning one is noticed where torch.nn.Module.__setattr__ is wrapped (module_calls.py). What is
+// inside of one is: a list, a configuration.
 //
 // Everything needs the GIL. Holds references to the submodules and to their dictionaries, not to
 // the module itself; so it must not outlive it.
@@ -33,6 +35,9 @@ class ModuleGuard {
   // "buffer" or "attribute". Returns its slot. Throws std::invalid_argument when it is not plain or
   // not on the device of the others.
   std::size_t add_tensor(const std::string& kind, const std::string& name);
+
+  // What is inside of attributes, added to by the caller before the first check.
+  ModuleValues& values() noexcept { return values_; }
 
   // Whether the tree is as it was added. Fills `requires_grad`. About 10 ns a module and a tensor.
   Verdict check(bool* requires_grad) const noexcept;
@@ -73,6 +78,7 @@ class ModuleGuard {
   std::vector<pybind11::object> kept_;  // the submodules without the root
   std::vector<Owner> owners_;
   std::vector<Slot> slots_;
+  ModuleValues values_;
 };
 
 // The dictionaries of hooks on all modules (torch.nn.modules.module._global_*_hooks); called once.

@@ -47,6 +47,16 @@ void ModuleRecord::use_identity(const std::string& identity) {
   classes_ = &classes_by_identity_[identity];
 }
 
+void ModuleRecord::forget_forms() {
+  current_ = nullptr;
+  classes_ = nullptr;
+  by_identity_.clear();
+  classes_by_identity_.clear();
+  values = std::make_unique<ModuleValues>();
+  values_changed = false;
+  left = {};
+}
+
 void ModuleRecord::require_tensors_of(const ModuleKernel& kernel) const {
   for (const ModuleKernel::Input& input : kernel.inputs) {
     if (guard != nullptr && input.from_module && input.index >= guard->num_tensors()) {

@@ -83,6 +83,9 @@ class ModuleRecord {
   // nullptr when too many forms are known.
   ModuleVariant* add(std::span<const Word> words);
   void use_identity(const std::string& identity);
+  // Forgets the forms of all identities, and what their kernels read: to be called before
+  // use_identity().
+  void forget_forms();
   // The verdict on a form under an identity that may not be the one that holds now; a null kernel
   // means the module's own forward.
   void install(const std::string& identity, std::span<const Word> words, ModuleKernel* kernel);
@@ -116,6 +119,9 @@ class ModuleRecord {
   bool asked = false;         // the Python side is looking, or has been asked to
   std::uint64_t version = 0;  // of changes noticed
   std::unique_ptr<ModuleGuard> guard;
+  // What the functions read that the kernels, of whatever form and identity, were traced from.
+  std::unique_ptr<ModuleValues> values = std::make_unique<ModuleValues>();
+  bool values_changed = false;  // and so no kernel answers until the Python side has looked
   std::uint64_t hits = 0;
   std::uint64_t training_hits = 0;  // of those, with gradients
   std::uint64_t native = 0;

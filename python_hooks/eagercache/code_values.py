@@ -29,7 +29,8 @@ _MAX_DEPTH = 8
 _MAX_ITEMS = 4096
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _OF_THE_ENVIRONMENT = (("os", "environ"), ("os", "getenv"))
-_MISSING = object()
+# In the place of a value that is not there.
+MISSING: Any = object()
 
 
 def is_covered(module_name: str) -> bool:
@@ -118,10 +119,12 @@ def values_digest(
     writer = _Loose()
     rows: list[Any] = [
         [".".join(chain), writer.write(value)]
-        for chain in _chains(code)
-        if (value := _value_of(chain, namespace)) is not _MISSING
+        for chain in chains(code)
+        if (value := _value_of(chain, namespace)) is not MISSING
     ]
-    rows += _environment_rows(code, namespace)
+    rows += [
+        ["environment", name, os.environ.get(name)] for name in environment_names(code, namespace)
+    ]
     if function is not None:
         rows.append(writer.function(function))
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
@@ -173,7 +176,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=65536)
-def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+def chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """The global names that ``code`` reads, each with the attributes that it asks of it."""
     found: dict[tuple[str, ...], None] = {}
     chain: tuple[str, ...] = ()
@@ -188,27 +191,41 @@ def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
+def attribute_places(value: Any) -> list[Any]:
+    """Where attributes of a namespace, class or object of the program are: dictionaries, classes.
+
+    In the order in which they are looked up; none where they are not the program's.
+    """
+    if isinstance(value, types.ModuleType):
+        return [] if is_covered(value.__name__) else [vars(value)]
+    if isinstance(value, type):
+        return [base for base in value.__mro__ if not is_covered(base.__module__)]
+    if is_of_program(value):
+        return [vars(value), *type(value).__mro__]
+    return []
+
+
+def members(place: Any) -> Mapping[str, Any]:
+    """The names in one of `attribute_places`."""
+    return vars(place) if isinstance(place, type) else place
+
+
 def _value_of(chain: tuple[str, ...], namespace: Mapping[str, Any]) -> Any:
     """What the names stand for, as far as that is known without running code."""
-    value = namespace.get(chain[0], _MISSING)
-    holders: list[Mapping[str, Any]]
+    value = namespace.get(chain[0], MISSING)
     for name in chain[1:]:
-        if isinstance(value, types.ModuleType):
-            holders = [] if is_covered(value.__name__) else [vars(value)]
-        elif isinstance(value, type):
-            holders = [vars(base) for base in value.__mro__ if not is_covered(base.__module__)]
-        elif _is_of_program(value):
-            holders = [vars(value), *(vars(base) for base in type(value).__mro__)]
-        else:
-            break
-        held = [holder[name] for holder in holders if name in holder]
+        held = [place for place in attribute_places(value) if name in members(place)]
         if not held:
             break
-        value = held[0]
-    return _MISSING if isinstance(value, types.ModuleType) else value
+        found = members(held[0])[name]
+        # What a method or property reads of its object is not known: all of it counts.
+        if is_of_program(value) and isinstance(held[0], type) and any(functions_in(found)):
+            break
+        value = found
+    return MISSING if isinstance(value, types.ModuleType) else value
 
 
-def _environment_rows(code: types.CodeType, namespace: Mapping[str, Any]) -> list[Any]:
+def environment_names(code: types.CodeType, namespace: Mapping[str, Any]) -> list[str]:
     """Environment variables that ``code`` may ask for: it names them and `os.environ`."""
     asks = any(
         chain[0] in namespace
@@ -217,13 +234,12 @@ def _environment_rows(code: types.CodeType, namespace: Mapping[str, Any]) -> lis
             or namespace[chain[0]] is os.getenv
             or chain[:2] in _OF_THE_ENVIRONMENT
         )
-        for chain in _chains(code)
+        for chain in chains(code)
     )
-    names = [name for name in code.co_consts if isinstance(name, str)] if asks else []
-    return [["environment", name, os.environ.get(name)] for name in names]
+    return [name for name in code.co_consts if isinstance(name, str)] if asks else []
 
 
-def _is_of_program(value: Any) -> bool:
+def is_of_program(value: Any) -> bool:
     """Whether ``value`` is an object with attributes, of a class that the program brought."""
     if isinstance(value, (torch.Tensor, torch.nn.Module, types.FunctionType)):
         return False
@@ -279,6 +295,6 @@ class _Loose:
             if is_covered(str(value.__module__)):
                 return [str(value.__module__), value.__qualname__]
             return [str(value.__module__), value.__qualname__, *self.function(value)]
-        if _is_of_program(value):
+        if is_of_program(value):
             return [[key, self.write(item)] for key, item in sorted(vars(value).items())]
         return []

@@ -39,7 +39,7 @@ SHARDING_MARKS = frozenset({"_is_fsdp_managed_module", "_fsdp_use_orig_params"})
 
 # Attributes of torch.nn.Module itself: hooks are looked at on every call, the rest does not change
 # what a forward computes.
-_OWN_ATTRIBUTES = frozenset(
+OWN_ATTRIBUTES = frozenset(
     {
         "_parameters",
         "_buffers",
@@ -64,7 +64,7 @@ _OWN_ATTRIBUTES = frozenset(
 
 # Attributes of objects that differ from process to process and say nothing: transformers keeps a
 # hash of a generation's settings, to see later whether somebody has changed them.
-_NOT_COMPARED = frozenset({"_original_object_hash"})
+NOT_COMPARED = frozenset({"_original_object_hash"})
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 20_000
@@ -192,7 +192,7 @@ def _sharing(slots: list[TensorSlot]) -> list[list[int]]:
 def _attributes(writer: Writer, path: str, module: torch.nn.Module) -> list[Any]:
     rows = []
     for name, value in sorted(vars(module).items()):
-        if name in _OWN_ATTRIBUTES | SHARDING_MARKS or isinstance(value, torch.Tensor):
+        if name in OWN_ATTRIBUTES | SHARDING_MARKS or isinstance(value, torch.Tensor):
             continue
         if name == "_compiled_call_impl":
             if value is not None:
@@ -280,7 +280,7 @@ class Writer:
             *(
                 [key, self.write(item, f"{where}.{key}", depth)]
                 for key, item in sorted(state.items())
-                if key not in _NOT_COMPARED
+                if key not in NOT_COMPARED
             ),
         ]
 
@@ -342,12 +342,17 @@ class CodeIndex:
         """The name of ``code``; None when it does not belong to the module."""
         return self._by_code.get(code)
 
+    def code(self, path: str) -> tuple[types.CodeType, types.FunctionType | None] | None:
+        """What has that name now; the function is None for nested ones."""
+        code = self._by_path.get(path)
+        return None if code is None else (code, self._functions.get(path))
+
     def find(self, path: str) -> tuple[str, str] | None:
         """(code_digest, values_digest) of what has that name now."""
-        code = self._by_path.get(path)
-        if code is None:
+        found = self.code(path)
+        if found is None:
             return None
-        function = self._functions.get(path)
+        code, function = found
         return code_digest(code), values_digest(code, self._namespace, function)
 
     def _add_value(self, name: str, value: Any) -> None:

@@ -29,8 +29,10 @@ from .module_gradient import eager_gradients
 from .module_identity import Unfit, changed_function, identify
 from .module_selection import Selection, check_selection, class_name, is_library_leaf, is_selected
 from .module_shapes import EXACT_AT, ON_CUDA, Places, SizeBook, SizeClass, SizedForm, sized_form
+from .module_stats import ModuleStats
 from .module_surroundings import autocast_here
 from .module_transfer import NotTransferable
+from .module_watch import attribute_values, function_values
 from .session import session
 
 if TYPE_CHECKING:
@@ -48,33 +50,6 @@ MOST_MEASUREMENTS = 3
 MOST_HELD = 16
 
 
-@dataclass(frozen=True)
-class ModuleStats:
-    """What became of the calls of one module.
-
-    Attributes:
-        name: its class.
-        hits: calls answered by a kernel.
-        pending: calls answered by its forward while there was no verdict.
-        native: calls answered by its forward because that is faster, or the only right way.
-        aside_reasons: calls that its forward answered for another reason, by reason.
-        state: "watched", "new" (not looked at yet) or "refused".
-        reason: why there is no kernel; empty when there is one or it is not decided.
-        training_hits: those of ``hits`` that need gradients, whose backward is a kernel too.
-        training_reason: ``reason`` for calls that need gradients.
-    """
-
-    name: str
-    hits: int
-    pending: int
-    native: int
-    aside_reasons: dict[str, int]
-    state: str
-    reason: str
-    training_hits: int = 0
-    training_reason: str = ""
-
-
 @dataclass
 class _Info:
     """What this side knows of one module. No reference to it or its tensors."""
@@ -84,6 +59,8 @@ class _Info:
     looks: int = 0  # at what had not been seen before
     settled: bool = False  # it was looked at again because its first call had changed it
     seen: set[str] = field(default_factory=set)  # identities
+    changes: int = 0  # of values that its kernels' functions read
+    watched: set[tuple[str, str]] = field(default_factory=set)  # those functions
     kernels: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     reasons: dict[bool, str] = field(default_factory=lambda: {False: "", True: ""})
 
@@ -291,6 +268,8 @@ class ModuleManager:
         if version is None:
             return
         try:
+            # First: what changes in between is noticed at the next call.
+            values = attribute_values(module)
             identity = identify(module)
             info.identity = identity.digest
             # One that was seen before, as of a mode that is switched on and off, finds its kernels.
@@ -299,7 +278,17 @@ class ModuleManager:
             if info.looks > MAX_LOOKS * (1 + sum(info.kernels.values())):
                 self._refuse(module, info, "its attributes change from call to call")
                 return
-            same = core.module_set_guard(module, identity.guard_entries(), identity.digest, version)
+            anew = core.module_values_changed(module)
+            if anew and not self._forget_kernels(module, info):
+                return
+            same = core.module_set_guard(
+                module,
+                identity.guard_entries(),
+                identity.digest,
+                version,
+                values,
+                anew,
+            )
         except (Unfit, ValueError) as error:
             self._refuse(module, info, str(error))
             return
@@ -309,6 +298,31 @@ class ModuleManager:
             same = False
         if not same:
             log.debug("%s changed while it was looked at", info.name)
+
+    def _forget_kernels(self, module: torch.nn.Module, info: _Info) -> bool:
+        """Its kernels were traced with other values; False when the module is refused for it."""
+        info.changes += 1
+        if info.changes > MAX_LOOKS:
+            self._refuse(module, info, "values that its forward reads change from call to call")
+            return False
+        info.watched.clear()
+        info.kernels = dict.fromkeys(info.kernels, 0)
+        info.reasons = dict.fromkeys(info.reasons, "")
+        self._sizes.clear()
+        return True
+
+    def _watch(self, module: torch.nn.Module, functions: list[list[str]]) -> None:
+        """Has the core watch what the functions read that a kernel of the module was traced from.
+
+        To be called before it is compared with what the kernel holds.
+        """
+        assert core is not None
+        info = self._infos.get(module)
+        if info is None or core.module_version(module) is None:
+            return
+        new = [row for row in functions if (row[0], row[1]) not in info.watched]
+        core.module_watch_values(module, function_values(new, module))
+        info.watched.update((row[0], row[1]) for row in new)
 
     def _refuse(self, module: torch.nn.Module, info: _Info, reason: str) -> None:
         assert core is not None
@@ -377,6 +391,8 @@ class ModuleManager:
                 module,
                 lambda digest, facts: load_kernel(digest, form, facts),
             )
+            for known in size_class.kernels:
+                self._watch(module, known.functions)
             said = self._sizes.install(size_class, module, form.identity, form.key)
         except Exception as error:
             log.warning("a stored kernel of %s cannot be used: %s", class_name(module), error)
@@ -510,7 +526,7 @@ class ModuleManager:
             for missed in waiting:
                 if missed.size_class is not None:
                     self._class_compiled(missed.size_class, missed.form, response)
-                elif not self._install_from_store(digest, missed):
+                elif not self._install_from_store(digest, missed, made=True):
                     self._install_native(missed.form, str(response.get("reason", "")))
         finally:
             for missed in waiting:
@@ -531,8 +547,8 @@ class ModuleManager:
 
     # ---- verdicts --------------------------------------------------------------------------------
 
-    def _install_from_store(self, digest: str, missed: Missed) -> bool:
-        """Whether the store has a verdict, which is installed then."""
+    def _install_from_store(self, digest: str, missed: Missed, made: bool = False) -> bool:
+        """Whether the store has a verdict, which is installed then; ``made``: for this call."""
         assert core is not None
         form = missed.form
         module = form.module()
@@ -557,11 +573,20 @@ class ModuleManager:
         if configuration.numerics == "bitwise" and facts.get("numerics") != "bitwise":
             self._install_native(form, "the kernel does not equal the forward bit for bit")
             return True
-        changed = changed_function(json.loads(facts["functions"]), module)
+        functions = json.loads(facts["functions"])
+        self._watch(module, functions)
+        changed = changed_function(functions, module)
         if changed is not None:
-            log.info("a stored kernel was made for other code (%s); it is made anew", changed)
-            with contextlib.suppress(core.StoreError):
-                store.remove(digest)
+            log.info("a stored kernel was made for other code or values (%s)", changed)
+            info = self._infos.get(module)
+            if made or (info is not None and info.changes > 0):
+                # A worker has what the program's files say, and not what was assigned since.
+                reason = f"its forward reads values that a compile worker does not ({changed})"
+                self._install_native(form, reason)
+                return True
+            if configuration.on_miss != "native":
+                with contextlib.suppress(core.StoreError):
+                    store.remove(digest)
             return False
         try:
             self._install_kernel(digest, form, module, facts)
@@ -637,26 +662,9 @@ class ModuleManager:
 manager = ModuleManager()
 
 
-def _tells(row: ModuleStats) -> bool:
-    return bool(row.training_reason) and row.training_reason != row.reason
-
-
 def explain_module(module: torch.nn.Module) -> list[str]:
     """One line for ``module`` and each module below it that was met: what happened, and why."""
     known = {id(part): row for part, row in manager.stats()}
-    lines = []
-    for path, part in module.named_modules():
-        row = known.get(id(part))
-        if row is None:
-            continue
-        asides = ", ".join(f"{count} {reason}" for reason, count in row.aside_reasons.items())
-        calls = f"{row.hits} by kernel, {row.pending + row.native} by its forward"
-        verdict = f"refused: {row.reason}" if row.state == "refused" else (row.reason or row.state)
-        lines.append(
-            f"{path or '(root)'} ({row.name}): {calls}"
-            + (f", aside: {asides}" if asides else "")
-            + f"; {verdict}"
-            + (f"; {row.training_hits} with gradients" if row.training_hits else "")
-            + (f"; with gradients refused: {row.training_reason}" if _tells(row) else "")
-        )
-    return lines
+    return [
+        known[id(part)].line(path) for path, part in module.named_modules() if id(part) in known
+    ]
