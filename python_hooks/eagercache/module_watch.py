@@ -56,7 +56,7 @@ def attribute_values(module: torch.nn.Module) -> list[Row]:
     kinds: dict[type, None] = {}
     for part in module.modules():
         kinds.update(dict.fromkeys(type(part).__mro__))
-        for name, value in vars(part).items():
+        for name, value in list(vars(part).items()):
             if name not in OWN_ATTRIBUTES and name not in SHARDING_MARKS:
                 rows.inside(value)
     for kind in kinds:
@@ -186,8 +186,9 @@ class _Rows:
             for item in value:
                 self.inside(item)
         elif isinstance(value, set):
-            if all(_is_leaf(item) for item in value):
-                self._insides.append(("set", value, (), tuple((item, False) for item in value)))
+            items = tuple(value)
+            if all(_is_leaf(item) for item in items):
+                self._insides.append(("set", value, (), tuple((item, False) for item in items)))
         elif isinstance(value, dict):
             self._dictionary(value)
         elif isinstance(value, functools.partial):
@@ -205,11 +206,13 @@ class _Rows:
             self._insides.append(("class", kind, (), ()))
 
     def _dictionary(self, value: dict[Any, Any]) -> None:
+        # At one moment: other threads may add to it.
+        items = list(value.items())
         values = tuple(
             (type(item), True) if key in NOT_COMPARED else self._expected(item)
-            for key, item in value.items()
+            for key, item in items
         )
-        self._insides.append(("dict", value, tuple(value), values))
+        self._insides.append(("dict", value, tuple(key for key, _ in items), values))
 
     def _function(self, value: types.FunctionType) -> None:
         if is_covered(str(value.__module__)):
@@ -250,10 +253,10 @@ def _is_leaf(value: Any) -> bool:
 
 def _parts(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
-        yield from value.keys()
-        yield from value.values()
+        for item in list(value.items()):
+            yield from item
     elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from value
+        yield from list(value)
     elif isinstance(value, functools.partial):
         yield from (value.func, value.args, value.keywords)
     elif isinstance(value, types.MethodType):

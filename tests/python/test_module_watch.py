@@ -201,6 +201,23 @@ def test_values_that_never_stay_refuse_the_module(reading: Any) -> None:
     assert "change from call to call" in "".join(explain_module(reading))
 
 
+def test_what_is_looked_at_may_change_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: dict[Any, Any] = {"a": 1.0, "b": [2.0]}
+    names = {"c", "d"}
+    plain = module_watch.plain_value
+
+    def grown(value: Any) -> Any:
+        table[len(table)] = 0.0
+        names.add(str(len(names)))
+        return plain(value)
+
+    monkeypatch.setattr(module_watch, "plain_value", grown)
+    values = module_watch._Rows()
+    values.inside(table)
+    values.inside(names)
+    assert sorted(sort for sort, *_ in values.made) == ["dict", "list", "set"]
+
+
 def test_nothing_lives_longer_for_being_watched(reading: Any) -> None:
     class Holder:
         def __init__(self, held: object) -> None:
