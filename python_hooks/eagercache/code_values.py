@@ -28,6 +28,8 @@ _COVERED_PACKAGES = frozenset({"torch", "eagercache", "builtins"}) | sys.stdlib_
 _MAX_DEPTH = 8
 _MAX_ITEMS = 4096
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+# What a decorator's function holds of the one that it decorates.
+_WRAPPED = (types.FunctionType, functools.partial, staticmethod, classmethod)
 _OF_THE_ENVIRONMENT = (("os", "environ"), ("os", "getenv"))
 # In the place of a value that is not there.
 MISSING: Any = object()
@@ -134,13 +136,32 @@ def class_code(kind: type) -> str:
     """16 digits over the code of a class's own methods, their defaults and closures, its values."""
     digest = hashlib.sha256()
     writer = _Loose()
+    for name, value, functions in own_members(kind):
+        rows = [writer.function(function) for function in functions] or [[writer.write(value)]]
+        for row in rows:
+            digest.update(json.dumps([name, *row]).encode())
+    return digest.hexdigest()[:16]
+
+
+def own_members(kind: type) -> Iterator[tuple[str, Any, list[types.FunctionType]]]:
+    """Names in a class, what they stand for, and the functions in that.
+
+    Without what Python itself puts there under names like ``__doc__``.
+    """
     for name, value in sorted(vars(kind).items()):
         functions = list(functions_in(value))
-        for function in functions:
-            digest.update(json.dumps([name, *writer.function(function)]).encode())
-        if not functions and not (name.startswith("__") and name.endswith("__")):
-            digest.update(json.dumps([name, writer.write(value)]).encode())
-    return digest.hexdigest()[:16]
+        if functions or not (name.startswith("__") and name.endswith("__")):
+            yield name, value, functions
+
+
+def filled_cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, Any]]:
+    """The cells of a function's closure that hold something, and what."""
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:
+            continue
+        yield cell, content
 
 
 def functions_in(value: Any) -> Iterator[types.FunctionType]:
@@ -155,7 +176,7 @@ def functions_in(value: Any) -> Iterator[types.FunctionType]:
         if isinstance(current, types.FunctionType):
             yield current
             waiting += [
-                cell.cell_contents for cell in current.__closure__ or () if _is_filled(cell)
+                content for _, content in filled_cells(current) if isinstance(content, _WRAPPED)
             ]
             waiting.append(getattr(current, "__wrapped__", None))
         elif isinstance(current, (staticmethod, classmethod)):
@@ -164,15 +185,6 @@ def functions_in(value: Any) -> Iterator[types.FunctionType]:
             waiting += [current.fget, current.fset]
         elif isinstance(current, (functools.cached_property, functools.partial)):
             waiting.append(current.func)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return isinstance(
-            cell.cell_contents, (types.FunctionType, functools.partial, staticmethod, classmethod)
-        )
-    except ValueError:
-        return False
 
 
 @functools.lru_cache(maxsize=65536)

@@ -25,6 +25,7 @@ import torch
 from .code_values import (
     class_code,
     code_digest,
+    filled_cells,
     functions_in,
     is_covered,
     plain_value,
@@ -286,11 +287,7 @@ class Writer:
 
     def _function(self, value: types.FunctionType, where: str, depth: int) -> Any:
         cells = []
-        for cell in value.__closure__ or ():
-            try:
-                content = cell.cell_contents
-            except ValueError:
-                continue
+        for _, content in filled_cells(value):
             if isinstance(content, torch.nn.Module):
                 raise Unfit(f"attribute {where} is a function around a module")
             cells.append(self.write(content, where, depth))
@@ -329,7 +326,7 @@ class CodeIndex:
     """
 
     def __init__(self, namespace: Mapping[str, Any], classes: tuple[type, ...] = ()) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
         self._by_code: dict[types.CodeType, str] = {}
         self._by_path: dict[str, types.CodeType] = {}
         self._functions: dict[str, types.FunctionType] = {}  # but for nested ones
@@ -353,7 +350,7 @@ class CodeIndex:
         if found is None:
             return None
         code, function = found
-        return code_digest(code), values_digest(code, self._namespace, function)
+        return code_digest(code), values_digest(code, self.namespace, function)
 
     def _add_value(self, name: str, value: Any) -> None:
         if isinstance(value, type):
@@ -394,16 +391,27 @@ def tree_classes(module: torch.nn.Module, module_name: str) -> tuple[type, ...]:
 
 def changed_function(rows: list[list[str]], module: torch.nn.Module) -> str | None:
     """The first recorded function whose code is another one in this process; None when none is."""
-    indexes: dict[str, CodeIndex] = {}
-    for name, path, code, values in rows:
-        if name not in indexes:
-            python_module = sys.modules.get(name)
-            if python_module is None:
-                return f"{name}.{path}"
-            indexes[name] = CodeIndex(vars(python_module), tree_classes(module, name))
-        if indexes[name].find(path) != (code, values):
+    for (name, path, code, values), index in indexed(rows, module):
+        if index is None or index.find(path) != (code, values):
             return f"{name}.{path}"
     return None
+
+
+def indexed(
+    rows: Iterable[list[str]], module: torch.nn.Module
+) -> Iterator[tuple[list[str], CodeIndex | None]]:
+    """Recorded functions with the index to find each in; None where there is no such module."""
+    indexes: dict[str, CodeIndex | None] = {}
+    for row in rows:
+        name = row[0]
+        if name not in indexes:
+            python_module = sys.modules.get(name)
+            indexes[name] = (
+                None
+                if python_module is None
+                else CodeIndex(vars(python_module), tree_classes(module, name))
+            )
+        yield row, indexes[name]
 
 
 class FunctionRecorder:

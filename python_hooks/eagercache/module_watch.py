@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -25,24 +24,26 @@ from .code_values import (
     attribute_places,
     chains,
     environment_names,
+    filled_cells,
     functions_in,
     is_covered,
     is_of_program,
     members,
+    own_members,
     plain_value,
 )
 from .module_identity import (
     NOT_COMPARED,
     OWN_ATTRIBUTES,
     SHARDING_MARKS,
-    CodeIndex,
-    tree_classes,
+    indexed,
 )
 
 # (sort, place, keys, expected): see module_values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
 
 _NOT_THERE = (None, True)
+_WITH_PARTS = (list, tuple, dict, set, frozenset, functools.partial, types.FunctionType)
 _MAX_VALUES = 4096
 _MAX_DEPTH = 12
 
@@ -62,32 +63,23 @@ def attribute_values(module: torch.nn.Module) -> list[Row]:
     for kind in kinds:
         if is_covered(kind.__module__):
             continue
-        for name, value in list(vars(kind).items()):
-            functions = list(functions_in(value))
-            for function in functions:
-                rows.inside(function)
-            if not functions and not (name.startswith("__") and name.endswith("__")):
-                rows.inside(value)
+        for _, value, functions in own_members(kind):
+            for part in functions or [value]:
+                rows.inside(part)
     return rows.made
 
 
 def function_values(functions: Iterable[list[str]], module: torch.nn.Module) -> list[Row]:
     """What the functions of a kernel's entry (``UsedFunction.to_row``) read."""
     rows = _Rows()
-    indexes: dict[str, CodeIndex] = {}
-    for name, path, *_ in functions:
-        python_module = sys.modules.get(name)
-        if python_module is None:
-            continue
-        if name not in indexes:
-            indexes[name] = CodeIndex(vars(python_module), tree_classes(module, name))
-        found = indexes[name].code(path)
-        if found is None:
+    for (_, path, *_), index in indexed(functions, module):
+        found = index.code(path) if index is not None else None
+        if index is None or found is None:
             continue
         code, function = found
         for chain in chains(code):
-            rows.chain(chain, vars(python_module))
-        rows.environment(environment_names(code, vars(python_module)))
+            rows.chain(chain, index.namespace)
+        rows.environment(environment_names(code, index.namespace))
         if function is not None:
             rows.inside(function)
     return rows.made
@@ -97,7 +89,9 @@ class _Rows:
     """Collects rows; each place comes once."""
 
     def __init__(self) -> None:
-        self._items: dict[tuple[int, Any], Row] = {}
+        # By identity of the place: it, and what its keys have.
+        self._items: dict[int, tuple[Any, dict[Any, tuple[Any, bool]]]] = {}
+        self._left = _MAX_VALUES  # of those
         self._insides: list[Row] = []
         self._looked: set[int] = set()  # identities of what is in the rows
         self._holdable: dict[int, bool] = {}  # by identity
@@ -105,14 +99,10 @@ class _Rows:
 
     @property
     def made(self) -> list[Row]:
-        """All rows. Of the keys of one dictionary or class there is one."""
-        places: dict[int, tuple[Any, list[Any], list[tuple[Any, bool]]]] = {}
-        for _, place, (key,), (value,) in self._items.values():
-            _, keys, values = places.setdefault(id(place), (place, [], []))
-            keys.append(key)
-            values.append(value)
+        """All rows."""
         items: list[Row] = [
-            ("items", place, tuple(keys), tuple(values)) for place, keys, values in places.values()
+            ("items", place, tuple(held), tuple(held.values()))
+            for place, held in self._items.values()
         ]
         return items + self._insides
 
@@ -122,7 +112,7 @@ class _Rows:
             return  # a builtin
         owner: Any = None
         places: list[Any] = [namespace]
-        for name, is_last in zip(chain, [*[False] * (len(chain) - 1), True], strict=True):
+        for position, name in enumerate(chain, 1):
             found = MISSING
             place: Any = None
             for place in places:
@@ -130,7 +120,8 @@ class _Rows:
                 if found is not MISSING:
                     break
                 self._item(place, name, _NOT_THERE)
-            places = [] if is_last or not self._may_hold(found, 0) else attribute_places(found)
+            goes_on = position < len(chain) and self._may_hold(found, 0)
+            places = attribute_places(found) if goes_on else []
             if found is not MISSING:
                 self._item(place, name, (found, False) if places else self._expected(found))
             # What a method or property reads of its object is not known.
@@ -156,25 +147,20 @@ class _Rows:
     def _item(self, place: Any, key: Any, value: tuple[Any, bool]) -> None:
         if isinstance(place, type) and is_covered(place.__module__):
             return
-        if len(self._items) < _MAX_VALUES:
-            self._items[id(place), key] = ("items", place, (key,), (value,))
+        if self._left > 0:
+            _, held = self._items.setdefault(id(place), (place, {}))
+            self._left -= key not in held
+            held[key] = value
 
     def _expected(self, value: Any) -> tuple[Any, bool]:
         if _is_leaf(value):
             return value, False
         if not self._may_hold(value, 0):
             return type(value), True
-        if self._may_compare(value):
+        if isinstance(value, _WITH_PARTS) or is_of_program(value):
             self._look_inside(value)
             return value, False
         return type(value), True
-
-    @staticmethod
-    def _may_compare(value: Any) -> bool:
-        return isinstance(
-            value,
-            (list, tuple, dict, set, frozenset, functools.partial, types.FunctionType),
-        ) or is_of_program(value)
 
     def _look_inside(self, value: Any) -> None:
         if id(value) in self._looked:
@@ -219,11 +205,7 @@ class _Rows:
             return
         for default in (value.__defaults__, value.__kwdefaults__):
             self.inside(default)
-        for cell in value.__closure__ or ():
-            try:
-                content = cell.cell_contents
-            except ValueError:
-                continue
+        for cell, content in filled_cells(value):
             self._insides.append(("cell", cell, (), (self._expected(content),)))
 
     def _may_hold(self, value: Any, depth: int) -> bool:
@@ -263,10 +245,7 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from (value.__self__, value.__func__)
     elif isinstance(value, types.FunctionType):
         yield from (value.__defaults__, value.__kwdefaults__)
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:
-                continue
+        for _, content in filled_cells(value):
+            yield content
     elif is_of_program(value):
         yield vars(value)

@@ -76,6 +76,13 @@ def module_kernels(store: Path) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def module_hits(model: Any) -> int:
+    """Calls of a module that a kernel answered."""
+    from eagercache.modules import manager
+
+    return sum(row.hits for part, row in manager.stats() if part is model)
+
+
 @functools.cache
 def _launcher() -> Launcher:
     launcher = Launcher(clean_environment())

@@ -15,6 +15,7 @@ from typing import Any
 import module_reading
 import pytest
 import torch
+from conftest import module_hits as hits
 from conftest import module_kernels, run_program
 from eagercache import module_watch
 from eagercache._load import core
@@ -56,11 +57,6 @@ def reading(store: Path) -> Iterator[Any]:
     with module_kernels(store), torch.no_grad():
         assert settle(model)
         yield model
-
-
-def hits(model: torch.nn.Module) -> int:
-    """Calls of the module that a kernel answered."""
-    return sum(row.hits for part, row in manager.stats() if part is model)
 
 
 def settle(model: torch.nn.Module) -> bool:

@@ -12,6 +12,7 @@ import eagercache
 import module_zoo
 import pytest
 import torch
+from conftest import module_hits as hits
 from conftest import module_kernels, run_program
 from eagercache import module_job
 from eagercache._load import core
@@ -102,11 +103,6 @@ def own_store(store: Path, filled: dict[str, Any], tmp_path: Path) -> Path:
     """A copy of the filled store, to be changed."""
     assert filled["rows"]["Block"]["hits"] > 0, filled
     return Path(shutil.copytree(store, tmp_path / "cache"))
-
-
-def hits(model: nn.Module) -> int:
-    """Calls of the module that a kernel answered."""
-    return sum(row.hits for part, row in manager.stats() if part is model)
 
 
 def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
