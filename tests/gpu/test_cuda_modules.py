@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,8 @@ from torch import nn
 PYTHON_TESTS = str(Path(__file__).parent.parent / "python")
 sys.path.append(PYTHON_TESTS)
 
-import module_zoo  # noqa: E402 - found there by compile workers too
+import module_reading  # noqa: E402 - found there by compile workers too
+import module_zoo  # noqa: E402
 
 OPTIONS: dict[str, Any] = {"ops": (), "modules": "auto", "choose": "always"}
 
@@ -320,3 +322,35 @@ def test_the_second_gpu() -> None:
     assert hits(other) == before + 1 and eagercache.stats().compiles == compiles
     answer = other(y)  # another GPU is the current one
     assert hits(other) == before + 1 and answer.device.index == 1
+
+
+def test_values_that_change_while_kernels_answer_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = module_reading.Reading().eval().cuda()
+    x = torch.linspace(-1, 1, 32, device="cuda").view(4, 8)
+
+    def settled() -> bool:
+        for _ in range(3):
+            model(x)
+            manager.wait(60)
+        before = hits(model)
+        model(x)
+        return hits(model) > before
+
+    assert settled(), explain_module(model)
+    changes = {
+        "global": lambda at: at.setattr(module_reading, "FACTOR", 2.5),
+        "table": lambda at: at.setitem(module_reading.TABLE, "mode", "sin"),
+        "object": lambda at: at.setattr(model.config, "offset", -2.0),
+        "environment": lambda at: at.setitem(os.environ, "TEST_READING", "2"),
+    }
+    for name, change in changes.items():
+        with monkeypatch.context() as at:
+            change(at)
+            before = hits(model)
+            answer = model(x)
+            assert hits(model) == before, name
+            close(answer, forward(model, x))
+        assert settled(), (name, explain_module(model))
+        close(model(x), forward(model, x))

@@ -114,7 +114,9 @@ def attending_step(
     torch.cuda.manual_seed(seed)
     answer = model(model(x, keep), keep)
     after = torch.rand(4, device="cuda")
-    answer.float().square().mean().backward()
+    # The squares of what a LayerNorm gives add up to a constant: such a loss has no gradients.
+    towards = torch.arange(answer.numel(), device="cuda").cos().view_as(answer)
+    (answer.float() * towards).mean().backward()
     found = {"answer": answer.detach(), "drawn after it": after}
     found |= {f"gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
@@ -139,11 +141,16 @@ def test_attention_draws_what_it_draws_in_eager(
         # Calls whose argument needs gradients have a kernel of their own; each is made beside one.
         if not hits or hits[0] < 4:
             pytest.fail(f"{hits} hits: {explain_module(model)[0][-300:]}", pytrace=False)
+    eager = [attending_step(other, x, keep, seed) for seed in range(5)]
     for seed, found in enumerate(mine):
-        for name, theirs in attending_step(other, x, keep, seed).items():
-            far = 0.0 if name == "drawn after it" else 0.03  # other masks are off by about 1
-            off = (found[name].double() - theirs.double()).norm() / theirs.double().norm()
-            assert off <= far, (seed, name, off)
+        for name, theirs in eager[seed].items():
+            # Half precision's rounding, which is far less than what other masks make.
+            off, apart = (
+                float((side[name].double() - theirs.double()).norm() / theirs.double().norm())
+                for side in (found, eager[seed + 1])
+            )
+            far = 0.0 if name == "drawn after it" else min(0.06, apart / 5)
+            assert off <= far, (seed, name, off, apart)
 
 
 def mixed_step(model: nn.Module, hidden: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
