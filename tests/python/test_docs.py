@@ -8,6 +8,7 @@ tests.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -94,3 +95,31 @@ def test_the_environment_table_knows_every_variable_that_code_reads() -> None:
     assert "{{ environment_table }}" in page
     table = config.environment_table()
     assert all(f"| `{variable.name}` |" in table for variable in config.VARIABLES)
+
+
+def conformance_totals(page: str) -> dict[str, str]:
+    """The first column of the totals of a generated page."""
+    text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    totals = text.split("## Disagreements")[0]
+    return dict(re.findall(r"^\| ([^|]+?) \| ([\d,]+) \|", totals, re.MULTILINE))
+
+
+def test_the_readme_says_of_conformance_what_the_pages_say() -> None:
+    pages = ("conformance.md", "conformance-2.15.md", "conformance-cuda.md")
+    totals = [conformance_totals(page) for page in pages]
+    there_are = "units (operator, dtype, stage) there are"
+    said = {
+        "units (operator, dtype, stage) run, of all": [
+            f"{one['units done']} of {one[there_are]}" for one in totals
+        ],
+        "comparisons with native": [one["comparisons with native"] for one in totals],
+        "overloads answered by a kernel": [
+            one["overloads answered by a kernel at least once"] for one in totals
+        ],
+        "disagreements": [one["disagreements"] for one in totals],
+    }
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, numbers in said.items():
+        assert f"| {name} | {' | '.join(numbers)} |" in readme, (name, numbers)
+    denied = json.loads((ROOT / "dispatcher" / "denied_operators.json").read_text("utf-8"))
+    assert f"{len(denied)} patterns of calls" in readme
