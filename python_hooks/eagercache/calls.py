@@ -506,6 +506,9 @@ FILLS = (
     "cancelling",
     "negative_zeros",
 )
+# And of those that some calls are proved on, too: one number everywhere, special values alone.
+ALIKE = "alike"
+ALL_SPECIAL = "all_special"
 
 
 def _allocate(
@@ -552,6 +555,9 @@ def _fill_floats(
         return (part if fill == "unit" else 32 * part - 16).to(dtype)
     if fill == "negative_zeros":
         return torch.full((count,), -0.0, dtype=dtype, device=generator.device)
+    if fill == ALIKE:
+        part = torch.rand(1, generator=generator, dtype=torch.float64, device=generator.device)
+        return (0.25 + 0.75 * part).to(dtype).repeat(count)
     if fill == "zeros":
         signs = torch.randint(0, 2, (count,), generator=generator, device=generator.device)
         return torch.where(signs > 0, 0.0, -0.0).to(dtype)
@@ -569,9 +575,9 @@ def _fill_floats(
     finite = [0.0, -0.0, info.smallest_normal, info.smallest_normal / 2, -info.smallest_normal / 4,
               info.max, info.min, info.eps, 1.0, -1.0]  # fmt: skip
     values = finite if fill == "extreme" else [*finite, math.nan, math.inf, -math.inf]
-    if fill not in ("extreme", "special", "sparse_special"):
+    if fill not in ("extreme", "special", "sparse_special", ALL_SPECIAL):
         return flat
-    every = 97 if fill == "sparse_special" else 3
+    every = {"sparse_special": 97, ALL_SPECIAL: 1}.get(fill, 3)
     return _scatter(flat, torch.tensor(values, dtype=torch.float64).to(dtype), every, generator)
 
 

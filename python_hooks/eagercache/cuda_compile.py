@@ -95,6 +95,7 @@ def _facts(text: str, call: Call, num_outputs: int, kernels: tuple[str, ...] = (
         uses_proxy_executor=False,
         checks_values=False,
         reduces=_REDUCES.search(text) is not None,
+        calls_functions=_APPROXIMATES.search(text) is not None,
         approximates=_APPROXIMATES.search(text) is not None,
     )
 

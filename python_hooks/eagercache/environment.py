@@ -128,6 +128,7 @@ _LOWERING_SOURCES = (
     "native_errors.py",
     "numerics.py",
     "ordinary_operands.py",
+    "proof_draws.py",
     "prove.py",
     "scalar_family.py",
     "scalar_job.py",

@@ -54,6 +54,7 @@ class FamilyJob(Job):
                     natives,
                     reduces=text.reduces,
                     approximates=text.approximates,
+                    calls_functions=text.calls_functions,
                     composed=self._composed,
                     others=others,
                 )

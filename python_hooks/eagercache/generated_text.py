@@ -22,7 +22,8 @@ class GeneratedText:
     uses_proxy_executor: bool
     checks_values: bool
     reduces: bool  # some kernel accumulates over elements
-    approximates: bool  # last bits depend on how functions are made and roundings follow
+    calls_functions: bool  # whose last bits depend on how they are made
+    approximates: bool  # it does, or last bits depend on how roundings follow
 
 
 # Functions of AOTInductor's C interface that are not operators.
@@ -54,6 +55,7 @@ def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
         body = wrapper[wrapper.index("::run_impl(") :]
     except ValueError as error:
         raise CompileRefused(f"generated text not understood: {error}") from error
+    functions = _APPROXIMATION.search(kernel) is not None
     calls = sorted({name for name in _EXTERN_CALL.findall(body) if not _RUNTIME_CALL.match(name)})
     proxy = [name for name in calls if "proxy_executor" in name or "call_dispatcher" in name]
     return GeneratedText(
@@ -66,7 +68,8 @@ def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
         checks_values=_VALUE_CHECK.search(kernel) is not None
         or _VALUE_CHECK.search(body) is not None,
         reduces=_ACCUMULATOR.search(kernel) is not None,
-        approximates=_APPROXIMATION.search(kernel) is not None or _rounds_twice(kernel),
+        calls_functions=functions,
+        approximates=functions or _rounds_twice(kernel),
     )
 
 

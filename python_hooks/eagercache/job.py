@@ -318,6 +318,7 @@ class Job:
                 natives,
                 reduces=kernel.lowered.text.reduces,
                 approximates=kernel.lowered.text.approximates,
+                calls_functions=kernel.lowered.text.calls_functions,
                 composed=self._composed,
             )
         return outcome

@@ -32,6 +32,7 @@ from .numerics import (
     size_of_terms,
 )
 from .ordinary_operands import is_ordinary
+from .proof_draws import SEED, computes_alike, extra_draws, telling_draws
 from .timing import Probe
 
 __all__ = [
@@ -48,25 +49,12 @@ __all__ = [
     "same_bits",
 ]
 
-SEED = 20_240_601
-
 # Above this many bytes of input only the first fills are tried: each costs a native and a kernel
 # run, their copies and comparisons.
 LARGE_CALL_BYTES = 64 << 20
 FILLS_OF_LARGE_CALLS = 4
 MINIMUM_FILLS = 2
 
-# On few elements another rounding (a fused multiplication and addition, an approximate root) may
-# hide, or a pair of special values may not occur, and "bitwise", or a small error, would be luck.
-# So small calls are made again until the smallest tensor that they make or write has had this many
-# elements, or this many times, within this many elements of arguments.
-BITWISE_ELEMENTS = 2048
-MOST_ROUNDS = 256
-MOST_ROUND_ELEMENTS = 1 << 18
-# A kernel of many sizes is proved on some dozens of calls, which share these rounds: but each, with
-# loops and ends of loops of its own, has so many.
-LEAST_ROUNDS = 20
-EXTRA_FILLS = ("normal", "unit", "wide", "cancelling", "special", "zeros")
 # Data that show whether a kernel is bitwise. Terms of any size, and ones that cancel, leave of a
 # sum what tells little of its rounding, and more steps than the sum itself (a mean, a square, a
 # division) round it: there an accumulating kernel may err by so many times more.
@@ -176,34 +164,17 @@ def _native_answer(call: Call, fill: str, seed: int) -> Native:
     return Native(fill, seed, sample, outputs, given if call.written else None)
 
 
-def _extra_answers(
-    call: Call, native: Native, others: int, rejected: list[tuple[str, int]]
+def _further_answers(
+    call: Call, draws: Iterable[tuple[str, int]], rejected: list[tuple[str, int]]
 ) -> Iterator[Native]:
     """Native's answers to further samples; (fill, seed) of what it does not accept is added."""
-    for fill, seed in _extra_draws(call, native, others):
+    for fill, seed in draws:
         try:
             yield _native_answer(call, fill, seed)
         except Exception as error:
             if is_out_of_memory(error) or is_device_error(error):
                 raise
             rejected.append((fill, seed))
-
-
-def _extra_draws(call: Call, native: Native, others: int) -> Iterator[tuple[str, int]]:
-    """(fill, seed) of the samples that show whether a small call is bitwise by more than luck.
-
-    The kernel is proved on ``others`` calls beside this one, which have their share of them.
-    """
-    made = [*native.outputs, *_tensors_at(native.after, call.written)]
-    counts = [tensor.numel() for tensor in made]
-    # Of an expanded argument only so many numbers are different ones.
-    counts.append(max((spec.extent for spec in call.tensors), default=BITWISE_ELEMENTS))
-    smallest = max(min(counts), 1)
-    taken = max(sum(spec.numel for spec in call.tensors), 1)
-    rounds = min(MOST_ROUNDS, BITWISE_ELEMENTS // smallest, MOST_ROUND_ELEMENTS // taken)
-    least = min(rounds, LEAST_ROUNDS)
-    for index in range(max(least, -(-rounds // (1 + others)))):
-        yield EXTRA_FILLS[index % len(EXTRA_FILLS)], SEED + len(FILLS) + index
 
 
 def _tensors_at(sample: Sample | None, indices: Iterable[int]) -> list[torch.Tensor]:
@@ -292,23 +263,31 @@ def prove(
     *,
     reduces: bool = False,
     approximates: bool = False,
+    calls_functions: bool = False,
     composed: bool = False,
     others: int = 0,
 ) -> Proof:
     """Compares the probe's loaded kernel with native. The probe must have captured the call.
 
     ``reduces`` tells whether the kernel accumulates over elements, ``composed`` whether the
-    operator is a function of several; see `Tolerance`. ``approximates``: it calls functions whose
-    last bit depends on who computes them. The same kernel is proved on ``others`` calls, too.
+    operator is a function of several; see `Tolerance`. ``calls_functions``: those whose last bit
+    depends on who computes them; ``approximates``: it does, or rounds more than once in a row. The
+    same kernel is proved on ``others`` calls, too.
 
     Raises ProofFailed (NotBitwise among them).
     """
     reduces = reduces or accumulates(call)
     tolerance = tolerance_of(call, natives[0].outputs, reduces, composed)
     numerics = "bitwise"
-    if in_double(call) or ((reduces or approximates) and _rounding_hides_bits(natives[0])):
+    by_luck = (reduces or approximates) and _rounding_hides_bits(natives[0])
+    made = [*natives[0].outputs, *_tensors_at(natives[0].after, call.written)]
+    if calls_functions and not computes_alike(call, made, reduces=reduces, others=others):
+        by_luck = True
+        if any(tensor.dtype not in FORMATS and not _is_exact(tensor.dtype) for tensor in made):
+            raise ProofFailed(f"bitwise by luck at best: a rounded function of {made[0].dtype}")
+    if in_double(call) or by_luck:
         if _must_be_bitwise(call):
-            rounded = "sum" if reduces else "function"
+            rounded = "function" if calls_functions or not reduces else "sum"
             raise NotBitwise(f"bitwise by luck at best: a rounded {rounded}, {_WRITES}")
         numerics = "accurate"
     worst = native_worst = 0.0
@@ -316,8 +295,11 @@ def prove(
     if not _is_large(call):
         answered = {native.fill for native in natives}
         rejected += [(fill, _seed_of(fill)) for fill in call.fills if fill not in answered]
-    for native in itertools.chain(natives, _extra_answers(call, natives[0], others, rejected)):
-        if numerics != "bitwise" and native.seed >= SEED + len(FILLS):
+    telling = _further_answers(call, telling_draws(call, reduces=reduces, others=others), rejected)
+    further = _further_answers(call, extra_draws(call, made, others), rejected)
+    for native in itertools.chain(natives, telling, further):
+        about_bits = native.seed >= SEED + len(FILLS) and native.fill in FILLS
+        if numerics != "bitwise" and about_bits:
             if reduces:
                 break  # what it may err by is known: the further samples are about bits alone
             if native.fill not in ("normal", "unit", "special"):
@@ -363,6 +345,10 @@ def writes_statistics(call: Call) -> bool:
     return call.name in STATISTICS_ON_CUDA and any(
         s.device.startswith("cuda") for s in call.tensors
     )
+
+
+def _is_exact(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype == torch.complex128)
 
 
 def _must_be_bitwise(call: Call) -> bool:

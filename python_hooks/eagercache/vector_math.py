@@ -4,24 +4,23 @@ exp and tanh of float32 vectors are inlined. The text calls Sleef for each vecto
 nothing stays in registers, and most of what a fused gate costs. PyTorch's own exp and tanh are
 MKL's, twice and five times as fast as that; those here are about as fast as MKL's.
 
-Sums are added up in chunks. The text adds up to 4,096 numbers one after the other, which errs by
+Sums are made in chunks. The text adds up to 4,096 numbers one after the other, which errs by
 many times as much as native's pairwise sum where they are much alike.
 
 erf is at::vec's, whose absolute error is bounded: near 0 it is off by any number of places, and a
 GELU by seven where oneDNN's is by one and a half. The one here errs by less than one, takes about
 as long, and is in every kernel.
 
-The others do not give native's bits, so that only kernels get them which need not have those: of
+exp and tanh do not give native's bits, so that only kernels get them which need not have those: of
 functions, where neither deterministic algorithms nor bitwise kernels are asked for, and of modules
-that are trained, whose gradients add up what native adds up in double (batch norm's). Sums of
-scalars, one after the other where native has several at a time, are in chunks in every kernel: of
-numbers that are much alike 24 are off by more than pairwise summation may be.
+that are trained, whose gradients add up what native adds up in double (batch norm's). Sums are in
+chunks in every kernel: of numbers that are much alike 24 are off by more than pairwise summation
+may be. The chunks are of as many numbers as in native's own sum (at::native, cascade_sum).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 NAMESPACE = "eagercache_math"
 
@@ -36,23 +35,24 @@ _ERF = re.compile(r"\b(\w+)\.erf\(\)")
 
 def improved(text: str) -> str:
     """The text of kernels with all of it: functions that are inlined and sums in chunks."""
-    for pattern, name in (*_CALLS, (_ERF, "erf")):
+    for pattern, name in _CALLS:
         text = pattern.sub(rf"{NAMESPACE}::{name}(\1)", text)
-    return _with_chunks(text)
+    return corrected(text)
 
 
 def corrected(text: str) -> str:
-    """The text of kernels with what is never less exact: erf, and sums of scalars in chunks."""
-    return _with_chunks(_ERF.sub(rf"{NAMESPACE}::erf(\1)", text), ("float",))
+    """The text of kernels with what is never less exact: erf, and sums in chunks."""
+    text = _CASCADE.sub(rf"\g<1>{_CHUNK}>", text)
+    return _with_chunks(_ERF.sub(rf"{NAMESPACE}::erf(\1)", text))
 
 
 def improved_container(text: str) -> str:
     """The same for a file of Inductor's that is compiled alone: with `SOURCE` in it.
 
-    Longer sums than 4,096, and running means and variances (Welford's), which the text splits into
-    chunks of so many, have chunks of `_SHORT`.
+    Running means and variances (Welford's), which the text splits into chunks of 4,096, have chunks
+    of `_SHORT`.
     """
-    better = improved(_HELPER.sub(rf"\g<1>{_SHORT}>", text))
+    better = improved(_WELFORD.sub(rf"\g<1>{_SHORT}>", text))
     if better == text:
         return text
     head, include, rest = better.partition(_INCLUDE)  # each kernel has its own
@@ -60,20 +60,21 @@ def improved_container(text: str) -> str:
 
 
 _SHORT = 64
+_CHUNK = 16  # of a sum, as in `SOURCE`
 _INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
 # Not a static one: it is meant for no more than one chunk, and begins once in a process.
-_HELPER = re.compile(r"^( *(?:CascadeSumHelper|WelfordHelper)<.*, )4096>", re.MULTILINE)
+_CASCADE = re.compile(r"^( *CascadeSumHelper<.*, )4096>", re.MULTILINE)
+_WELFORD = re.compile(r"^( *WelfordHelper<.*, )4096>", re.MULTILINE)
 
 # An accumulator that begins at zero.
 _SUM = re.compile(r"( *)(at::vec::Vectorized<float>|float) (\w*tmp_acc\w+) = (?:\2\(0\)|0);")
-_ACCUMULATORS = ("at::vec::Vectorized<float>", "float")
 
 
-def _with_chunks(text: str, kinds: Collection[str] = _ACCUMULATORS) -> str:
+def _with_chunks(text: str) -> str:
     lines = text.split("\n")
     for start, line in enumerate(lines):
         found = _SUM.fullmatch(line)
-        if found is None or found[2] not in kinds:
+        if found is None:
             continue
         indent, kind, name = found.groups()
         # To the next accumulator of that name, or the end of the block that this one is in.

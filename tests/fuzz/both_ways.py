@@ -450,8 +450,17 @@ def metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
         inference,
         -1 if inference else tensor._version,
         tensor.is_contiguous(),
-        tensor.grad_fn.name() if tensor.requires_grad and tensor.grad_fn is not None else "",
+        _grad_fn(tensor),
     )
+
+
+def _grad_fn(tensor: torch.Tensor) -> str:
+    """The name of what made it; of a view that may not be asked, why."""
+    try:
+        made_by = tensor.grad_fn if tensor.requires_grad else None
+    except RuntimeError as error:
+        return str(error)
+    return made_by.name() if made_by is not None else ""
 
 
 _FIELDS = ("dtype", "sizes", "strides", "offset", "requires_grad", "is_inference", "version",

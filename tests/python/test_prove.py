@@ -614,3 +614,82 @@ def test_a_normalised_element_near_zero_is_measured_by_the_whole_result() -> Non
         prove.compare_with_reference(
             expected, other, references[0], tolerance, "here", magnitudes[0]
         )
+
+
+# Eight of 264 are past the last 32; 64 x 40 are all in vectors.
+@pytest.mark.parametrize(
+    ("sizes", "strides", "numerics"),
+    [
+        ((33, 8), None, "accurate"),
+        ((64, 40), None, "bitwise"),
+        ((64, 40), (80, 2), "accurate"),
+        ((200, 320), None, "accurate"),
+    ],
+)
+def test_functions_are_bitwise_only_where_both_sides_take_vectors(
+    sizes: tuple[int, ...], strides: tuple[int, ...] | None, numerics: str
+) -> None:
+    call = PlayedCall(describe("log", tensor(sizes, strides)))
+    call.kernel = lambda x: torch.log(x)
+    natives = prove.native_answers(call)
+    proof = prove.prove(call, PlayedProbe(call), natives, calls_functions=True)
+    assert (proof.numerics, proof.largest_error) == (numerics, 0.0)
+    others = prove.prove(call, PlayedProbe(call), natives, calls_functions=True, others=20)
+    assert others.numerics == "accurate"
+
+
+def test_a_function_that_is_written_is_natives_where_few_elements_tell() -> None:
+    call = PlayedCall(describe("pow_.Scalar", tensor((33, 8)), number(0.001)))
+    call.kernel = lambda x, y: x.pow_(y)
+    with pytest.raises(prove.NotBitwise, match="by luck at best: a rounded function"):
+        prove.prove(call, PlayedProbe(call), prove.native_answers(call), calls_functions=True)
+
+
+def test_numbers_that_are_much_alike_show_a_sum_made_one_by_one() -> None:
+    def kernel(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        total = torch.zeros(x.size(1))
+        for row in x:
+            total = total + row
+        return total
+
+    call = describe("sum.dim_IntList", tensor((500, 6)), integers(0), boolean(False), NONE)
+    with pytest.raises(ProofFailed, match="alike data"):
+        proof_of(call, kernel)
+
+
+def test_overflows_of_half_precision_on_the_way_are_natives() -> None:
+    def kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.float() + 3.0 * y.float()).half()  # of inf and 3 * -65504 native makes NaN
+
+    call = describe(
+        "add.Tensor",
+        tensor((4, 2, 8), (32, 16, 2), dtype="float16"),
+        tensor((4, 2, 8), dtype="float16"),
+        number(3.0),
+    )
+    with pytest.raises(ProofFailed, match="all_special data"):
+        proof_of(call, kernel)
+
+
+def test_signs_of_zero_are_met_in_three_arguments_of_few_elements() -> None:
+    def kernel(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        answer = torch.lerp(x, y, weight)  # at the weight of 1 it makes 0.0 of -0.0
+        return torch.where((weight == 1) & (y == 0) & torch.signbit(y), -0.0, answer)
+
+    call = describe("lerp.Tensor", tensor((64,)), tensor((64,)), tensor((64,), (2,)))
+    with pytest.raises(ProofFailed, match="another sign of zero"):
+        proof_of(call, kernel)
+
+
+def test_functions_of_few_float64_are_natives() -> None:
+    few, many = (describe("log", tensor(sizes, dtype="float64")) for sizes in ((7,), (64, 64)))
+    for description in (few, many):
+        call = PlayedCall(description)
+        call.kernel = lambda x: torch.log(x)
+        natives = prove.native_answers(call)
+        if description is few:
+            with pytest.raises(ProofFailed, match="rounded function of"):
+                prove.prove(call, PlayedProbe(call), natives, calls_functions=True)
+        else:
+            proof = prove.prove(call, PlayedProbe(call), natives, calls_functions=True)
+            assert proof.numerics == "bitwise"

@@ -213,7 +213,7 @@ def test_only_accumulators_that_are_sums_alone_become_sums_in_chunks() -> None:
     )
 
 
-def test_scalars_alone_are_in_chunks_where_functions_stay() -> None:
+def test_sums_are_in_chunks_where_functions_stay() -> None:
     text = """
             {
                 float tmp_acc0 = 0;
@@ -225,8 +225,13 @@ def test_scalars_alone_are_in_chunks_where_functions_stay() -> None:
                 out_ptr0[x0] = tmp_acc0;
             }
 """
+    vector = "at::vec::Vectorized<float>"
     assert vector_math.corrected(text) == (
         text.replace("float tmp_acc0 = 0;", "eagercache_math::Sum<float> tmp_acc0;")
+        .replace(
+            f"{vector} tmp_acc0_vec = {vector}(0);", f"eagercache_math::Sum<{vector}> tmp_acc0_vec;"
+        )
+        .replace("tmp_acc0_vec = tmp_acc0_vec + tmp1.exp();", "tmp_acc0_vec.add(tmp1.exp());")
         .replace("tmp_acc0 = tmp_acc0 + tmp2;", "tmp_acc0.add(tmp2);")
         .replace("= tmp_acc0;", "= tmp_acc0.total();")
     )
@@ -249,7 +254,7 @@ extern "C" void other_kernel()
 }}
 """
     shorter = text.replace(
-        f"    CascadeSumHelper<{vector}, 4096>", f"    CascadeSumHelper<{vector}, 64>"
+        f"    CascadeSumHelper<{vector}, 4096>", f"    CascadeSumHelper<{vector}, 16>"
     )
     shorter = shorter.replace(
         f"\n    WelfordHelper<{vector}, 4096>", f"\n    WelfordHelper<{vector}, 64>"
