@@ -93,9 +93,10 @@ for n in (8, 37):
         found[f"{what} {n}"] = [mean_beside(inf, place, n, call) for place in range(n)]
         found[f"{what} {n}"].append(mean_beside(-inf, n - 1, n, call))
 # Equal numbers are their own mean; small ones their own tanh; large ones keep their variance. The
-# tanh of a double is not the number itself until much later. Three times true is true.
+# tanh of a double is not the number itself until much later (of many: few have no kernel). Three
+# times true is true.
 equal, small = torch.full((3, 11), 1.1), 2.0 ** -torch.arange(10.0, 42.0)
-double = 2.0 ** -torch.linspace(13.0, 27.0, 64, dtype=torch.float64)
+double = 2.0 ** -torch.linspace(13.0, 27.0, 4096, dtype=torch.float64)
 gelu = torch.nn.functional.gelu(double, approximate="tanh")
 flags = torch.arange(400).view(20, 20) % 3 == 0
 three = torch.ops.aten._foreach_add.List
