@@ -38,6 +38,7 @@ from .module_nodes import (
 )
 from .module_reads import Reads
 from .module_trace import INDEXING
+from .proof_draws import SEED
 
 _SINGLE_VALUES = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
 
@@ -101,7 +102,7 @@ def _accepted_arguments(operator: CustomOperator[Any, Any], call: Call) -> Any:
     """Arguments for which the function does not raise."""
     problem: Exception | None = None
     for index, fill in enumerate(FILLS):
-        values = call.sample(fill, prove.SEED + index).values
+        values = call.sample(fill, SEED + index).values
         args, kwargs = own_arguments(call, values, str(call.name), operator.name)
         copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
         try:

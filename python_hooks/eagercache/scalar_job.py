@@ -18,6 +18,7 @@ from .generated_text import admit, read_generated_text
 from .job import Built, Outcome
 from .launch_plan import LaunchPlan
 from .ordinary_operands import ordinary_inputs
+from .proof_draws import SEED
 from .prove import NotBitwise, Reshaped
 from .scalar_family import ScalarFamily
 from .scalar_text import read_scalar_plan
@@ -108,7 +109,7 @@ class ScalarJob(FamilyJob):
                     self.outcome = Outcome("native", str(differs), facts=_OF_ALL)
                     return
             probe = self._probe()
-            sample = family.call.sample("unit", prove.SEED)
+            sample = family.call.sample("unit", SEED)
             prove.capture(family.call, probe, sample, self.request["choose"])
             probe.load(str(self._library), launch_plan)
             with timing.machine_to_itself(), self.clock.step("time"):

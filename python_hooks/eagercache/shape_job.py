@@ -19,6 +19,7 @@ from .generated_text import admit, read_generated_text
 from .job import Built, Outcome
 from .launch_plan import InputCheck
 from .ordinary_operands import ordinary_inputs
+from .proof_draws import SEED
 from .shape_family import ShapeFamily, elements_of, proof_values, sizes_text, timing_values
 from .shape_plan import ShapePlan, Symbols, read_shape_plan
 from .toolchain import pick_isa
@@ -184,7 +185,7 @@ class ShapeJob(FamilyJob):
         self, member: Call, kernel: Built, edge: float | None
     ) -> tuple[int, timing.Timing]:
         """(elements of the call, its timing). The probe, of which a thread has one, ends here."""
-        sample = member.sample("unit", prove.SEED)
+        sample = member.sample("unit", SEED)
         probe = self._probe()
         prove.capture(member, probe, sample, self.request["choose"])
         probe.load(str(self._library), kernel.launch_plan)
