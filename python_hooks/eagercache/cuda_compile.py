@@ -86,6 +86,7 @@ def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = Non
 
 
 def _facts(text: str, call: Call, num_outputs: int, kernels: tuple[str, ...] = ()) -> GeneratedText:
+    functions = _APPROXIMATES.search(text) is not None
     return GeneratedText(
         num_inputs=len(call.tensors),
         num_outputs=num_outputs,
@@ -95,8 +96,8 @@ def _facts(text: str, call: Call, num_outputs: int, kernels: tuple[str, ...] = (
         uses_proxy_executor=False,
         checks_values=False,
         reduces=_REDUCES.search(text) is not None,
-        calls_functions=_APPROXIMATES.search(text) is not None,
-        approximates=_APPROXIMATES.search(text) is not None,
+        calls_functions=functions,
+        approximates=functions,
     )
 
 

@@ -185,12 +185,16 @@ def size_of_terms(reference: torch.Tensor, terms: torch.Tensor) -> float:
 _IN_DOUBLE = frozenset({"var", "std", "var_mean", "std_mean"})
 
 
+def base_name(call: Call) -> str:
+    """The operator's name without its overload and, of ATen's own, without its namespace."""
+    return call.name.removeprefix("aten::").partition(".")[0]
+
+
 def in_double(call: Call) -> bool:
     """Whether the operator's kernel accumulates in float64, too, and is rounded at its end."""
-    base = call.name.removeprefix("aten::").partition(".")[0]
     spec = call.tensors[0] if call.tensors else None
     return (
-        base in _IN_DOUBLE
+        base_name(call) in _IN_DOUBLE
         and spec is not None
         and (spec.dtype, spec.device) == (torch.float32, "cpu")
         and not call.written

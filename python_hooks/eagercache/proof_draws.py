@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .calls import ALIKE, ALL_SPECIAL, FILLS, Call
+from .numerics import base_name
 
 SEED = 20_240_601
 
@@ -66,9 +67,8 @@ def telling_draws(call: Call, *, reduces: bool, others: int) -> Iterator[tuple[s
     something overflows on the way.
     """
     most = max(MOST_ROUND_ELEMENTS // _taken(call), 1)
-    name = call.name.removeprefix("aten::").partition(".")[0]
     first = SEED + len(FILLS) + MOST_ROUNDS
-    if name in _PLAIN_SUMS:
+    if base_name(call) in _PLAIN_SUMS:
         for index in range(min(most, -(-ALIKE_DRAWS // (1 + others)))):
             yield ALIKE, first + index
     elif not reduces and len(call.tensors) > 1 and _has_floats(call):

@@ -23,6 +23,7 @@ from .numerics import (
     NotBitwise,
     ProofFailed,
     Tolerance,
+    base_name,
     compare_with_reference,
     in_double,
     is_device_error,
@@ -221,11 +222,7 @@ def capture(call: Call, probe: Probe, sample: Sample, choose: str) -> str:
 
 def accumulates(call: Call) -> bool:
     """Whether the operator adds elements up, whatever its kernel's text looks like."""
-    return _base_name(call) in _ACCUMULATING
-
-
-def _base_name(call: Call) -> str:
-    return call.name.removeprefix("aten::").partition(".")[0]
+    return base_name(call) in _ACCUMULATING
 
 
 def _rounding_hides_bits(native: Native) -> bool:
