@@ -68,82 +68,6 @@ VARIABLES = (
 )
 VARIABLE_PREFIXES = ("AOT_INDUCTOR_", "AOTINDUCTOR_", "AOTI_", "TORCHINDUCTOR_", "TRITON_")
 
-# Files of this package that decide what a kernel is and whether it is right.
-_LOWERING_SOURCES = (
-    "_compat.py",
-    "bare.py",
-    "call_integers.py",
-    "calls.py",
-    "code_values.py",
-    "commands.py",
-    "compile.py",
-    "container.py",
-    "cuda_compile.py",
-    "cuda_container.py",
-    "cuda_job.py",
-    "cuda_plan.py",
-    "cuda_text.py",
-    "cuda_timing.py",
-    "custom_operators.py",
-    "deploy_compile.py",
-    "deploy_fold.py",
-    "deploy_layout.py",
-    "environment.py",
-    "facts.py",
-    "family_job.py",
-    "foreach.py",
-    "function_gradient.py",
-    "function_identity.py",
-    "function_job.py",
-    "function_shapes.py",
-    "function_trace.py",
-    "function_transfer.py",
-    "generated_text.py",
-    "idle_threads.py",
-    "job.py",
-    "launch_plan.py",
-    "module_calls.py",
-    "module_compile.py",
-    "module_gradient.py",
-    "module_identity.py",
-    "module_job.py",
-    "module_joint.py",
-    "module_labels.py",
-    "module_layout.py",
-    "module_moments.py",
-    "module_nodes.py",
-    "module_noise.py",
-    "module_reads.py",
-    "module_outputs.py",
-    "module_pools.py",
-    "module_proof.py",
-    "module_rebuilt.py",
-    "module_shapes.py",
-    "module_sizes.py",
-    "module_surroundings.py",
-    "module_symbolic.py",
-    "module_trace.py",
-    "module_training.py",
-    "module_transfer.py",
-    "native_errors.py",
-    "numerics.py",
-    "ordinary_operands.py",
-    "proof_draws.py",
-    "prove.py",
-    "scalar_family.py",
-    "scalar_job.py",
-    "scalar_text.py",
-    "shape_family.py",
-    "shape_job.py",
-    "shape_plan.py",
-    "shared_header.py",
-    "timing.py",
-    "toolchain.py",
-    "vector_math.py",
-    "worker.py",
-    "wrapper_text.py",
-)
-
 
 @dataclass(frozen=True)
 class Context:
@@ -322,18 +246,27 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
+def source_files(package: Path) -> list[Path]:
+    """The Python files below ``package`` that the key holds, in an order that is always the same.
+
+    All but what the build makes, in every folder, so that no added or moved file is forgotten.
+    """
+    files = [path for path in package.rglob("*.py") if path.name != "_build_info.py"]
+    return sorted(files, key=lambda path: path.relative_to(package).as_posix())
+
+
 def _own_sources(facts: Facts) -> str:
-    folder = Path(__file__).absolute().parent
-    files = [folder / name for name in _LOWERING_SOURCES]
-    return str(facts.recall("sources", files, functools.partial(_hash_sources, folder)))
+    package = Path(__file__).absolute().parent
+    files = source_files(package)
+    return str(facts.recall("sources", files, lambda: hash_sources(package, files)))
 
 
-@functools.cache
-def _hash_sources(folder: Path) -> str:
+def hash_sources(package: Path, files: Iterable[Path]) -> str:
+    """Hash of the names below ``package`` and the contents of ``files``."""
     digest = hashlib.sha256()
-    for name in _LOWERING_SOURCES:
-        content = (folder / name).read_bytes()
-        digest.update(f"{name}:{len(content)}:".encode())
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()}:{len(content)}:".encode())
         digest.update(content)
     return digest.hexdigest()[:32]
 

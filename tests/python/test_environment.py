@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import getpass
 import socket
@@ -41,33 +40,29 @@ def test_a_changed_field_alone_changes_the_key_and_is_named(
     assert environment.diff(before, after) == [FIELDS[index].name]
 
 
-# What a worker imports, too, and what says nothing of a kernel: settings, processes, the way of a
-# request to the worker and of the verdict back.
-OTHER_SOURCES = {
-    *("_load", "api", "choices", "config", "cuda_gate", "left_native", "log", "module_selection"),
-    *("modules", "operators", "private_file", "service", "service_request", "service_settings"),
-    *("session", "slots", "version", "worker_process"),
-}
+def digest_below(package: Path) -> str:
+    return environment.hash_sources(package, environment.source_files(package))
 
 
-def imported(source: Path) -> set[str]:
-    """The modules of this package that a module imports, anywhere in it."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            names |= {node.module} if node.module else {alias.name for alias in node.names}
-    return {name for name in names if (source.parent / f"{name}.py").exists()}
+@pytest.mark.parametrize("name", ["module.py", "folder/module.py", "folder/deeper/module.py"])
+def test_a_file_in_a_new_folder_changes_the_key(name: str, tmp_path: Path) -> None:
+    (tmp_path / "known.py").write_text("1")
+    before = digest_below(tmp_path)
+    added = tmp_path / name
+    added.parent.mkdir(parents=True, exist_ok=True)
+    added.write_text("1")
+    with_it = digest_below(tmp_path)
+    added.write_text("2")
+    assert len({before, with_it, digest_below(tmp_path)}) == 3
+    added.rename(tmp_path / "moved.py")
+    assert digest_below(tmp_path) not in (before, with_it)
 
 
-def test_the_key_holds_the_source_of_all_that_makes_and_proves_kernels() -> None:
-    folder = Path(environment.__file__).parent
-    known, left = {"worker"}, ["worker"]
-    while left:
-        new = imported(folder / f"{left.pop()}.py") - known
-        known |= new
-        left += sorted(new - OTHER_SOURCES)
-    hashed = {name.removesuffix(".py") for name in environment._LOWERING_SOURCES}
-    assert hashed == known - OTHER_SOURCES
+def test_the_key_holds_every_python_file_of_the_package() -> None:
+    package = Path(environment.__file__).parent
+    files = {path.relative_to(package).as_posix() for path in environment.source_files(package)}
+    assert {"worker.py", "_site/sitecustomize.py", "__init__.py"} <= files
+    assert not any("__pycache__" in name for name in files)
 
 
 def changed_compiler(name: str) -> Callable[[Context], Context]:
