@@ -25,7 +25,7 @@ import eagercache
 import frame
 import torch
 from default_calls import SHAPES, Call, calls
-from eagercache.session import session
+from eagercache.runtime.session import session
 
 # Seconds: CPU time a kernel without and with proof and timing, wall time of one alone in a warm
 # worker and of the first in a cold process.

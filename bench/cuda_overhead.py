@@ -39,7 +39,7 @@ def write_kernels(folder: Path, store: Path) -> None:
     """<operator>.plan and <operator>.cubin, or .so, of each kernel on 8 floats."""
     import eagercache
     import torch
-    from eagercache.session import session
+    from eagercache.runtime.session import session
 
     eagercache.enable(devices=["cuda"], on_miss="wait", choose="always", cache_dir=store)
     with torch.inference_mode():

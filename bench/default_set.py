@@ -32,8 +32,8 @@ import eagercache
 import frame
 import torch
 from default_calls import SHAPES, Call, calls, missing
-from eagercache._load import core
-from eagercache.timing import median_interval
+from eagercache.base.load import core
+from eagercache.worker.timing.timing import median_interval
 
 ALLOWED = 1.02
 TURN_NS = 300_000.0

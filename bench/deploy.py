@@ -62,7 +62,7 @@ def export(folder: Path, gigabytes: float) -> Path:
     """The artifact; its keys are beside it."""
     import eagercache
     import torch
-    from eagercache import bundle
+    from eagercache.ahead import bundle
 
     bundle.keygen(folder / "key")
     layers = max(1, round(gigabytes * 2**30 / (4 * WIDTH * WIDTH)))

@@ -56,7 +56,7 @@ def measure(name: str, pairs: int, *, compiles: bool) -> dict[str, Any]:
     """All sides of one model."""
     import eagercache
     import torch
-    from eagercache._load import core
+    from eagercache.base.load import core
     from llama_with_operators import as_operators
 
     assert core is not None

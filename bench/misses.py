@@ -74,7 +74,7 @@ def timed(operator: Callable[[Any], Any], tensor: Any, pause: float) -> int:
 
 def calls(operator: Callable[[Any], Any], some: list[Any], pause: float, times: Times) -> None:
     """Has native and eagercache answer a call of each tensor, by turns."""
-    from eagercache._load import core
+    from eagercache.base.load import core
 
     assert core is not None
     for number, tensor in enumerate(some):

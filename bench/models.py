@@ -92,7 +92,7 @@ def decisions() -> dict[str, Any]:
 
 def unanswered() -> list[str]:
     """The calls that wait for a verdict, with their tensors and seconds."""
-    from eagercache.session import session
+    from eagercache.runtime.session import session
 
     rows = []
     for service in session.services():
@@ -145,7 +145,7 @@ def run_warm(name: str, pairs: int) -> dict[str, Any]:
     steps = steps_in_block(step)
     before = [block_ms(step, steps) for _ in range(4)]
     import eagercache
-    from eagercache._load import core
+    from eagercache.base.load import core
 
     assert core is not None
     eagercache.enable()
@@ -182,7 +182,7 @@ def run_equal(name: str) -> dict[str, float]:
     """How far three steps with kernels are from native ones, and those from each other."""
     import eagercache
     import torch
-    from eagercache._load import core
+    from eagercache.base.load import core
 
     assert core is not None
     eagercache.enable()

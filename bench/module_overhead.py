@@ -16,8 +16,8 @@ import tempfile
 import eagercache
 import frame
 import torch
-from eagercache._load import core
-from eagercache.modules import manager
+from eagercache.base.load import core
+from eagercache.modules.manager import manager
 from torch import nn
 
 PARAMETERS = 10

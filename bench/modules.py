@@ -162,7 +162,7 @@ def two_sides(
     call: Callable[[], Any], *, operators: bool = False
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """``call`` without and with kernels of whole modules, and of single ``operators``."""
-    from eagercache._load import core
+    from eagercache.base.load import core
 
     def side(active: bool) -> Callable[[], Any]:
         def run() -> Any:
@@ -214,7 +214,7 @@ def measure(
 
 def compile_steps() -> list[dict[str, float]]:
     """Seconds by step of what was compiled, whole modules alone; the least facts that say why."""
-    from eagercache.session import session
+    from eagercache.runtime.session import session
 
     rows = []
     for entry in session.store.entries() if session.store is not None else ():
@@ -250,7 +250,7 @@ def run_compiled(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Runs in a process of its own; what it measured."""
     import torch
-    from eagercache.modules import explain_module, manager
+    from eagercache.modules.manager import explain_module, manager
 
     if options.device == "cpu":
         torch.set_num_threads(options.threads)

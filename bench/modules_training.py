@@ -149,7 +149,7 @@ def run_compiled(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Runs in a process of its own; what it measured."""
     import torch
-    from eagercache.modules import explain_module, manager
+    from eagercache.modules.manager import explain_module, manager
 
     if options.device == "cpu":
         torch.set_num_threads(options.threads)

@@ -103,8 +103,8 @@ def run(name: str, threads: int, calls: int, on_miss: str) -> dict[str, Any]:
     """In a process of its own: fills or reads the store, then measures."""
     import eagercache
     import torch
-    from eagercache._load import core
-    from eagercache.modules import manager
+    from eagercache.base.load import core
+    from eagercache.modules.manager import manager
 
     assert core is not None
     torch.set_num_threads(threads)

@@ -19,7 +19,7 @@ from typing import Any
 import eagercache
 import frame
 import torch
-from eagercache._load import core
+from eagercache.base.load import core
 
 OPERATORS = [
     *("add_.Tensor", "mul_.Tensor", "addcmul_", "addcdiv_", "lerp_.Scalar", "sqrt", "div.Tensor"),

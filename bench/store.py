@@ -73,7 +73,8 @@ def run(store: Path, operators: str = "") -> dict[str, Any]:
 
 def fill(store: Path, entries: int) -> None:
     """Entries like the one that is there, under other keys."""
-    from eagercache import _C, config, environment
+    from eagercache import _C
+    from eagercache.base import config, environment
 
     opened = _C.Store(str(store), environment.environment_text(cxx=config.read_settings().cxx))
     (kernel,) = (row for row in opened.entries() if row["kind"] == "kernel")

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import frame
-from eagercache import config, warm
+from eagercache.ahead import warm
+from eagercache.base import config
 
 MISS = 0.1
 

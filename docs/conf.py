@@ -1,6 +1,6 @@
 """Sphinx's configuration. `make docs` builds build/docs/index.html and fails on any warning.
 
-What code knows is not written down twice: the environment table comes from `eagercache.config`, the
+What code knows is not written down twice: the environment table comes from `eagercache.base.config`, the
 command line from its own help, the Python reference from docstrings.
 """
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import click
 import eagercache
-from eagercache import cli, config
+from eagercache.base import config
+from eagercache.cli import main as cli
 
 project = "eagercache"
 copyright = "the eagercache authors"

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagercache._load import available
-from eagercache.api import (
+from eagercache.base.load import available
+from eagercache.frontend.api import (
     Enabled,
     accelerate,
     default_operators,
@@ -26,13 +26,14 @@ from eagercache.api import (
     register,
     wait,
 )
-from eagercache.explanation import Explanation, explain
-from eagercache.report import KernelInfo, OperatorStats, Stats, kernels, stats
+from eagercache.frontend.explanation import Explanation, explain
+from eagercache.frontend.report import KernelInfo, OperatorStats, Stats, kernels, stats
 from eagercache.version import __version__
 
 if TYPE_CHECKING:
-    from eagercache.custom_operators import CustomOperator, op
-    from eagercache.deploy import (
+    from eagercache.ahead.warm import WarmError, WarmReport, warm_up
+    from eagercache.callables.custom_operators import CustomOperator, op
+    from eagercache.deploy.artifact import (
         ArtifactInfo,
         ConstantInfo,
         DeployedModule,
@@ -41,9 +42,8 @@ if TYPE_CHECKING:
         load_module,
         verify_module,
     )
-    from eagercache.deploy_export import Exported, export_module
-    from eagercache.recording import Recording, record
-    from eagercache.warm import WarmError, WarmReport, warm_up
+    from eagercache.deploy.export import Exported, export_module
+    from eagercache.frontend.recording import Recording, record
 
 __all__ = [
     "ArtifactInfo",
@@ -90,7 +90,7 @@ cmake_prefix_path = str(Path(__file__).parent)
 
 # What programs that only run need not import.
 _LATER = {
-    **dict.fromkeys(("CustomOperator", "op"), "eagercache.custom_operators"),
+    **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
     **dict.fromkeys(
         (
             "ArtifactInfo",
@@ -101,11 +101,11 @@ _LATER = {
             "load_module",
             "verify_module",
         ),
-        "eagercache.deploy",
+        "eagercache.deploy.artifact",
     ),
-    **dict.fromkeys(("Exported", "export_module"), "eagercache.deploy_export"),
-    **dict.fromkeys(("Recording", "record"), "eagercache.recording"),
-    **dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.warm"),
+    **dict.fromkeys(("Exported", "export_module"), "eagercache.deploy.export"),
+    **dict.fromkeys(("Recording", "record"), "eagercache.frontend.recording"),
+    **dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.ahead.warm"),
 }
 
 

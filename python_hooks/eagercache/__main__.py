@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from eagercache.cli import main
+from eagercache.cli.main import main
 
 main(prog_name="eagercache")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from eagercache.numerics import REDUCTION, place_of_reduction
+from eagercache.calls.numerics import REDUCTION, place_of_reduction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import eagercache
-from eagercache import session as sessions
-from eagercache._load import core
-from eagercache.service import CompileService, ServiceSettings, cpu_seconds
+from eagercache.base.load import core
+from eagercache.runtime import session as sessions
+from eagercache.service.service import CompileService, ServiceSettings, cpu_seconds
 
 # A batch of this many kernels shares one run of the C++ compiler.
 LARGEST_BATCH = 24

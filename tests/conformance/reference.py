@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from eagercache.numerics import FLOAT64_NOISE, HALF, size_of_terms
-from eagercache.prove import ProofFailed, Tolerance, compare_with_reference, same_bits
+from eagercache.calls.numerics import FLOAT64_NOISE, HALF, size_of_terms
+from eagercache.worker.validation.validate import (
+    ProofFailed,
+    Tolerance,
+    compare_with_reference,
+    same_bits,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -38,7 +43,7 @@ class Wider:
         narrow: native's answers for arguments of the shape of ``arguments``.
         pointwise: no element of an answer is made of several elements of an argument.
         terms: of a loss, what it adds up.
-        statistics: what is written is as good as an answer (eagercache.prove.writes_statistics).
+        statistics: what is written is as good as an answer (validate.writes_statistics).
         channels: for an operator that accumulates over all of its first argument but one dimension,
             that one's size.
         composed: several operators make the answer; a rounding on the way may grow.
@@ -299,7 +304,7 @@ def _tolerance(wider: Wider, output: torch.Tensor) -> Tolerance:
 def _magnitudes(
     wider: Wider, arguments: Any, references: Sequence[torch.Tensor], conditioned: bool
 ) -> list[torch.Tensor | None]:
-    """How large the terms are that the answers are made of; see eagercache.prove.Tolerance."""
+    """How large the terms are that the answers are made of; see numerics.Tolerance."""
     try:
         of_absolute = list(wider.compute(absolute(arguments)))
     except Exception:  # no answer for absolute values

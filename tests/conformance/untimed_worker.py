@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from eagercache import cuda_job, cuda_timing, job, timing, worker
+from eagercache.worker import main as worker
+from eagercache.worker.jobs import cuda_job, job
+from eagercache.worker.timing import cuda_timing, timing
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import torch
-from eagercache import bundle, export_module
+from eagercache import export_module
+from eagercache.ahead import bundle
 
 
 class Steps(torch.nn.Module):

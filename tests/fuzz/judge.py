@@ -2,8 +2,9 @@
 
 Answers that differ in some bit are computed anew, operator by operator (`Lockstep`), native and
 kernel from the same arguments, and each pair of answers is held against the rule by which kernels
-are proved (eagercache.prove): bit for bit where that is demanded, else the error against a float64
-reference. Two things that a proof's samples do not have are told apart and counted:
+are validated (worker.validation.validate): bit for bit where that is demanded, else the error
+against a float64 reference. Two things that a proof's samples do not have are told apart and
+counted:
 
 "ill-conditioned": an accumulation of data whose last places alone move the result by more (the
 variance of numbers far from zero and close to each other). Native often accumulates in double, and
@@ -26,9 +27,10 @@ from typing import Any
 
 import torch
 from conformance.database import detached_copy
-from eagercache import _C, prove
-from eagercache.calls import Call, Sample
-from eagercache.session import session
+from eagercache import _C
+from eagercache.calls.call import Call, Sample
+from eagercache.runtime.session import session
+from eagercache.worker.validation import validate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -47,7 +49,7 @@ class Disagreement(Exception):
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit, NaN equal to NaN."""
-    return prove.same_bits(a, b)
+    return validate.same_bits(a, b)
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,21 +190,21 @@ def judge(func: Any, args: Any, kwargs: Any, natives: Sequence[Any], mine: Seque
     for value in sample.values:
         sample.bases.append(flat_of(value.detach()) if isinstance(value, torch.Tensor) else None)
     fewer = any(native.numel() < spec.numel for native in natives for spec in call.tensors)
-    accumulates = prove.accumulates(call) or fewer
-    tolerance = prove.tolerance_of(call, natives, accumulates)
-    native = prove.Native("program", 0, sample, list(natives), None)
+    accumulates = validate.accumulates(call) or fewer
+    tolerance = validate.tolerance_of(call, natives, accumulates)
+    native = validate.Native("program", 0, sample, list(natives), None)
     try:
-        prove._compare_values(call, native, natives, mine, tolerance)
-    except prove.ProofFailed as failed:
+        validate._compare_values(call, native, natives, mine, tolerance)
+    except validate.ProofFailed as failed:
         if "ulp" not in str(failed):
             raise Disagreement("values", f"{func}: {failed}; {_short(row)}") from failed
         first = str(failed)
     else:
         return ""
     if accumulates:
-        with contextlib.suppress(prove.ProofFailed):
+        with contextlib.suppress(validate.ProofFailed):
             moving = replace(tolerance, composed=True)
-            prove._compare_values(call, native, natives, mine, moving)
+            validate._compare_values(call, native, natives, mine, moving)
             return "ill-conditioned"
     _try_further(func, call, sample, tolerance, first, row)
     return "further samples"
@@ -228,7 +230,7 @@ def _judge_composed(
     """An operator of several that are hooked: each is within its class, and errors add up.
 
     They count in units of no less than what the result moves by when every operand moves by its
-    last place, as those of functions do (prove.Tolerance.composed).
+    last place, as those of functions do (validate.Tolerance.composed).
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -243,7 +245,7 @@ def _judge_composed(
     moved_args, moved_kwargs = tree_map(moved, (args, kwargs))
     near = [t for t in tree_flatten(func(*moved_args, **moved_kwargs))[0] if t is not None]
     sizes = [t.numel() for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-    tolerance = prove.Tolerance(max(1.0, math.log2(max(*sizes, 2))), reduces=True, composed=True)
+    tolerance = validate.Tolerance(max(1.0, math.log2(max(*sizes, 2))), reduces=True, composed=True)
     for index, (native, other) in enumerate(zip(natives, mine, strict=True)):
         if same_bits(native, other):
             continue
@@ -253,14 +255,14 @@ def _judge_composed(
         least = change.square().mean().sqrt() / torch.finfo(native.dtype).eps
         magnitude = references[index].abs().clamp_min(float(least))
         try:
-            prove.compare_with_reference(
+            validate.compare_with_reference(
                 native, other, references[index], tolerance, f"output {index}", magnitude
             )
-        except prove.ProofFailed as failed:
+        except validate.ProofFailed as failed:
             raise Disagreement("values", f"{func}: {failed}") from failed
 
 
-class _Unbounded(prove.Tolerance):
+class _Unbounded(validate.Tolerance):
     """Measures errors and refuses none."""
 
     def bound(self, native_error: float, dtype: torch.dtype) -> float:
@@ -269,7 +271,7 @@ class _Unbounded(prove.Tolerance):
 
 
 def _try_further(
-    func: Any, call: Call, sample: Sample, tolerance: prove.Tolerance, first: str, row: Any
+    func: Any, call: Call, sample: Sample, tolerance: validate.Tolerance, first: str, row: Any
 ) -> None:
     """Compares the largest errors over arguments near the ones that were past the rule."""
     generator = torch.Generator().manual_seed(0)
@@ -283,10 +285,10 @@ def _try_further(
             actual = call.invoke(near.values)
         finally:
             _C.set_answering(False)
-        native = prove.Native("near", turn, near, expected, None)
+        native = validate.Native("near", turn, near, expected, None)
         try:
-            mine, natives = prove._compare_values(call, native, expected, actual, loose)
-        except prove.ProofFailed as failed:
+            mine, natives = validate._compare_values(call, native, expected, actual, loose)
+        except validate.ProofFailed as failed:
             raise Disagreement("values", f"{func}: {failed}; {_short(row)}") from failed
         worst, native_worst = max(worst, mine), max(native_worst, natives)
     dtype = next((spec.dtype for spec in call.tensors), torch.float32)

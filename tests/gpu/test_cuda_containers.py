@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_containers_answer_as_native_and_in_graphs_and_on_side_streams(folder: Path) -> None:
     made = run(
         """
-        from eagercache.session import session
+        from eagercache.runtime.session import session
 
         a, b = torch.randn(64, 384, device="cuda"), torch.randn(64, 384, device="cuda")
         calls = {

@@ -10,8 +10,8 @@ from typing import Any
 import eagercache
 import pytest
 import torch
-from eagercache._load import core
-from eagercache.session import session
+from eagercache.base.load import core
+from eagercache.runtime.session import session
 
 F = torch.nn.functional
 OPTIONS: dict[str, Any] = {"devices": ["cuda"], "on_miss": "wait", "choose": "always"}

@@ -14,7 +14,7 @@ from typing import Any
 import eagercache
 import pytest
 import torch
-from eagercache.modules import explain_module, manager
+from eagercache.modules.manager import explain_module, manager
 from torch import nn
 
 PYTHON_TESTS = str(Path(__file__).parent.parent / "python")
@@ -170,7 +170,7 @@ COLD = """
 import sys
 sys.path.append({path!r})
 import torch, eagercache, module_zoo
-from eagercache.modules import manager
+from eagercache.modules.manager import manager
 model, x = module_zoo.make("Block").cuda(), module_zoo.example("Block").cuda()
 def hits():
     return sum(row.hits for _, row in manager.stats())

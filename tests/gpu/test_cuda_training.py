@@ -7,7 +7,7 @@ import copy
 import eagercache
 import pytest
 import torch
-from eagercache.modules import explain_module, manager
+from eagercache.modules.manager import explain_module, manager
 from torch import nn
 
 

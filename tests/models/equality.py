@@ -19,7 +19,7 @@ from typing import Any
 
 import eagercache
 import torch
-from eagercache.module_transfer import move_last_places
+from eagercache.callables.module_transfer import move_last_places
 
 from models import zoo
 
@@ -172,7 +172,7 @@ def _infer_moved(model: Any, inputs: zoo.Inputs, seed: int) -> dict[str, torch.T
 
 
 def _module_hits() -> int:
-    from eagercache._load import core
+    from eagercache.base.load import core
 
     assert core is not None
     return sum(int(row["hits"]) for row in core.module_stats())

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from eagercache.module_transfer import move_last_places
+from eagercache.callables.module_transfer import move_last_places
 
 from models import zoo
 
@@ -205,7 +205,7 @@ def _farther(mine: Run, eager: Sequence[Run]) -> dict[str, int]:
 
 
 def _answered(model: Any) -> dict[str, int]:
-    from eagercache.modules import manager
+    from eagercache.modules.manager import manager
 
     parts = set(model.modules())
     rows = [row for part, row in manager.stats() if part in parts and row.training_hits]

@@ -78,7 +78,7 @@ def module_kernels(store: Path) -> Iterator[None]:
 
 def module_hits(model: Any) -> int:
     """Calls of a module that a kernel answered."""
-    from eagercache.modules import manager
+    from eagercache.modules.manager import manager
 
     return sum(row.hits for part, row in manager.stats() if part is model)
 

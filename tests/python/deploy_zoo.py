@@ -103,8 +103,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
 import torch, eagercache, deploy_zoo
-from eagercache import DeployError, bundle, export_module
-from eagercache.deploy_export import one_worker
+from eagercache.ahead import bundle
+from eagercache import DeployError, export_module
+from eagercache.deploy.export import one_worker
 folder = Path({folder!r})
 torch.set_num_threads(1)
 bundle.keygen(folder / "own")

@@ -118,9 +118,9 @@ def compile_container(folder: str) -> dict[str, Any]:
     """Compiles a small module for an H200; its file, and what is known of its text."""
     install_for_containers()
     import module_zoo
-    from eagercache.compile import Tools
-    from eagercache.generated_text import GeneratedText
-    from eagercache.toolchain import AVX2, find_compiler
+    from eagercache.base.toolchain import AVX2, find_compiler
+    from eagercache.worker.inductor.compile import Tools
+    from eagercache.worker.inductor.generated_text import GeneratedText
 
     with FakeTensorMode(), torch.no_grad(), torch.device("cuda"):
         module = module_zoo.Block().eval()
@@ -147,9 +147,9 @@ def compile_container(folder: str) -> dict[str, Any]:
 
 def _contain_call(tools: Any, folder: Path) -> dict[str, Any]:
     """The container of one operator's call whose text no launch plan can be made of."""
-    from eagercache import cuda_compile
-    from eagercache.calls import Call
-    from eagercache.wrapper_text import NotUnderstood
+    from eagercache.calls.call import Call
+    from eagercache.worker.cuda import compile as cuda_compile
+    from eagercache.worker.inductor.wrapper_text import NotUnderstood
 
     overload, arguments, returns = _CALLS["aten::native_layer_norm"]
     description = {"op": "aten::native_layer_norm", "overload": overload, "state": _STATE}
@@ -172,10 +172,10 @@ def _contain_call(tools: Any, folder: Path) -> dict[str, Any]:
 def write_drawing_attention(folder: str) -> dict[str, Any]:
     """What a forward draws whose attention drops weights on a GPU, and what its text calls."""
     install_for_containers()
-    from eagercache import _compat
-    from eagercache.compile import Tools, _TextReader
-    from eagercache.module_noise import drawn_within
-    from eagercache.toolchain import AVX2, find_compiler
+    from eagercache.base.toolchain import AVX2, find_compiler
+    from eagercache.worker.inductor import compat as _compat
+    from eagercache.worker.inductor.compile import Tools, _TextReader
+    from eagercache.worker.modules.dropout_masks import drawn_within
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn import functional
 
@@ -293,8 +293,9 @@ def _examples(mode: FakeTensorMode, call: Any) -> tuple[torch.Tensor, ...]:
 def compile_some() -> dict[str, Any]:
     """The plans of some calls, or why there is none, and whether each holds machine code."""
     install()
-    from eagercache import _compat, cuda_compile
-    from eagercache.calls import Call
+    from eagercache.calls.call import Call
+    from eagercache.worker.cuda import compile as cuda_compile
+    from eagercache.worker.inductor import compat as _compat
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     changed: Any = cuda_compile

@@ -200,7 +200,7 @@ class _Server:
 
 def _share_headers(folder: Path) -> None:
     """Precompiled headers are taken from `folder`, and made there at once where there are none."""
-    from eagercache import bare, compile, container
+    from eagercache.worker.inductor import bare, compile, container
 
     container.KERNELS_BEFORE_HEADERS = bare.UNITS_BEFORE_HEADER = 0
     unfinished = folder / "unfinished"
@@ -234,7 +234,7 @@ def _become(request: dict[str, Any], parent: int, headers: Path) -> None:
     tempfile.tempdir = None
     _share_headers(headers)
     sys.argv = ["worker", *request["arguments"][:-1], str(parent)]
-    runpy.run_module("eagercache.worker", run_name="__main__", alter_sys=True)
+    runpy.run_module("eagercache.worker.main", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -54,11 +54,11 @@ CALLS = {
 TOOLS = """
 import json, os, sys, tempfile
 from pathlib import Path
-from eagercache import prove
-from eagercache._load import core
-from eagercache.calls import Call
-from eagercache.compile import Tools
-from eagercache.toolchain import find_compiler, pick_isa
+from eagercache.worker.validation import validate
+from eagercache.base.load import core
+from eagercache.calls.call import Call
+from eagercache.worker.inductor.compile import Tools
+from eagercache.base.toolchain import find_compiler, pick_isa
 
 folder = Path(tempfile.mkdtemp())
 (folder / "build").mkdir()
@@ -73,7 +73,7 @@ calls = {name: Call(text) for name, text in json.loads(sys.argv[1]).items()}
 lowered, natives, result = {}, {}, {}
 for name, call in calls.items():
     with call.state.applied():
-        natives[name] = prove.native_answers(call)
+        natives[name] = validate.native_answers(call)
         place = folder / str(len(lowered))
         place.mkdir()
         lowered[name] = tools.lower(call, len(natives[name][0].outputs), place)
@@ -87,12 +87,12 @@ for name, call in calls.items():
     core.register(*operator)
     probe = core.Probe(*operator)
     with call.state.applied():
-        prove.capture(call, probe, natives[name][0].sample.clone(), "always")
+        validate.capture(call, probe, natives[name][0].sample.clone(), "always")
         strides = [output.stride() for output in natives[name][0].outputs]
         try:
             probe.load(str(library), plans[name].with_strides(strides).to_json())
             reduces = lowered[name].text.reduces
-            result[name] = prove.prove(call, probe, natives[name], reduces=reduces).numerics
+            result[name] = validate.prove(call, probe, natives[name], reduces=reduces).numerics
         except Exception as error:
             result[name] = f"{type(error).__name__}: {error}"
     del probe
@@ -107,13 +107,13 @@ CONTAINER = (
 call = Call(json.loads(sys.argv[1]))
 operator = call.description["op"], call.description["overload"], "CPU"
 with call.state.applied():
-    natives = prove.native_answers(call)
+    natives = validate.native_answers(call)
     lowered = tools.lower(call, len(natives[0].outputs), folder / "build", allow_bare=False)
     core.register(*operator)
     probe = core.Probe(*operator)
-    prove.capture(call, probe, natives[0].sample.clone(), "always")
+    validate.capture(call, probe, natives[0].sample.clone(), "always")
     probe.load(str(lowered.container))
-    proof = prove.prove(call, probe, natives, reduces=lowered.text.reduces)
+    proof = validate.prove(call, probe, natives, reduces=lowered.text.reduces)
 dynamic = lowered.container.read_bytes()
 print(json.dumps([proof.numerics, b"eagercache_connect" in dynamic]))
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import SHARED_CALLS, SHARED_OPS, clean_environment
-from eagercache.bisection import NothingToFind, bisect, smallest_set
+from eagercache.cli.bisection import NothingToFind, bisect, smallest_set
 from hypothesis import given
 from hypothesis import strategies as st
 

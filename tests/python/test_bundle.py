@@ -15,7 +15,9 @@ import eagercache
 import pytest
 from click.testing import CliRunner, Result
 from conftest import SHARED_CALLS, SHARED_OPS, clean_environment, run_program
-from eagercache import _C, cli, environment
+from eagercache import _C
+from eagercache.base import environment
+from eagercache.cli import main as cli
 
 pytestmark = pytest.mark.once
 

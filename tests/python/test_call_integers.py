@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
-from eagercache.call_integers import OWN
-from eagercache.calls import FILLS, Call
-from eagercache.prove import SEED, native_answers
-from eagercache.shape_family import ShapeFamily
+from eagercache.calls.call import FILLS, Call
+from eagercache.calls.integers import OWN
+from eagercache.worker.samples.shape_class import ShapeFamily
+from eagercache.worker.validation.validate import SEED, native_answers
 from test_calls import boolean, describe, integer, integers, tensor
 
 

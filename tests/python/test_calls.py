@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from eagercache.call_integers import MOST_STEPS, keep_countable
-from eagercache.calls import ALIGNMENT, FILLS, Call, CallError, GlobalState
+from eagercache.calls.call import ALIGNMENT, FILLS, Call, CallError, GlobalState
+from eagercache.calls.integers import MOST_STEPS, keep_countable
 
 STATE: dict[str, Any] = {
     "default_dtype": "float32",

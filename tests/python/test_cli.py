@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from conftest import clean_environment, run_python
-from eagercache import _C, cli, environment
+from eagercache import _C
+from eagercache.base import environment
+from eagercache.cli import main as cli
 
 pytestmark = pytest.mark.once
 
@@ -164,7 +166,7 @@ def test_doctor_says_whether_a_worker_has_to_compile_inductors_sources(
         return str(check["state"])
 
     folder = tmp_path / "torch/_inductor"
-    monkeypatch.setattr("eagercache.worker_process.inductor_folder", lambda: folder)
+    monkeypatch.setattr("eagercache.service.worker_process.inductor_folder", lambda: folder)
     assert state() == "note"
     compiled = Path(importlib.util.cache_from_source(str(folder / "lowering.py")))
     compiled.parent.mkdir(parents=True)
@@ -243,7 +245,7 @@ def test_explain_and_bench_on_real_kernels(warm_cache: Path) -> None:
     )
     assert "x" in run("explain", "_softmax", "--dir", str(warm_cache)).output
     result = run_python(
-        "from eagercache.cli import main; main()",
+        "from eagercache.cli.main import main; main()",
         clean_environment(),
         *("bench", "--dir", str(warm_cache), "--op", "softmax", "--json"),
     )
@@ -269,7 +271,7 @@ def test_bench_names_a_kernel_that_cannot_be_measured(warm_cache: Path, tmp_path
         thing.chmod(0o600)
         thing.write_bytes(b"not a library")
     result = run_python(
-        "from eagercache.cli import main; main()",
+        "from eagercache.cli.main import main; main()",
         clean_environment(),
         *("bench", "--dir", str(copy), "--op", "silu"),
     )

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from eagercache import bare, container
-from eagercache import commands as running
-from eagercache import compile as compiling
-from eagercache.calls import Call
-from eagercache.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
-from eagercache.container import BuildCommands
-from eagercache.generated_text import GeneratedText, admit, read_generated_text
-from eagercache.toolchain import SCALAR, Compiler
+from eagercache.base.toolchain import SCALAR, Compiler
+from eagercache.calls.call import Call
+from eagercache.worker.inductor import bare, container
+from eagercache.worker.inductor import commands as running
+from eagercache.worker.inductor import compile as compiling
+from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
+from eagercache.worker.inductor.container import BuildCommands
+from eagercache.worker.inductor.generated_text import GeneratedText, admit, read_generated_text
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
 
 WRAPPER = """

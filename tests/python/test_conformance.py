@@ -25,7 +25,7 @@ from conformance.ours import service_settings
 from conformance.reference import Wider, _magnitudes, _moves, differences
 from conformance.runner import State
 from conftest import PACKAGE_ROOT, clean_environment
-from eagercache.worker_process import worker_environment
+from eagercache.service.worker_process import worker_environment
 
 TESTS = Path(__file__).resolve().parent.parent
 OPERATORS = "roll,amax,where,index_select,softmax"  # one of each kind of risk
@@ -92,7 +92,7 @@ torch.set_num_threads(1)
 from conformance.child import Child
 from conformance.database import BackendCall
 from conformance.ours import Ours, core
-from eagercache import session
+from eagercache.runtime import session
 
 aten = torch.ops.aten
 state = Path(sys.argv[1])

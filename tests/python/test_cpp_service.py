@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import clean_environment, make_tools, run_python
-from eagercache import _C, environment
+from eagercache import _C
+from eagercache.base import environment
 from test_docs import ROOT, program_of
 
 pytestmark = pytest.mark.once

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import clean_environment, run_program
-from eagercache import _compat, cuda_gate, cuda_timing, module_forms
-from eagercache import compile as compile_module
-from eagercache._load import core
-from eagercache.commands import CompileFailed
+from eagercache.base.load import core
+from eagercache.modules import forms
+from eagercache.service import cuda_gate
+from eagercache.worker.inductor import compat
+from eagercache.worker.inductor import compile as compile_module
+from eagercache.worker.inductor.commands import CompileFailed
+from eagercache.worker.timing import cuda_timing
 
 HERE = str(Path(__file__).parent)
 
@@ -70,7 +73,7 @@ def test_a_container_is_made_without_a_toolkit_and_asks_only_for_what_torch_brin
         [
             sys.executable,
             "-c",
-            "import sys, torch; from eagercache._load import core\n"
+            "import sys, torch; from eagercache.base.load import core\n"
             "try: core.load_module([sys.argv[1]], 'cuda:0', [], [], [], None)\n"
             "except Exception as error: print(error)",
             made["path"],
@@ -111,9 +114,9 @@ def test_entries_are_for_all_gpus_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> 
 
     kinds = {0: "sm_90 132 multiprocessors", 1: "sm_90 132 multiprocessors", 2: "sm_80 108"}
     monkeypatch.setattr(
-        module_forms, "core", SimpleNamespace(cuda_architecture=lambda index: kinds[index])
+        forms, "core", SimpleNamespace(cuda_architecture=lambda index: kinds[index])
     )
-    digests = [module_forms.entry_digest("i", key(word), "faster") for word in range(4)]
+    digests = [forms.entry_digest("i", key(word), "faster") for word in range(4)]
     assert digests[1] == digests[2]
     assert len(set(digests)) == 3
 
@@ -271,7 +274,7 @@ def test_where_compilers_of_triton_fail_kernels_are_compiled_one_by_one(
         return "made"
 
     monkeypatch.setattr(compile_module, "_triton_compilers", lambda: 3)
-    monkeypatch.setattr(_compat, "start_triton_compilers", lambda _: None)
+    monkeypatch.setattr(compat, "start_triton_compilers", lambda _: None)
     monkeypatch.setattr(compile_module.Tools, "_compile", fail_beside_others)
     tools = object.__new__(compile_module.Tools)
     nothing: Any = None

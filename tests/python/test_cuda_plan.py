@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from conftest import Program
-from eagercache.cuda_plan import CudaPlan, TritonKernel, make_plan
-from eagercache.cuda_text import Number, read_wrapper
-from eagercache.wrapper_text import NotUnderstood
+from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
+from eagercache.worker.cuda.wrapper import Number, read_wrapper
+from eagercache.worker.inductor.wrapper_text import NotUnderstood
 
 CALL = """
 def call(args):

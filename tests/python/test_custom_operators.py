@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_program
-from eagercache import function_identity
-from eagercache.module_identity import Unfit
+from eagercache.callables import function_identity
+from eagercache.callables.module_identity import Unfit
 
 FUTURE = "from __future__ import annotations\n"
 IMPORT = "from fused_functions import"

@@ -19,7 +19,8 @@ import pytest
 import torch
 from conftest import clean_environment, run_python
 from deploy_zoo import HERE, Deployed, answer_of, refusal
-from eagercache import _C, DeployError, bundle, load_module, verify_module
+from eagercache import _C, DeployError, load_module, verify_module
+from eagercache.ahead import bundle
 from mapped_pages import pages_of
 
 pytestmark = pytest.mark.once
@@ -161,7 +162,7 @@ import torch
 from eagercache import load_module
 path, key = sys.argv[1:3]
 module = load_module(path, keys=[key])
-tracers = {"eagercache.module_trace", "eagercache.compile"} & set(sys.modules)
+tracers = [name for name in sys.modules if name.startswith("eagercache.worker")]
 module(torch.zeros(1, 1024))
 print("ready" if not tracers else f"it imported {tracers}", flush=True)
 sys.stdin.readline()
@@ -215,7 +216,7 @@ def test_opening_reads_no_mapped_weight(deployed: Deployed, large: Path) -> None
 def command(*words: object, folder: Path) -> tuple[int, str, str]:
     """Runs `eagercache bundle ...`."""
     done = run_python(
-        "import sys; from eagercache.cli import main; sys.exit(main())",
+        "import sys; from eagercache.cli.main import main; sys.exit(main())",
         clean_environment(),
         "bundle",
         *map(str, words),

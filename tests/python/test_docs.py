@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import clean_environment, make_tools, run_python
-from eagercache import config
+from eagercache.base import config
 
 pytestmark = pytest.mark.once
 

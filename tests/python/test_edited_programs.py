@@ -11,8 +11,8 @@ pytestmark = pytest.mark.once
 
 PROGRAM = """
 import torch, eagercache
-from eagercache._load import core
-from eagercache.modules import explain_module, manager
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
 
 TABLE = {"scale": [2.0]}
 

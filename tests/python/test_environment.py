@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import clean_environment
-from eagercache import environment, toolchain
-from eagercache.environment import FIELDS, VARIABLES, Context
+from eagercache.base import environment, toolchain
+from eagercache.base.environment import FIELDS, VARIABLES, Context
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def test_a_file_in_a_new_folder_changes_the_key(name: str, tmp_path: Path) -> No
 
 
 def test_the_key_holds_every_python_file_of_the_package() -> None:
-    package = Path(environment.__file__).parent
+    package = Path(environment.__file__).parent.parent
     files = {path.relative_to(package).as_posix() for path in environment.source_files(package)}
-    assert {"worker.py", "_site/sitecustomize.py", "__init__.py"} <= files
+    assert {"worker/main.py", "_site/sitecustomize.py", "__init__.py"} <= files
     assert not any("__pycache__" in name for name in files)
 
 
@@ -139,7 +139,7 @@ def test_workers_keep_listed_variables_and_drop_others_of_their_prefixes() -> No
 PROGRAM = """
 import sys
 import torch
-from eagercache import environment
+from eagercache.base import environment
 text = environment.environment_text()
 print([name for name in sys.modules if name.startswith(("torch._inductor", "triton"))])
 print(text, end="")

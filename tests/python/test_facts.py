@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import run_program
-from eagercache import environment, facts
-from eagercache.facts import Facts
+from eagercache.base import environment, facts
+from eagercache.base.facts import Facts
 
 pytestmark = pytest.mark.once
 
@@ -227,7 +227,7 @@ def test_a_second_process_runs_no_program_and_makes_no_service_before_it_compile
     sys.addaudithook(lambda name, _: started.append(name) if name == "subprocess.Popen" else None)
     import eagercache
     report(active=eagercache.enable("var").active, started=started,
-           service="eagercache.service" in sys.modules)
+           service="eagercache.service.service" in sys.modules)
     """
     result = run_program(code, warm_cache)
     assert (result["active"], result["started"], result["service"]) == (True, [], False)

@@ -41,7 +41,7 @@ import torch
 torch.set_num_threads(1)
 import eagercache
 from eagercache import _C
-from eagercache.session import session
+from eagercache.runtime.session import session
 from fuzz import both_ways, pool, programs, shrink
 from fuzz.templates import Slot, Spec, Template
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from eagercache.launch_plan import ENTRY_PREFIX, read_launch_plan
-from eagercache.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.launch_plan import ENTRY_PREFIX, read_launch_plan
+from eagercache.worker.inductor.wrapper_text import NotUnderstood
 
 KERNEL = """
 #include <torch/csrc/inductor/cpp_prefix.h>

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import Program, run_program
-from eagercache import left_native
-from eagercache.session import Configuration
+from eagercache.runtime import left_native
+from eagercache.runtime.session import Configuration
 
 pytestmark = pytest.mark.once
 
@@ -27,7 +27,7 @@ report(decisions=sorted({(k.op, k.decision) for k in eagercache.kernels()}))
 # The draw is not the test's subject.
 SECOND = """
 import eagercache, torch
-from eagercache import left_native
+from eagercache.runtime import left_native
 left_native._looks_again = lambda: {looks_again}
 x = torch.randn(8, 8)
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE_ROOT, clean_environment, run_program
-from eagercache import _load
+from eagercache.base import load
 
 
 @pytest.mark.parametrize(
@@ -18,25 +18,25 @@ from eagercache import _load
 def test_another_torch_is_refused_naming_both_sides_and_the_remedy(
     build: str, run: str, names: tuple[str, ...]
 ) -> None:
-    text = _load.mismatch(build, True, run, True)
+    text = load.mismatch(build, True, run, True)
     assert text is not None
     assert build in text and run in text and "Rebuild" in text
     assert all(name in text for name in names)
 
 
 def test_a_patch_release_or_another_local_tag_is_accepted() -> None:
-    assert _load.mismatch("2.11.0+cu130", True, "2.11.1+cpu", True) is None
+    assert load.mismatch("2.11.0+cu130", True, "2.11.1+cpu", True) is None
 
 
 def test_another_abi_is_refused() -> None:
-    text = _load.mismatch("2.11.0", True, "2.11.0", False)
+    text = load.mismatch("2.11.0", True, "2.11.0", False)
     assert text is not None and "ABI" in text
 
 
 def test_other_platforms_are_named() -> None:
-    assert _load.platform_problem("Linux", "x86_64") is None
+    assert load.platform_problem("Linux", "x86_64") is None
     for system, machine in (("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")):
-        text = _load.platform_problem(system, machine)
+        text = load.platform_problem(system, machine)
         assert text is not None and machine in text
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from conftest import Program
-from eagercache import log
+from eagercache.base import log
 
 pytestmark = pytest.mark.once
 

@@ -13,8 +13,8 @@ AUTOCAST = """
 import sys
 sys.path.insert(0, {here!r})
 import torch, eagercache, module_zoo
-from eagercache.modules import explain_module, manager
-from eagercache.session import session
+from eagercache.modules.manager import explain_module, manager
+from eagercache.runtime.session import session
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model, x = module_zoo.Mixed().eval(), torch.randn(8, 32)

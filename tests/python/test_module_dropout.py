@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_program
-from eagercache import _compat
-from eagercache.commands import CompileRefused
-from eagercache.module_nodes import operator_name
-from eagercache.module_noise import (
+from eagercache.worker.inductor import compat
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.dropout_masks import (
     Attention,
     Noise,
     Replayed,
@@ -23,7 +22,8 @@ from eagercache.module_noise import (
     keep_draws,
     take_noise,
 )
-from eagercache.module_trace import refuse_operators
+from eagercache.worker.modules.nodes import operator_name
+from eagercache.worker.modules.trace import refuse_operators
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -197,9 +197,9 @@ def test_gradients_of_attention_draw_nothing() -> None:
 
     with FakeTensorMode():
         heads = [torch.empty(2, 4, 128, 64, requires_grad=True) for _ in range(3)]
-        joint = _compat.joint_graph(forward, tuple(heads))
+        joint = compat.joint_graph(forward, tuple(heads))
         refuse_operators(joint.graph, draws=True)
-        _, backward = keep_draws(joint, lambda: _compat.split_joint_graph(joint, 1))
+        _, backward = keep_draws(joint, lambda: compat.split_joint_graph(joint, 1))
     names = [operator_name(node) for node in backward.graph.nodes]
     assert "aten::_scaled_dot_product_cudnn_attention_backward" in names
 
@@ -217,7 +217,7 @@ import importlib.util, sys
 
 class Finder:
     def find_spec(self, name, path, target=None):
-        if name != "eagercache.module_joint":
+        if name != "eagercache.worker.modules.joint_graph":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -225,7 +225,7 @@ class Finder:
 
         def exec_module(module):
             run(module)
-            from eagercache.module_noise import _noise_of, draws_numbers
+            from eagercache.worker.modules.dropout_masks import _noise_of, draws_numbers
 
             module.drawn_within = lambda graph: [
                 _noise_of(node) for node in graph.nodes if draws_numbers(node)
@@ -241,7 +241,7 @@ STEPS = """
 import copy, os
 os.environ["EAGERCACHE_MODULE_TRAINING"] = "1"
 import torch, eagercache, training_zoo
-from eagercache.modules import manager
+from eagercache.modules.manager import manager
 torch.set_num_threads(1)
 model, x = training_zoo.make("Dropped"), training_zoo.example("Dropped")
 other = copy.deepcopy(model)

@@ -11,7 +11,7 @@ from typing import Any
 import module_zoo
 import pytest
 import torch
-from eagercache.module_identity import (
+from eagercache.callables.module_identity import (
     CodeIndex,
     FunctionRecorder,
     Unfit,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from eagercache.commands import CompileRefused
-from eagercache.module_identity import identify
-from eagercache.module_labels import trap_negative_labels
-from eagercache.module_trace import index_ranges
+from eagercache.callables.module_identity import identify
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.labels import trap_negative_labels
+from eagercache.worker.modules.trace import index_ranges
 from test_module_layout import run, traced
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 import training_zoo
-from eagercache.module_gradient import forwards_alone
-from eagercache.module_identity import identify
-from eagercache.module_transfer import NotTransferable, pack, unpack
-from eagercache.modules import explain_module, manager
+from eagercache.callables.module_gradient import forwards_alone
+from eagercache.callables.module_identity import identify
+from eagercache.callables.module_transfer import NotTransferable, pack, unpack
+from eagercache.modules.manager import explain_module, manager
 from gloo import run_ranks
 from kept_memory import kept_bytes
 from torch import nn
@@ -267,9 +267,9 @@ torch.set_num_threads(1)
 rank, kind = int(os.environ["RANK"]), sys.argv[1]
 dist.init_process_group("gloo")
 import eagercache
-from eagercache.modules import explain_module, manager
-from eagercache.session import session
-from eagercache.module_gradient import forwards_alone
+from eagercache.modules.manager import explain_module, manager
+from eagercache.runtime.session import session
+from eagercache.callables.module_gradient import forwards_alone
 eagercache.enable(ops=(), modules="auto", on_miss="native", choose="always")
 
 name = dict(ddp="ConvNorm", unused="Attention", fsdp="Attention")[kind]

@@ -10,7 +10,7 @@ from conftest import run_program
 MODELS = """
 import torch, eagercache
 from torch import nn
-from eagercache.modules import explain_module, manager
+from eagercache.modules.manager import explain_module, manager
 
 class Tail(nn.Module):
     def __init__(self):

@@ -10,9 +10,9 @@ import module_zoo
 import pytest
 import torch
 from conftest import module_kernels, run_program
-from eagercache._load import core
-from eagercache.module_shapes import MAX_COMPILES, SizeBook, sized_form
-from eagercache.modules import explain_module, manager
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+from eagercache.modules.shapes import MAX_COMPILES, SizeBook, sized_form
 from torch import nn
 
 HERE = str(Path(__file__).parent)
@@ -22,9 +22,9 @@ CALLS = """
 import sys
 sys.path.insert(0, {here!r})
 import torch, eagercache, module_zoo
-from eagercache import module_shapes
-from eagercache.modules import explain_module, manager
-module_shapes.MAX_COMPILES = 2
+from eagercache.modules import shapes
+from eagercache.modules.manager import explain_module, manager
+shapes.MAX_COMPILES = 2
 torch.set_num_threads(1)
 def argument(name, *sizes):
     generator = torch.Generator().manual_seed(sum(sizes))
@@ -195,7 +195,7 @@ def test_a_size_between_two_that_were_timed_needs_both(branches: tuple[nn.Module
     core.module_forget(model)
     core.module_adopt(model)
     version = core.module_version(model)
-    from eagercache.module_identity import identify
+    from eagercache.callables.module_identity import identify
 
     entries = identify(model).guard_entries()
     assert core.module_set_guard(model, entries, info.identity, version)

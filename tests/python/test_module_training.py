@@ -13,8 +13,8 @@ import pytest
 import torch
 import training_zoo
 from conftest import module_kernels, run_program
-from eagercache._load import core
-from eagercache.modules import explain_module, manager
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
 from torch import nn
 from training_checks import (
     NODE,

@@ -17,9 +17,9 @@ import pytest
 import torch
 from conftest import module_hits as hits
 from conftest import module_kernels, run_program
-from eagercache import module_watch
-from eagercache._load import core
-from eagercache.modules import explain_module, manager
+from eagercache.base.load import core
+from eagercache.modules import watch as module_watch
+from eagercache.modules.manager import explain_module, manager
 
 HERE = str(Path(__file__).parent)
 
@@ -27,7 +27,7 @@ FILL = """
 import sys
 sys.path.insert(0, {here!r})
 import torch, eagercache, module_reading
-from eagercache.modules import explain_module, manager
+from eagercache.modules.manager import explain_module, manager
 torch.set_num_threads(1)
 torch.manual_seed(1)
 model = module_reading.Reading().eval()

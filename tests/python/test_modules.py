@@ -14,13 +14,13 @@ import pytest
 import torch
 from conftest import module_hits as hits
 from conftest import module_kernels, run_program
-from eagercache import module_job
-from eagercache._load import core
-from eagercache.compile import Tools
-from eagercache.module_compile import ModuleResult
-from eagercache.modules import explain_module, manager
-from eagercache.session import session
-from eagercache.timing import Timing
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+from eagercache.runtime.session import session
+from eagercache.worker.inductor.compile import Tools
+from eagercache.worker.jobs import module_job
+from eagercache.worker.modules.compile import ModuleResult
+from eagercache.worker.timing.timing import Timing
 from torch import nn
 
 HERE = str(Path(__file__).parent)
@@ -30,7 +30,7 @@ FILL = """
 import sys
 sys.path.insert(0, {here!r})
 import torch, eagercache, module_zoo
-from eagercache.modules import explain_module, manager
+from eagercache.modules.manager import explain_module, manager
 torch.set_num_threads(1)
 eagercache.enable(ops=(), modules="auto", on_miss={on_miss!r}, choose="always")
 rows = {{}}
@@ -624,7 +624,7 @@ def test_a_program_may_end_while_a_module_is_being_packed(tmp_path: Path) -> Non
         """
         import threading, time
         import torch, eagercache
-        from eagercache import module_forms
+        from eagercache.modules import forms
         packing = threading.Event()
 
         def pack(module, args, kwargs):
@@ -634,7 +634,7 @@ def test_a_program_may_end_while_a_module_is_being_packed(tmp_path: Path) -> Non
                 value.to(torch.float64)
             raise RuntimeError("packed nothing")
 
-        module_forms.pack = pack
+        forms.pack = pack
         eagercache.enable(ops=(), modules="auto")
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval()
         with torch.no_grad():

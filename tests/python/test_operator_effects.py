@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 from conformance.database import BackendCall, Collected, Collector
-from eagercache._load import core
+from eagercache.base.load import core
 from native_effects import (
     Observed,
     observe,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Program
-from eagercache import operator_log, trace
+from eagercache.calls import operator_log, trace
 
 pytestmark = pytest.mark.once
 
@@ -60,7 +60,8 @@ def test_a_log_gives_the_keys_of_the_calls_themselves(program: Program, tmp_path
         f"""
 import torch, eagercache, json
 from pathlib import Path
-from eagercache import operator_log, trace
+from eagercache.calls import operator_log
+from eagercache.calls import trace
 x, w, i = torch.ones(6, 4), torch.ones(4), torch.ones(2, 3, 9, 9)
 with eagercache.record({str(tmp_path / "trace")!r}):
 {code}

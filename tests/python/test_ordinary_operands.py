@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_program
-from eagercache import ordinary_operands
-from eagercache.calls import Call
+from eagercache.calls.call import Call
+from eagercache.worker.samples import ordinary_operands
 from test_calls import NONE, describe, integers, number, tensor
 
 INF, NAN = math.inf, math.nan

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from conftest import PACKAGE_ROOT, clean_environment
-from eagercache import cli, program, program_report, trace
+from eagercache.calls import trace
+from eagercache.cli import main as cli
+from eagercache.cli import program, program_report
 
 pytestmark = pytest.mark.once
 
@@ -271,8 +273,8 @@ def test_a_gain_is_of_times_that_were_measured_together(monkeypatch: pytest.Monk
     ]
     kernel = SimpleNamespace(digest="a", native_ns=200.0, kernel_ns=100.0, decision="kernel")
     native = SimpleNamespace(digest="b", native_ns=200.0, kernel_ns=None, decision="native")
-    monkeypatch.setattr("eagercache._load.core.recorded_calls", lambda: recorded)
-    monkeypatch.setattr("eagercache.report.kernels", lambda: [kernel, native])
+    monkeypatch.setattr("eagercache.base.load.core.recorded_calls", lambda: recorded)
+    monkeypatch.setattr("eagercache.frontend.report.kernels", lambda: [kernel, native])
     calls = program_report.process_report(1.0)["calls"]
     # The program saw 9,000 ns; the kernel's 100 ns were measured beside 200.
     assert [call["native_ns"] for call in calls] == [200.0, 9000]

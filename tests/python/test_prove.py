@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
-from eagercache import native_errors, numerics, prove
-from eagercache.calls import Call
-from eagercache.native_errors import AnswersErrors, must_raise_too
-from eagercache.prove import CannotProve, ProofFailed
+from eagercache.calls import numerics
+from eagercache.calls.call import Call
+from eagercache.worker.validation import native_errors, validate
+from eagercache.worker.validation.native_errors import AnswersErrors, must_raise_too
+from eagercache.worker.validation.validate import CannotProve, ProofFailed
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
 
 Kernel = Callable[..., Any]
@@ -61,10 +62,10 @@ class PlayedProbe:
         raise AssertionError((pairs, calls))
 
 
-def proof_of(description: dict[str, Any], kernel: Kernel) -> prove.Proof:
+def proof_of(description: dict[str, Any], kernel: Kernel) -> validate.Proof:
     call = PlayedCall(description)
     call.kernel = kernel
-    return prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    return validate.prove(call, PlayedProbe(call), validate.native_answers(call))
 
 
 SIN = describe("sin", tensor((40, 50)))
@@ -72,8 +73,8 @@ SIN = describe("sin", tensor((40, 50)))
 
 def test_equal_bits_are_bitwise() -> None:
     proof = proof_of(SIN, torch.sin)
-    assert proof.numerics == "bitwise" and len(proof.fills) == len(prove.FILLS)
-    assert (proof.largest_error, proof.seed) == (0.0, prove.SEED)
+    assert proof.numerics == "bitwise" and len(proof.fills) == len(validate.FILLS)
+    assert (proof.largest_error, proof.seed) == (0.0, validate.SEED)
 
 
 def test_what_becomes_of_zeros_of_either_sign_must_be_natives() -> None:
@@ -100,7 +101,7 @@ def test_which_of_zeros_of_either_sign_is_the_largest_is_tried_more_than_once() 
 
     call = PlayedCall(describe("amax", tensor((2, 3, 4), (12, 1, 3)), integers(), boolean(False)))
     call.kernel = kernel
-    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call), reduces=True)
+    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call), reduces=True)
     assert proof.numerics == "accurate"
 
 
@@ -124,7 +125,7 @@ def test_a_sum_in_another_order_is_not_bitwise_though_rounding_hides_it() -> Non
                  NONE)
     )  # fmt: skip
     call.kernel = kernel
-    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call), reduces=True)
+    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call), reduces=True)
     assert proof.numerics == "accurate"
 
 
@@ -136,8 +137,8 @@ def test_an_operator_that_adds_up_has_the_bound_of_sums_whatever_its_kernels_tex
         return x.sum(-1) * (1 + 5 * torch.finfo(x.dtype).eps)
 
     if not listed:
-        others = prove._ACCUMULATING - {"sum"}
-        monkeypatch.setattr(prove, "_ACCUMULATING", others)
+        others = validate._ACCUMULATING - {"sum"}
+        monkeypatch.setattr(validate, "_ACCUMULATING", others)
     described = describe("sum.dim_IntList", tensor((16, 4096)), integers(-1), boolean(False), NONE)
     if listed:
         assert proof_of(described, kernel).numerics == "accurate"
@@ -147,7 +148,7 @@ def test_an_operator_that_adds_up_has_the_bound_of_sums_whatever_its_kernels_tex
 
 
 def test_operators_that_are_said_to_add_up_exist() -> None:
-    missing = [name for name in prove._ACCUMULATING if not hasattr(torch.ops.aten, name)]
+    missing = [name for name in validate._ACCUMULATING if not hasattr(torch.ops.aten, name)]
     assert not missing
 
 
@@ -159,7 +160,7 @@ def test_a_rounded_sum_is_never_called_bitwise(dtype: str) -> None:
         )
     )
     call.kernel = lambda x, *_: x.sum(-1)
-    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
     assert proof.numerics == ("bitwise" if dtype == "float32" else "accurate")
     assert proof.largest_error == 0
 
@@ -169,8 +170,8 @@ def test_a_rounded_function_that_differs_in_float32_is_never_called_bitwise(dtyp
     how = {"kind": "string", "value": "tanh"}
     call = PlayedCall(describe("gelu", tensor((40, 6), dtype=dtype), how))
     call.kernel = lambda x, *_: torch.nn.functional.gelu(x, approximate="tanh")
-    natives = prove.native_answers(call)
-    proof = prove.prove(call, PlayedProbe(call), natives, approximates=True)
+    natives = validate.native_answers(call)
+    proof = validate.prove(call, PlayedProbe(call), natives, approximates=True)
     assert proof.numerics == ("bitwise" if dtype == "float32" else "accurate")
 
 
@@ -180,21 +181,21 @@ def test_a_rounded_sum_that_is_written_is_natives() -> None:
                  NONE, tensor((40,), dtype="bfloat16"))
     )  # fmt: skip
     call.kernel = lambda x, d, k, t, out: torch.sum(x, -1, out=out)
-    with pytest.raises(prove.NotBitwise, match="by luck at best"):
-        prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    with pytest.raises(validate.NotBitwise, match="by luck at best"):
+        validate.prove(call, PlayedProbe(call), validate.native_answers(call))
 
 
 def test_running_statistics_may_be_as_accurate_as_a_rounded_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prove, "writes_statistics", lambda call: True)  # as on CUDA
+    monkeypatch.setattr(validate, "writes_statistics", lambda call: True)  # as on CUDA
     features = [tensor((3,)) for _ in range(4)]
     call = PlayedCall(
         describe("native_batch_norm", tensor((8, 3, 4, 4), dtype="bfloat16"), *features,
                  boolean(True), number(0.1), number(1e-5))
     )  # fmt: skip
     call.kernel = lambda *tensors: torch.native_batch_norm(*tensors, True, 0.1, 1e-5)
-    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
     assert proof.numerics == "accurate" and call.written
 
 
@@ -203,16 +204,16 @@ def test_a_kernel_that_does_not_look_at_weights_fails() -> None:
         describe("native_layer_norm", tensor((4, 8)), integers(8), tensor((8,)), NONE, number(1e-5))
     )
     call.kernel = lambda x, weight: torch.native_layer_norm(x, [8], weight, None, 1e-5)
-    with pytest.raises(prove.ProofFailed, match="must leave to native"):
-        prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    with pytest.raises(validate.ProofFailed, match="must leave to native"):
+        validate.prove(call, PlayedProbe(call), validate.native_answers(call))
 
 
 def test_a_rounded_function_that_is_written_is_natives() -> None:
     half = tensor((33, 8), (16, 2), dtype="float16")
     call = PlayedCall(describe("atan2_", half, tensor((33, 8))))
     call.kernel = lambda x, y: x.atan2_(y)
-    with pytest.raises(prove.NotBitwise, match="by luck at best: a rounded function"):
-        prove.prove(call, PlayedProbe(call), prove.native_answers(call), approximates=True)
+    with pytest.raises(validate.NotBitwise, match="by luck at best: a rounded function"):
+        validate.prove(call, PlayedProbe(call), validate.native_answers(call), approximates=True)
 
 
 def test_integers_are_past_what_half_precision_holds() -> None:
@@ -233,7 +234,7 @@ def test_a_short_sum_of_negative_zeros_is_of_either_sign() -> None:
         describe("sum.dim_IntList", tensor((64, 3)), integers(-1), boolean(False), NONE)
     )
     call.kernel = kernel
-    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
     assert proof.numerics == "accurate"
 
 
@@ -245,7 +246,7 @@ def test_a_longer_sum_of_negative_zeros_alone_is_tried() -> None:
         describe("sum.dim_IntList", tensor((4, 9)), integers(-1), boolean(False), NONE)
     )
     call.kernel = kernel
-    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
     assert proof.numerics == "accurate"
     assert "negative_zeros" in proof.fills
 
@@ -255,7 +256,7 @@ def test_what_is_accumulated_in_double_is_never_called_bitwise() -> None:
         describe("var.correction", tensor((40, 6)), integers(-1), integer(1), boolean(False))
     )
     call.kernel = lambda x, *_: torch.var(x, -1, correction=1)
-    proof = prove.prove(call, PlayedProbe(call), prove.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
     assert proof.numerics == "accurate"
 
 
@@ -342,7 +343,7 @@ def test_errors_are_counted_in_units_of_the_last_place(dtype: torch.dtype) -> No
     up = torch.nextafter(exact.float(), infinity.float()) if dtype == torch.float32 else None
     if up is None:
         up = (exact.view(torch.int16) + 1).view(dtype)
-    found = prove.compare_with_reference(exact, up, exact.double(), prove.Tolerance(), "here")
+    found = validate.compare_with_reference(exact, up, exact.double(), validate.Tolerance(), "here")
     assert found == (1.0, 0.0)
 
 
@@ -351,28 +352,28 @@ def test_a_half_precision_element_two_units_off_is_refused() -> None:
     off = exact.clone()
     off[5] = (exact[5:6].view(torch.int16) + 2).view(torch.bfloat16)[0]
     with pytest.raises(ProofFailed, match="error of 2 ulp, 1 allowed"):
-        prove.compare_with_reference(exact, off, exact.double(), prove.Tolerance(), "here")
+        validate.compare_with_reference(exact, off, exact.double(), validate.Tolerance(), "here")
 
 
 def test_a_reduction_may_err_by_the_logarithm_of_its_length() -> None:
     call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
     outputs = [torch.zeros(16)]
-    assert prove.tolerance_of(call, outputs, reduces=False) == prove.Tolerance()
-    tolerance = prove.tolerance_of(call, outputs, reduces=True)
+    assert validate.tolerance_of(call, outputs, reduces=False) == validate.Tolerance()
+    tolerance = validate.tolerance_of(call, outputs, reduces=True)
     assert tolerance.bound(0.5, torch.float32) == 12.0
     assert tolerance.bound(10.0, torch.float32) == 20.0
     assert tolerance.bound(0.5, torch.bfloat16) == 1.0
-    assert prove.Tolerance().bound(10.0, torch.float32) == 20.0
+    assert validate.Tolerance().bound(10.0, torch.float32) == 20.0
 
 
 def test_a_sum_that_cancels_is_measured_by_the_size_of_its_terms() -> None:
     reference = torch.tensor([1e-6], dtype=torch.float64)
     native, mine = torch.tensor([1e-6]), torch.tensor([1.1e-6])
-    tolerance = prove.Tolerance(ulps=4.0, reduces=True)
+    tolerance = validate.Tolerance(ulps=4.0, reduces=True)
     with pytest.raises(ProofFailed, match="4 allowed"):
-        prove.compare_with_reference(native, mine, reference, tolerance, "here")
+        validate.compare_with_reference(native, mine, reference, tolerance, "here")
     terms = torch.tensor([100.0], dtype=torch.float64)
-    error, _ = prove.compare_with_reference(native, mine, reference, tolerance, "here", terms)
+    error, _ = validate.compare_with_reference(native, mine, reference, tolerance, "here", terms)
     assert error < 1
 
 
@@ -386,15 +387,15 @@ def test_terms_of_both_signs_are_measured_whatever_those_of_absolute_operands_ar
     x[0, 0] = torch.tensor([-5.101996898651123, 2.5165178775787354, -2.747300148010254, -5.1633773])
     x[0, 1, :2], x[0, 2, 3] = 0.0, 0.0
     y = torch.tensor([1.0, -2.0, 3.0] * 8).reshape(sizes)
-    sample = prove.Sample([x, y], [x.flatten(), y.flatten()])
+    sample = validate.Sample([x, y], [x.flatten(), y.flatten()])
     (native,) = call.invoke(sample.values)
     exact = torch.nn.functional.binary_cross_entropy_with_logits(x.double(), y.double())
-    answer = prove.Native("program", 1, sample, [native], None)
-    tolerance = prove.tolerance_of(call, [native], reduces=True)
+    answer = validate.Native("program", 1, sample, [native], None)
+    tolerance = validate.tolerance_of(call, [native], reduces=True)
 
     def error_of(ulps: int) -> float:
         mine = torch.tensor(float(exact) + ulps * 2**-23)
-        return prove._compare_values(call, answer, [native], [mine], tolerance)[0]
+        return validate._compare_values(call, answer, [native], [mine], tolerance)[0]
 
     # The answer is 1.73; the terms' magnitudes have a mean of 2.44, whose last place is the next.
     assert 2 < error_of(5) < 3
@@ -417,19 +418,22 @@ def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: boo
     call = Call(describe("mean.dim", tensor((4, 8)), integers(-1), boolean(False), NONE))
     values = torch.ones(4, 8)
     values[1, 2] = math.inf
-    sample = prove.Sample([values], [values])
+    sample = validate.Sample([values], [values])
     exact = values.mean(-1)
     running = torch.where(torch.isinf(exact), math.nan, exact)
-    tolerance = prove.Tolerance(reduces=reduces)
-    native = prove.Native("special", 1, sample, [running], None)
+    tolerance = validate.Tolerance(reduces=reduces)
+    native = validate.Native("special", 1, sample, [running], None)
     if reduces:
-        assert prove._compare_values(call, native, native.outputs, [exact], tolerance) == (0.0, 0.0)
+        assert validate._compare_values(call, native, native.outputs, [exact], tolerance) == (
+            0.0,
+            0.0,
+        )
     else:
         with pytest.raises(ProofFailed, match="NaN or infinity"):
-            prove._compare_values(call, native, native.outputs, [exact], tolerance)
+            validate._compare_values(call, native, native.outputs, [exact], tolerance)
     with pytest.raises(ProofFailed, match="NaN or infinity"):  # the reverse never passes
-        reverse = prove.Native("special", 1, sample, [exact], None)
-        prove._compare_values(call, reverse, reverse.outputs, [running], tolerance)
+        reverse = validate.Native("special", 1, sample, [exact], None)
+        validate._compare_values(call, reverse, reverse.outputs, [running], tolerance)
 
 
 @pytest.mark.parametrize("second", [-math.inf, 1.0])
@@ -437,21 +441,23 @@ def test_nan_passes_for_natives_infinity_where_the_reference_has_it_too(second: 
     call = Call(describe("mean.dim", tensor((4, 8)), integers(-1), boolean(False), NONE))
     values = torch.ones(4, 8)
     values[1, 2], values[1, 3] = math.inf, second
-    sample = prove.Sample([values], [values])
-    native = prove.Native("special", 1, sample, [torch.tensor([1, -math.inf, 1, 1])], None)
+    sample = validate.Sample([values], [values])
+    native = validate.Native("special", 1, sample, [torch.tensor([1, -math.inf, 1, 1])], None)
     mine = [torch.tensor([1, math.nan, 1, 1])]
-    tolerance = prove.Tolerance(reduces=True)
+    tolerance = validate.Tolerance(reduces=True)
     if second < 0:
-        assert prove._compare_values(call, native, native.outputs, mine, tolerance) == (0.0, 0.0)
+        assert validate._compare_values(call, native, native.outputs, mine, tolerance) == (0.0, 0.0)
     else:  # the mean is infinite
         with pytest.raises(ProofFailed, match="-inf native, nan here"):
-            prove._compare_values(call, native, native.outputs, mine, tolerance)
+            validate._compare_values(call, native, native.outputs, mine, tolerance)
 
 
 def test_data_whose_squares_overflow_are_found() -> None:
     call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
     overflowing = {
-        fill for fill in prove.FILLS if prove._squares_overflow(call.sample(fill, prove.SEED))
+        fill
+        for fill in validate.FILLS
+        if validate._squares_overflow(call.sample(fill, validate.SEED))
     }
     assert "extreme" in overflowing
     assert not overflowing & {"normal", "unit", "integers", "ones", "zeros"}
@@ -459,8 +465,9 @@ def test_data_whose_squares_overflow_are_found() -> None:
 
 def test_native_that_raises_on_everything_cannot_be_compared() -> None:
     with pytest.raises(CannotProve, match="native raises on made-up data"):
-        prove.native_answers(Call(describe("square", tensor((3,), (1,)), **{}) | {"op": "aten::mv",
-            "args": [tensor((3, 4)), tensor((5,))], "overload": ""}))  # fmt: skip
+        description = describe("square", tensor((3,), (1,)))
+        arguments = [tensor((3, 4)), tensor((5,))]
+        validate.native_answers(Call(description | {"op": "aten::mv", "args": arguments}))
 
 
 def filled(x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -525,13 +532,13 @@ def test_undefined_outputs_cannot_be_compared() -> None:
         {"kind": "bool_list", "values": [True, False, False]},
     )  # fmt: skip
     with pytest.raises(CannotProve, match="undefined tensor"):
-        prove.native_answers(Call(description))
+        validate.native_answers(Call(description))
 
 
 def test_native_that_changes_its_mind_cannot_be_compared() -> None:
     description = describe("bernoulli", tensor((50,)), NONE)
     with pytest.raises(CannotProve, match="differ from run to run"):
-        prove.native_answers(Call(description))
+        validate.native_answers(Call(description))
 
 
 def test_a_probe_takes_the_place_of_one_that_lies_about(program: Program) -> None:
@@ -539,7 +546,7 @@ def test_a_probe_takes_the_place_of_one_that_lies_about(program: Program) -> Non
         """
         import weakref
         import torch
-        from eagercache._load import core
+        from eagercache.base.load import core
         names = ("aten::var", "correction", "CPU")
         core.register(*names)
         probes, inputs, seen = [], [], []
@@ -561,8 +568,10 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
     result = program(
         """
         import torch
-        from eagercache import native_errors, numerics, prove
-        from eagercache._load import core
+        from eagercache.worker.validation import native_errors
+        from eagercache.calls import numerics
+        from eagercache.worker.validation import validate
+        from eagercache.base.load import core
         core.register("aten::var", "correction", "CPU")
         probe = core.Probe("aten::var", "correction", "CPU")
         class Rebuilt:
@@ -571,10 +580,10 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
         texts = []
         for columns in (3, 1):
             try:
-                sample = prove.Sample([torch.ones(4, columns)], [])
-                prove.capture(Rebuilt(), probe, sample, "faster")
+                sample = validate.Sample([torch.ones(4, columns)], [])
+                validate.capture(Rebuilt(), probe, sample, "faster")
                 texts.append("")
-            except prove.CannotProve as error:
+            except validate.CannotProve as error:
                 texts.append(str(error))
         report(texts=texts)
         """
@@ -585,11 +594,11 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
 
 def test_the_sign_of_zero_counts_unless_a_sum_made_it() -> None:
     zero = torch.zeros(3)
-    prove.compare_with_reference(
-        zero, -zero, zero.double(), prove.Tolerance(reduces=True), "here", zero.double()
+    validate.compare_with_reference(
+        zero, -zero, zero.double(), validate.Tolerance(reduces=True), "here", zero.double()
     )
     with pytest.raises(ProofFailed, match="sign of zero"):
-        prove.compare_with_reference(zero, -zero, zero.double(), prove.Tolerance(), "here")
+        validate.compare_with_reference(zero, -zero, zero.double(), validate.Tolerance(), "here")
 
 
 def test_a_normalised_element_near_zero_is_measured_by_the_whole_result() -> None:
@@ -601,17 +610,17 @@ def test_a_normalised_element_near_zero_is_measured_by_the_whole_result() -> Non
     x = torch.rand(64, 512, generator=torch.Generator().manual_seed(3)) + 1.0
     values = [x.double()]
     references = wide.invoke(values)
-    magnitudes = prove._magnitudes(call, wide, values, references)
-    tolerance = prove.tolerance_of(call, references, reduces=True)
+    magnitudes = validate._magnitudes(call, wide, values, references)
+    tolerance = validate.tolerance_of(call, references, reduces=True)
     expected = references[0].float()
     rounding = torch.full_like(expected, 2.0**-23)
-    prove.compare_with_reference(
+    validate.compare_with_reference(
         expected, expected + rounding, references[0], tolerance, "here", magnitudes[0]
     )
     # Another epsilon is another result, not rounding.
     other = torch.nn.functional.layer_norm(x.double(), (512,), eps=1e-4).float()
     with pytest.raises(ProofFailed, match="ulp"):
-        prove.compare_with_reference(
+        validate.compare_with_reference(
             expected, other, references[0], tolerance, "here", magnitudes[0]
         )
 
@@ -631,18 +640,18 @@ def test_functions_are_bitwise_only_where_both_sides_take_vectors(
 ) -> None:
     call = PlayedCall(describe("log", tensor(sizes, strides)))
     call.kernel = lambda x: torch.log(x)
-    natives = prove.native_answers(call)
-    proof = prove.prove(call, PlayedProbe(call), natives, calls_functions=True)
+    natives = validate.native_answers(call)
+    proof = validate.prove(call, PlayedProbe(call), natives, calls_functions=True)
     assert (proof.numerics, proof.largest_error) == (numerics, 0.0)
-    others = prove.prove(call, PlayedProbe(call), natives, calls_functions=True, others=20)
+    others = validate.prove(call, PlayedProbe(call), natives, calls_functions=True, others=20)
     assert others.numerics == "accurate"
 
 
 def test_a_function_that_is_written_is_natives_where_few_elements_tell() -> None:
     call = PlayedCall(describe("pow_.Scalar", tensor((33, 8)), number(0.001)))
     call.kernel = lambda x, y: x.pow_(y)
-    with pytest.raises(prove.NotBitwise, match="by luck at best: a rounded function"):
-        prove.prove(call, PlayedProbe(call), prove.native_answers(call), calls_functions=True)
+    with pytest.raises(validate.NotBitwise, match="by luck at best: a rounded function"):
+        validate.prove(call, PlayedProbe(call), validate.native_answers(call), calls_functions=True)
 
 
 def test_numbers_that_are_much_alike_show_a_sum_made_one_by_one() -> None:
@@ -686,10 +695,10 @@ def test_functions_of_few_float64_are_natives() -> None:
     for description in (few, many):
         call = PlayedCall(description)
         call.kernel = lambda x: torch.log(x)
-        natives = prove.native_answers(call)
+        natives = validate.native_answers(call)
         if description is few:
             with pytest.raises(ProofFailed, match="rounded function of"):
-                prove.prove(call, PlayedProbe(call), natives, calls_functions=True)
+                validate.prove(call, PlayedProbe(call), natives, calls_functions=True)
         else:
-            proof = prove.prove(call, PlayedProbe(call), natives, calls_functions=True)
+            proof = validate.prove(call, PlayedProbe(call), natives, calls_functions=True)
             assert proof.numerics == "bitwise"

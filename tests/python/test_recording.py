@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Program
-from eagercache import trace
+from eagercache.calls import trace
 
 pytestmark = pytest.mark.once
 

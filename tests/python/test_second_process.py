@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from conftest import SHARED_CALLS, SHARED_OPS, Program, clean_environment, run_program
-from eagercache import _C, config, environment
+from eagercache import _C
+from eagercache.base import config, environment
 
 pytestmark = pytest.mark.once
 

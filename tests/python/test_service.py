@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import eagercache.worker
+import eagercache.worker.main
 import pytest
 from conftest import clean_environment
-from eagercache import cuda_gate
-from eagercache.service import CompileService, ServiceSettings
-from eagercache.worker_process import worker_environment
+from eagercache.service import cuda_gate
+from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.service.worker_process import worker_environment
 
 pytestmark = pytest.mark.once
 
@@ -111,7 +111,7 @@ class Answers:
 
 
 def worker_files(notes: Path) -> dict[str, str]:
-    return {"NOTES": str(notes), "WORKER_MODULE": str(eagercache.worker.__file__)}
+    return {"NOTES": str(notes), "WORKER_MODULE": str(eagercache.worker.main.__file__)}
 
 
 class Bench:
@@ -523,7 +523,7 @@ def test_a_forked_childs_service_does_nothing(bench: Bench) -> None:
 PARENT = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-from eagercache.service import CompileService, ServiceSettings
+from eagercache.service.service import CompileService, ServiceSettings
 service = CompileService(ServiceSettings(
     store_root="/nowhere", environment="", workers=1, worker_arguments=(sys.argv[1],),
     slots_folder=pathlib.Path(sys.argv[2] + ".slots"),
@@ -547,7 +547,7 @@ def test_the_users_process_leaves_nothing_behind_however_it_ends(bench: Bench, h
             str(bench.script),
             str(bench.notes_path),
             how,
-            str(eagercache.worker.__file__),
+            str(eagercache.worker.main.__file__),
         ],
         env=clean_environment(),
         stdout=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Program, run_program
-from eagercache import config
+from eagercache.base import config
 
 ENABLE = """
 import warnings, torch, eagercache

@@ -105,12 +105,13 @@ report(wrong=wrong, calls=len(expected), hits=stats.hits)
 GUARDS = """
 import ctypes, dataclasses, json, os, sys, tempfile
 from pathlib import Path
-from eagercache import _compat, prove
-from eagercache._load import core
-from eagercache.compile import Tools, build_graph, example_inputs
-from eagercache.shape_family import ShapeFamily
-from eagercache.shape_plan import Symbols, read_shape_plan
-from eagercache.toolchain import find_compiler, pick_isa
+from eagercache.worker.inductor import compat
+from eagercache.worker.validation import validate
+from eagercache.base.load import core
+from eagercache.worker.inductor.compile import Tools, build_graph, example_inputs
+from eagercache.worker.samples.shape_class import ShapeFamily
+from eagercache.worker.inductor.shape_plan import Symbols, read_shape_plan
+from eagercache.base.toolchain import find_compiler, pick_isa
 
 folder = Path(tempfile.mkdtemp())
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
@@ -119,17 +120,17 @@ plans, result = {}, {}
 for name, description in json.loads(sys.argv[1]).items():
     family = ShapeFamily(description)
     with family.call.state.applied():
-        fakes, environment = _compat.symbolic_tensors(
+        fakes, environment = compat.symbolic_tensors(
             example_inputs(family.call), frozenset(family.symbols))
-        sizes = tuple(tuple(_compat.size_text(n) for n in fake.size()) for fake in fakes)
+        sizes = tuple(tuple(compat.size_text(n) for n in fake.size()) for fake in fakes)
         names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
         texts = []
         graph = build_graph(family.symbolic(), 1, family.tied_sizes)
         place = folder / name
         place.mkdir()
         tools.read_texts(graph, tuple(fakes), place, lambda *both: texts.append(both))
-        guards = tuple(_compat.assumptions(environment, names))
-        outputs = prove.native_answers(family.call)[0].outputs
+        guards = tuple(compat.assumptions(environment, names))
+        outputs = validate.native_answers(family.call)[0].outputs
         strides = [(family.values, [list(output.stride()) for output in outputs])]
     for number in range(-1, len(guards)):
         kept = tuple(guard for index, guard in enumerate(guards) if index != number)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from conftest import clean_environment
-from eagercache.slots import Slots
+from eagercache.service.slots import Slots
 
 pytestmark = pytest.mark.once
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from eagercache.slots import Slots
+from eagercache.service.slots import Slots
 slot = Slots(int(sys.argv[1]), Path(sys.argv[2])).try_take()
 print(slot is not None, flush=True)
 time.sleep(600)

@@ -9,7 +9,7 @@ from conftest import run_program
 
 PARTS = """
 import torch, eagercache
-from eagercache import modules
+from eagercache.modules import manager
 
 class Rows(torch.nn.Module):
     def forward(self, x):
@@ -51,7 +51,7 @@ with torch.no_grad():
             for _ in range(3):
                 part(base[{first} : {first} + 9].view(3, 3))
         mine = answers()
-        hits = [row.hits for _, row in modules.manager.stats()]
+        hits = [row.hits for _, row in manager.manager.stats()]
 report(eager=eager, mine=mine, hits=hits)
 """,
         tmp_path,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import Program
-from eagercache import timing
+from eagercache.worker.timing import timing
 
 pytestmark = pytest.mark.once
 
@@ -156,7 +156,7 @@ def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 IDLE_THREADS = """
 import os, time, torch
 from pathlib import Path
-from eagercache import idle_threads
+from eagercache.worker.timing import idle_threads
 
 def threads(wanted):  # a thread that ended is seen for a moment longer
     for _ in range(2_000):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from eagercache import toolchain
-from eagercache.toolchain import AVX2, AVX512, SCALAR, ToolchainError
+from eagercache.base import toolchain
+from eagercache.base.toolchain import AVX2, AVX512, SCALAR, ToolchainError
 
 pytestmark = pytest.mark.once
 

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from eagercache import trace
+from eagercache.calls import trace
 
 pytestmark = pytest.mark.once
 

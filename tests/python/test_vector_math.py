@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from eagercache import toolchain, vector_math
-from eagercache._load import core
-from eagercache.toolchain import AVX2, AVX512, Isa
+from eagercache.base import toolchain
+from eagercache.base.load import core
+from eagercache.base.toolchain import AVX2, AVX512, Isa
+from eagercache.worker.inductor import vector_math
 
 pytestmark = pytest.mark.once
 

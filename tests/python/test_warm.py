@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from conftest import clean_environment
-from eagercache import _C, cli, config, environment, trace, warm
+from eagercache import _C
+from eagercache.ahead import warm
+from eagercache.base import config, environment
+from eagercache.calls import trace
+from eagercache.cli import main as cli
 
 pytestmark = pytest.mark.once
 

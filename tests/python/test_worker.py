@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from conftest import clean_environment, run_python
-from eagercache import environment, job, worker
-from eagercache._load import core
-from eagercache.commands import CompileFailed
-from eagercache.job import Job
-from eagercache.service import CompileService, ServiceSettings
-from eagercache.toolchain import ToolchainError
+from eagercache.base import environment
+from eagercache.base.load import core
+from eagercache.base.toolchain import ToolchainError
+from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.worker import main as worker
+from eagercache.worker.inductor.commands import CompileFailed
+from eagercache.worker.jobs import job
+from eagercache.worker.jobs.job import Job
 from test_calls import NONE, boolean, describe, integer, integers, tensor
 from test_service import gone, wait_until
 
@@ -67,8 +69,8 @@ def test_a_malformed_frame_raises(body: bytes) -> None:
 # Digests are made by the hook; a process of its own has hooks without disturbing this one.
 DIGESTS = """
 import json, sys
-from eagercache._load import core
-from eagercache.calls import Call
+from eagercache.base.load import core
+from eagercache.calls.call import Call
 for description in json.loads(sys.argv[1]):
     name = description["op"], description["overload"], "CPU"
     core.register(*name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import training_zoo
-from eagercache.modules import explain_module
+from eagercache.modules.manager import explain_module
 from torch import nn
 
 HERE = str(Path(__file__).parent)
@@ -23,7 +23,7 @@ import contextlib, os, sys
 sys.path.insert(0, {here!r})
 os.environ["EAGERCACHE_MODULE_TRAINING"] = "1"
 import torch, eagercache, training_zoo
-from eagercache.modules import explain_module, manager
+from eagercache.modules.manager import explain_module, manager
 torch.set_num_threads(1)
 eagercache.enable(ops=(), modules="auto", on_miss={on_miss!r}, choose="always")
 rows = {{}}

@@ -86,7 +86,7 @@ def _begin(body: dict[str, Any]) -> None:
     if added:
         sys.path.append(body["package"])
     try:
-        from eagercache import program
+        from eagercache.cli import program
     except Exception as error:
         print(f"eagercache: is not active in process {os.getpid()}: {error}", file=sys.stderr)
         return

@@ -18,7 +18,7 @@ class _NothingUnderstood(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, _path: Any, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "eagercache.cuda_compile":
+        if name != "eagercache.worker.cuda.compile":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -1,0 +1,1 @@
+"""Kernels before a program needs them: warming up, bundles."""

@@ -1,0 +1,146 @@
+"""Bundles: the kernels and decisions of one environment as one signed file.
+
+The file itself is read, written and checked in kernel_cache/bundle.h. Here it is decided whether a
+machine may use it: what its kernels meet when they run must be as it was where they were made. What
+only made them (compiler, linker, Python, code generation) may differ or be missing, because the
+signature says who vouches for the result; so an import files them under this machine's environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagercache.base import config, environment, facts
+from eagercache.base.load import core
+
+
+class BundleError(ValueError):
+    """A bundle, key or store that cannot be used: one line with the reason and the remedy."""
+
+
+@dataclass(frozen=True)
+class BundleInfo:
+    """What a bundle holds, after all of it was checked.
+
+    Attributes:
+        signer: the public key that signed it, in hexadecimal digits.
+        mismatches: why this machine cannot use it: (field, the bundle's value, this machine's).
+        entries: its manifests.
+        present: keys that the store had, whose verdicts stay; of an import.
+    """
+
+    path: Path
+    signer: str
+    mismatches: tuple[tuple[str, str, str], ...]
+    entries: Sequence[dict[str, Any]]
+    present: int = 0
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels there are; the other entries are decisions for native."""
+        return sum(entry["kind"] == "kernel" for entry in self.entries)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "path": str(self.path),
+            "signer": self.signer,
+            "kernels": self.kernels,
+            "decisions": len(self.entries) - self.kernels,
+            "present": self.present,
+            "mismatches": [
+                {"field": field, "bundle": theirs, "here": ours}
+                for field, theirs, ours in self.mismatches
+            ],
+        }
+
+
+def mismatches(theirs: str, ours: str) -> tuple[tuple[str, str, str], ...]:
+    """The fields that keep kernels made under one environment text from running under another."""
+    there, here = environment.parse(theirs), environment.parse(ours)
+    return tuple(
+        (field, there.get(field, "(missing)"), here.get(field, "(missing)"))
+        for field in environment.RUNNING_FIELDS
+        if there.get(field) != here.get(field)
+    )
+
+
+def _require_core() -> Any:
+    if core is None:
+        raise BundleError("eagercache works on Linux x86-64 only")
+    return core
+
+
+def _environment_text(store: Path | None) -> str:
+    remembered = facts.Facts(store) if store is not None else facts.Facts()
+    return environment.environment_text(cxx=config.read_settings().cxx, facts=remembered)
+
+
+def keygen(name: Path) -> tuple[Path, Path]:
+    """Makes a pair of keys, NAME.pem (private) and NAME.pub; never replaces a file."""
+    private, public = name.with_name(f"{name.name}.pem"), name.with_name(f"{name.name}.pub")
+    module = _require_core()
+    try:
+        module.make_signing_key(str(private), str(public))
+    except module.StoreError as error:
+        raise BundleError(str(error)) from error
+    return private, public
+
+
+def export(path: Path, *, store: Path, key: Path) -> dict[str, int]:
+    """Writes the store's kernels and decisions of this environment, signed with a private key."""
+    module = _require_core()
+    if not store.is_dir():
+        raise BundleError(f"there is no store at {store}; name one with --dir or EAGERCACHE_DIR")
+    text = _environment_text(store)
+    try:
+        opened = module.Store(str(store), text, read_only=True)
+        return dict(module.write_bundle(str(path), opened, text, str(key)))
+    except module.StoreError as error:
+        raise BundleError(str(error)) from error
+
+
+def verify(path: Path, *, keys: Sequence[Path]) -> BundleInfo:
+    """Checks all of a bundle against trusted public keys, and this machine against the bundle."""
+    return _read(path, keys, None)[1]
+
+
+def import_into(path: Path, *, store: Path, keys: Sequence[Path]) -> BundleInfo:
+    """Checks all of a bundle, and only then publishes what it holds into a store."""
+    module = _require_core()
+    bundle, info = _read(path, keys, store)
+    if info.mismatches:
+        raise BundleError(f"{path} cannot be used here: {describe(info.mismatches)}")
+    settings = config.read_settings()
+    try:
+        opened = module.Store(
+            str(store),
+            _environment_text(store),
+            max_bytes=settings.max_bytes,
+            allow_untrusted=settings.allow_untrusted,
+        )
+        counts = module.import_bundle(bundle, opened)
+    except module.StoreError as error:
+        raise BundleError(str(error)) from error
+    return BundleInfo(path, info.signer, (), info.entries, counts["present"])
+
+
+def describe(differing: Sequence[tuple[str, str, str]]) -> str:
+    """Mismatches in one line."""
+    return "; ".join(
+        f"{field} is {ours} and the bundle was made with {theirs}"
+        for field, theirs, ours in differing
+    )
+
+
+def _read(path: Path, keys: Sequence[Path], store: Path | None) -> tuple[Any, BundleInfo]:
+    module = _require_core()
+    try:
+        bundle = module.read_bundle(str(path), [str(key) for key in keys])
+    except module.StoreError as error:
+        raise BundleError(str(error)) from error
+    differing = mismatches(bundle.environment, _environment_text(store))
+    return bundle, BundleInfo(path, bundle.signer, differing, bundle.entries)

@@ -1,0 +1,1 @@
+"""Modules and functions: what they are, what they read, and how they travel to a worker."""

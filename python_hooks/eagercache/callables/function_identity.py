@@ -1,0 +1,260 @@
+"""What a Python function is: the part of its kernels' key that is not in the call.
+
+Two functions with equal identities compute the same: equal code, in themselves and in every Python
+function that they can reach by name, equal defaults, closures and global values. Code of torch and
+of the standard library is left to the environment key. What cannot be written down (a tensor, a
+module, an open file) and what is plainly an effect (a print, a store to a global variable) makes
+the function unfit, with the line.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import hashlib
+import json
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eagercache.callables.code_values import class_code, code_digest, is_covered
+from eagercache.callables.module_identity import Unfit, Writer
+
+FORMAT = 1
+MAX_FUNCTIONS = 400
+
+# What is called for its effect, or answers otherwise each time.
+_EFFECTS = frozenset({"print", "input", "open", "exec", "eval", "globals", "setattr", "delattr"})
+_CHANGING_MODULES = frozenset({"random", "time", "secrets", "os", "datetime", "uuid", "socket"})
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class FunctionIdentity:
+    """What `identify_function` finds.
+
+    Attributes:
+        digest: equal for equal functions, in every process.
+        codes: `code_digest` of everything that may run, torch and the standard library left out.
+        modules: names of the Python modules that those functions belong to.
+    """
+
+    digest: str
+    codes: frozenset[str]
+    modules: tuple[str, ...]
+
+
+def identify_function(function: types.FunctionType) -> FunctionIdentity:
+    """The identity of ``function`` now. Raises Unfit; the text begins with the line."""
+    walk = _Walk()
+    walk.enter(function)
+    text = json.dumps([FORMAT, walk.rows()], separators=(",", ":"))
+    return FunctionIdentity(
+        hashlib.sha256(text.encode()).hexdigest(),
+        frozenset(walk.codes),
+        tuple(sorted(walk.modules)),
+    )
+
+
+def refuse_effects(function: types.FunctionType) -> None:
+    """Raises Unfit for what the function's own code shows to be an effect."""
+    for code in nested_codes(function.__code__):
+        for instruction in dis.get_instructions(code):
+            _refuse_instruction(code, instruction)
+
+
+def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """``code`` and the code of the functions that it defines."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from nested_codes(constant)
+
+
+def _line(code: types.CodeType, instruction: dis.Instruction) -> str:
+    positions = instruction.positions
+    number = positions.lineno if positions is not None else None
+    return f"line {number or code.co_firstlineno} of {code.co_name}"
+
+
+def _refuse_instruction(code: types.CodeType, instruction: dis.Instruction) -> None:
+    name = instruction.opname
+    if name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+        raise Unfit(f"{_line(code, instruction)}: it changes the global {instruction.argval}")
+    if name in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in code.co_freevars:
+        raise Unfit(
+            f"{_line(code, instruction)}: it changes {instruction.argval} of the function around it"
+        )
+    if name in ("YIELD_VALUE", "GET_AWAITABLE") and code.co_name not in ("<genexpr>",):
+        raise Unfit(f"{_line(code, instruction)}: it is a generator")
+    if name == "LOAD_GLOBAL" and instruction.argval in _EFFECTS:
+        raise Unfit(f"{_line(code, instruction)}: it calls {instruction.argval}()")
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self._rows: dict[int, list[Any]] = {}
+        self._kept: list[Any] = []  # ids stay unique as long as the objects live
+        self._order: list[int] = []
+        self._waiting: list[types.FunctionType] = []
+        self._writer = Writer()
+        self.codes: set[str] = set()
+        self.modules: set[str] = set()
+
+    def enter(self, function: types.FunctionType) -> None:
+        self._number(function)
+        while self._waiting:
+            self._read(self._waiting.pop(0))
+
+    def rows(self) -> list[Any]:
+        return [self._rows[number] for number in range(len(self._order))]
+
+    def _number(self, function: types.FunctionType) -> int:
+        if id(function) in self._order:
+            return self._order.index(id(function))
+        if len(self._order) >= MAX_FUNCTIONS:
+            raise Unfit("it can reach too many functions to compare")
+        self._kept.append(function)
+        self._order.append(id(function))
+        self._waiting.append(function)
+        return len(self._order) - 1
+
+    def _read(self, function: types.FunctionType) -> None:
+        refuse_effects(function)
+        number = self._number(function)
+        self.modules.add(str(function.__module__))
+        uses: list[Any] = []
+        for code in nested_codes(function.__code__):
+            self.codes.add(code_digest(code))
+            uses += self._uses(code, function)
+        where = f"line {function.__code__.co_firstlineno} of {function.__code__.co_name}"
+        cells = [
+            [name, self._value(_content(cell, where, name), f"{where}: {name}")]
+            for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=True
+            )
+        ]
+        defaults = [
+            self._value(value, f"{where}: a default")
+            for value in (function.__defaults__ or (), function.__kwdefaults__ or {})
+        ]
+        self._rows[number] = [
+            function.__module__,
+            function.__qualname__,
+            code_digest(function.__code__),
+            defaults,
+            cells,
+            uses,
+        ]
+
+    def _uses(self, code: types.CodeType, function: types.FunctionType) -> list[Any]:
+        """What ``code`` names outside of itself: [dotted name, what that is now]."""
+        rows: list[Any] = []
+        chain: list[str] = []
+        current: Any = _MISSING
+        where = ""
+        for instruction in [*dis.get_instructions(code), None]:
+            if (
+                instruction is not None
+                and chain
+                and instruction.opname in _ATTRIBUTES
+                and isinstance(current, (types.ModuleType, type))
+                and hasattr(current, str(instruction.argval))
+            ):
+                chain.append(str(instruction.argval))
+                current = getattr(current, chain[-1])
+                continue
+            if chain:
+                rows.append([".".join(chain), self._value(current, f"{where}: {'.'.join(chain)}")])
+                chain = []
+            if instruction is None:
+                break
+            if instruction.opname == "IMPORT_NAME" and not is_covered(str(instruction.argval)):
+                raise Unfit(f"{_line(code, instruction)}: it imports {instruction.argval}")
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                where = _line(code, instruction)
+                chain = [str(instruction.argval)]
+                current = _global(function, chain[0], where)
+        return rows
+
+    def _value(self, value: Any, where: str) -> Any:
+        from eagercache.callables.custom_operators import CustomOperator
+
+        if isinstance(value, CustomOperator):
+            value = value.function
+        if isinstance(value, torch.Tensor):
+            raise Unfit(f"{where} is a tensor; make it an argument")
+        if isinstance(value, torch.nn.Module):
+            raise Unfit(f"{where} is a module; make its tensors arguments")
+        if isinstance(value, types.ModuleType):
+            return self._module(value, where)
+        if isinstance(value, functools.partial):
+            return [
+                "partial",
+                *(self._value(part, where) for part in (value.func, value.args, value.keywords)),
+            ]
+        if isinstance(value, types.FunctionType) and not is_covered(str(value.__module__)):
+            return ["function", self._number(value)]
+        if isinstance(value, type) and not is_covered(str(value.__module__)):
+            return self._class(value, where)
+        if isinstance(value, (types.FunctionType, type, types.BuiltinFunctionType)):
+            return self._named(value, where)
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            return [type(value).__name__, *(self._value(item, where) for item in value)]
+        if is_covered(str(getattr(type(value), "__module__", ""))) and callable(value):
+            return self._named(value, where)
+        try:
+            return self._writer.write(value, "", 0)
+        except Unfit as error:
+            raise Unfit(f"{where} is a {type(value).__name__}, which cannot be compared") from error
+
+    def _module(self, value: types.ModuleType, where: str) -> Any:
+        if value.__name__.partition(".")[0] in _CHANGING_MODULES:
+            raise Unfit(f"{where} answers otherwise each time")
+        if not is_covered(value.__name__):
+            raise Unfit(f"{where} is a whole Python module")
+        return ["module", value.__name__]
+
+    def _named(self, value: Any, where: str) -> Any:
+        module = str(getattr(value, "__module__", "") or "")
+        owner = getattr(value, "__self__", None)
+        if isinstance(owner, types.ModuleType):
+            module = owner.__name__
+        if module.partition(".")[0] in _CHANGING_MODULES or isinstance(
+            value, type(functools.lru_cache(lambda: None))
+        ):
+            raise Unfit(f"{where} does not answer the same each time, or keeps what it answered")
+        return ["named", module, str(getattr(value, "__qualname__", type(value).__qualname__))]
+
+    def _class(self, value: type, where: str) -> Any:
+        for base in value.__mro__:
+            if is_covered(base.__module__):
+                continue
+            for attribute in vars(base).values():
+                function = getattr(attribute, "__func__", attribute)
+                if isinstance(function, types.FunctionType):
+                    self._number(function)
+        return ["class", value.__module__, value.__qualname__, class_code(value)]
+
+
+def _global(function: types.FunctionType, name: str, where: str) -> Any:
+    value = function.__globals__.get(name, _MISSING)
+    if value is _MISSING:
+        value = getattr(builtins, name, _MISSING)
+    if value is _MISSING:
+        raise Unfit(f"{where}: {name} is not defined")
+    if isinstance(value, types.ModuleType) and value.__name__ in _CHANGING_MODULES:
+        raise Unfit(f"{where}: it uses {name}, which answers otherwise each time")
+    return value
+
+
+def _content(cell: Any, where: str, name: str) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        raise Unfit(f"{where}: {name} is not defined") from None

@@ -1,0 +1,169 @@
+"""Gradients of a module's call by its own forward, run again, and autograd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from eagercache.base.load import core
+from eagercache.callables.module_identity import identify
+from eagercache.worker.modules.dropout_masks import Replayed, drawing_again
+
+
+def eager_gradients(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rebuilt: Sequence[torch.Tensor],
+    masks: Sequence[torch.Tensor],
+    drawn_from: torch.Tensor | None,
+    identity: str,
+    autocast: Mapping[str, torch.dtype],
+    inputs: Sequence[torch.Tensor],
+    wanted: Sequence[bool],
+    grads: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """The gradients of ``inputs`` that are wanted, None for the others and where there is none.
+
+    ``rebuilt`` stand for the arguments that are `...` there, in order: the forward reads no more of
+    those than they hold. ``masks`` are the random ones that the call drew, ``drawn_from`` is the
+    state of its device's generator before it where its kernel drew. ``grads`` are those of the
+    answer's tensors that have one. They are recorded themselves where autograd records: so
+    gradients of gradients are those of the module's own forward. Called by autograd, on its
+    threads, with the state of grad mode that it asks for. Raises RuntimeError when the module is
+    another one than it was at the call.
+    """
+    records = torch.is_grad_enabled()
+    if rebuilt:
+        missing = iter(rebuilt)
+        args = _filled(args, missing)
+        kwargs = _filled(kwargs, missing)
+    found = identify(module)
+    known = {id(slot.tensor) for slot in found.slots} | {
+        id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+    }
+    if found.digest != identity or any(id(tensor) not in known for tensor in inputs):
+        raise RuntimeError(
+            "eagercache: a module was changed between its call and a backward that has to run its "
+            "forward again"
+        )
+    shown = _shown(inputs, {id(slot.tensor) for slot in found.slots})
+    args, kwargs = pytree.tree_map(lambda leaf: shown.get(id(leaf), leaf), (args, kwargs))
+    replayed: AbstractContextManager[object] = Replayed(masks) if masks else nullcontext()
+    again = nullcontext() if drawn_from is None else drawing_again(inputs[0].device, drawn_from)
+    with _state(autocast), _buffers_kept(module), forwards_alone(), replayed, again:
+        answer = module(*args, **kwargs)
+    pairs = [
+        (output, grad)
+        for output, grad in zip(_differentiable(answer), grads, strict=True)
+        if grad is not None
+    ]
+    if not pairs:
+        return [None] * len(inputs)
+    # A tensor that is given twice has one gradient of both.
+    chosen = {id(tensor): tensor for tensor, needed in zip(inputs, wanted, strict=True) if needed}
+    with torch.set_grad_enabled(True), _ending_at(shown.values()):
+        computed = torch.autograd.grad(
+            [output for output, _ in pairs],
+            [shown.get(key, tensor) for key, tensor in chosen.items()],
+            [grad for _, grad in pairs],
+            retain_graph=True,
+            create_graph=records,
+            allow_unused=True,
+        )
+    left = dict(zip(chosen, computed, strict=True))
+    return [
+        left.pop(id(tensor), None) if needed else None
+        for tensor, needed in zip(inputs, wanted, strict=True)
+    ]
+
+
+def _shown(inputs: Sequence[torch.Tensor], own: set[int]) -> dict[int, torch.Tensor]:
+    """Views of the arguments among ``inputs``, by the identities of those."""
+    with torch.enable_grad():
+        return {id(x): x.view_as(x) for x in inputs if id(x) not in own}
+
+
+@contextlib.contextmanager
+def _ending_at(views: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Gradients go no further than to these views in the block.
+
+    Through an argument they would come to another one that it was made of, or to a parameter:
+    these are not the call's gradients of them, and autograd goes that way itself.
+    """
+    nodes = [view.grad_fn for view in views]
+    hooks = [
+        node.register_prehook(lambda gradients: (None,) * len(gradients))
+        for node in nodes
+        if node is not None
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
+    """``value`` with tensors in the place of `...`, met in the order of `argument_tensors`."""
+    if value is ...:
+        return next(missing)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(item, missing) for item in value)
+    if isinstance(value, dict):
+        return {key: _filled(item, missing) for key, item in value.items()}
+    return value
+
+
+def _differentiable(answer: Any) -> list[torch.Tensor]:
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(answer)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+
+
+@contextlib.contextmanager
+def _state(autocast: Mapping[str, torch.dtype]) -> Iterator[None]:
+    """Grad mode on and autocast as it was at the call."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            stack.enter_context(
+                torch.autocast(
+                    device,
+                    autocast.get(device),
+                    enabled=device in autocast,
+                    cache_enabled=False,
+                )
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
+    """The buffers have their values again after the block: the call has written them already."""
+    buffers = list(module.buffers())
+    values = [buffer.detach().clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, values, strict=True):
+            if not torch.equal(buffer, value):
+                buffer.data.copy_(value)
+
+
+@contextlib.contextmanager
+def forwards_alone() -> Iterator[None]:
+    """Calls in the block are answered by forwards alone, on this thread."""
+    assert core is not None
+    core.modules_step_aside(True)
+    try:
+        yield
+    finally:
+        core.modules_step_aside(False)

@@ -1,0 +1,281 @@
+"""A module and one of its calls, on their way to a compile worker.
+
+Code and plain attributes are pickled (classes of ``__main__`` by value); tensors are not: a worker
+makes its own of the same metadata. Small tensors, and integers that may be indices, travel with
+their values; of others a few statistics, so that what stands in for a variance is no negative
+number. The bytes go to a process of the same user through a pipe and are never stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import math
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+from torch.utils import _pytree as pytree
+
+from eagercache.callables.module_identity import SHARDING_MARKS
+from eagercache.worker.modules.trace import argument_tensors
+
+MAX_PICKLE_BYTES = 16 << 20
+MAX_MODEL_BYTES = 4 << 30
+EXACT_BYTES = 4 << 10
+EXACT_INTEGER_BYTES = 256 << 10
+_SAMPLED = 1024
+
+
+class NotTransferable(Exception):
+    """The module cannot be sent; the text is one clause that says why."""
+
+
+@dataclass(frozen=True)
+class _Standin:
+    """What is sent of one tensor."""
+
+    dtype: torch.dtype
+    device: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int  # of the data pointer from a multiple of 64 bytes
+    parameter: bool
+    requires_grad: bool
+    mean: float = 0.0
+    std: float = 1.0
+    low: float = 0.0
+    high: float = 0.0
+    data: bytes | None = None
+    attributes: tuple[str, ...] = ()  # names that the program gave it
+
+    @property
+    def extent(self) -> int:
+        """Elements of memory that the tensor spans."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+
+
+def _describe(tensor: torch.Tensor) -> _Standin:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        raise NotTransferable(f"it holds a {type(tensor).__name__}")
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        raise NotTransferable("it holds a tensor of an unusual kind")
+    if tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0:
+        # Of a sharded model, whose parameters have memory during a forward or a backward alone.
+        raise NotTransferable("it holds a tensor whose memory was given up")
+    detached = tensor.detach()
+    common = {
+        "dtype": tensor.dtype,
+        "device": tensor.device.type,
+        "sizes": tuple(tensor.size()),
+        "strides": tuple(tensor.stride()),
+        "offset": tensor.data_ptr() % 64,
+        "parameter": isinstance(tensor, torch.nn.Parameter),
+        "requires_grad": tensor.requires_grad,
+        "attributes": tuple(sorted(vars(tensor))),
+    }
+    exact = EXACT_BYTES if tensor.is_floating_point() else EXACT_INTEGER_BYTES
+    if tensor.numel() * tensor.itemsize <= exact:
+        flat = detached.cpu().contiguous().view(-1).view(torch.uint8)
+        return _Standin(**common, data=bytes(flat.tolist()))
+    sample = detached.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)].cpu()
+    return _Standin(**common, **_statistics(sample))
+
+
+def _statistics(sample: torch.Tensor) -> dict[str, Any]:
+    """What stands in for values: fields of `_Standin`."""
+    if sample.is_complex():
+        return {}
+    if sample.dtype == torch.bool:
+        return {"mean": float(sample.to(torch.float32).mean())}
+    wide = sample.to(torch.float64)
+    wide = wide[torch.isfinite(wide)]
+    if wide.numel() == 0:
+        return {}
+    std = float(wide.std(correction=0))
+    return {
+        "mean": float(wide.mean()),
+        "std": std if std > 0 else 1e-3,
+        "low": float(wide.min()),
+        "high": float(wide.max()),
+    }
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.standins: list[_Standin] = []
+        self._known: dict[int, int] = {}
+        self._kept: list[torch.Tensor] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        index = self._known.get(id(value))
+        if index is None:
+            index = self._known[id(value)] = len(self.standins)
+            self._kept.append(value)
+            self.standins.append(_describe(value))
+        return index
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, index: Any) -> torch.Tensor:
+        return self._tensors[index]
+
+
+def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Text that `unpack` reads in another process. Raises NotTransferable."""
+    total = sum(t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()])
+    if total > MAX_MODEL_BYTES:
+        raise NotTransferable(f"its {total >> 20} MiB of tensors are too many for a proof")
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump((module, args, dict(kwargs)))
+    except NotTransferable:
+        raise
+    except Exception as error:
+        line = (str(error).splitlines() or [""])[0][:200]
+        raise NotTransferable(f"it cannot be pickled: {type(error).__name__}: {line}") from error
+    if file.tell() > MAX_PICKLE_BYTES:
+        raise NotTransferable("its code and attributes refer to too much data")
+    whole = pickle.dumps((pickler.standins, file.getvalue()), protocol=pickle.HIGHEST_PROTOCOL)
+    return base64.b64encode(whole).decode()
+
+
+@dataclass
+class Transferred:
+    """A rebuilt module and call. `draw` gives its tensors other values, in place."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    _tensors: list[torch.Tensor]
+    _standins: list[_Standin]
+
+    def draw(self, seed: int, spread: float = 1.0) -> None:
+        """Random values with the statistics of the originals, times ``spread`` in width."""
+        generators: dict[torch.device, torch.Generator] = {}
+        with torch.no_grad():
+            for tensor, standin in zip(self._tensors, self._standins, strict=True):
+                where = tensor.device
+                if where not in generators:
+                    generators[where] = torch.Generator(where).manual_seed(seed)
+                tensor.copy_(_values(standin, generators[where], spread))
+
+    @property
+    def attributes(self) -> set[str]:
+        """The names of all attributes that the program gave to tensors, which are not here."""
+        return {name for standin in self._standins for name in standin.attributes}
+
+    def move(self, seed: int) -> None:
+        """Moves every floating-point number by its own last place, up or down."""
+        move_last_places(self._tensors, seed)
+
+    def require_gradients(self) -> None:
+        """Lets the tensors that needed gradients need them, the call's arguments too."""
+        for tensor, standin in zip(self._tensors, self._standins, strict=True):
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.requires_grad_(standin.requires_grad)
+
+    def resized(self, sizes: Mapping[int, Sequence[int]]) -> Transferred:
+        """The same module, called with arguments of other sizes, by argument tensor.
+
+        Each is dense, in the order of its dimensions that it had. The module's tensors are shared.
+        """
+        arguments = argument_tensors(self.args, self.kwargs)
+        tensors, standins = list(self._tensors), list(self._standins)
+        made: dict[int, torch.Tensor] = {}
+        for argument, wanted in sizes.items():
+            old = arguments[argument]
+            index = next(i for i, tensor in enumerate(tensors) if tensor is old)
+            standins[index] = _resized(standins[index], wanted)
+            made[id(old)] = tensors[index] = _make(standins[index])
+        args, kwargs = pytree.tree_map(
+            lambda value: made.get(id(value), value), (self.args, self.kwargs)
+        )
+        member = Transferred(self.module, args, kwargs, tensors, standins)
+        member.draw(seed=0)
+        return member
+
+
+def move_last_places(tensors: Sequence[torch.Tensor], seed: int) -> None:
+    """Moves every floating-point number of the tensors by its own last place, up or down."""
+    with torch.no_grad():
+        for number, tensor in enumerate(tensors):
+            if not tensor.is_floating_point():
+                continue
+            generator = torch.Generator(tensor.device).manual_seed(seed * 10_007 + number)
+            signs = torch.randint(0, 2, tensor.size(), generator=generator, device=tensor.device)
+            step = (signs * 2 - 1).to(tensor.dtype) * torch.finfo(tensor.dtype).eps
+            tensor.copy_(tensor * (1 + step))
+
+
+def _resized(standin: _Standin, sizes: Sequence[int]) -> _Standin:
+    order = sorted(range(len(sizes)), key=lambda d: (standin.strides[d], -d))
+    strides, step = [0] * len(sizes), 1
+    for dimension in order:
+        strides[dimension] = step
+        step *= sizes[dimension]
+    statistics: dict[str, Any] = {}
+    if standin.data is not None:
+        flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8).view(standin.dtype)
+        statistics = _statistics(flat)
+    return dataclasses.replace(
+        standin, sizes=tuple(sizes), strides=tuple(strides), data=None, **statistics
+    )
+
+
+def _values(standin: _Standin, generator: torch.Generator, spread: float) -> torch.Tensor:
+    sizes, device = standin.sizes, generator.device
+    if standin.data is not None and (spread == 1.0 or not standin.dtype.is_floating_point):
+        flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8)
+        return flat.view(standin.dtype).view(sizes)
+    if standin.data is not None:
+        flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8)
+        exact = flat.view(standin.dtype).view(sizes).to(device, torch.float32)
+        low = float(exact.min())
+        jitter = torch.randn(sizes, generator=generator, device=device) * (spread - 1.0) * 0.1
+        moved = exact + jitter * exact.abs()
+        return moved.abs() if low >= 0 else moved
+    if standin.dtype == torch.bool:
+        return torch.rand(sizes, generator=generator, device=device) < standin.mean
+    if not (standin.dtype.is_floating_point or standin.dtype.is_complex):
+        low, high = int(standin.low), int(standin.high) + 1
+        return torch.randint(low, high, sizes, generator=generator, device=device)
+    values = torch.randn(sizes, generator=generator, device=device)
+    values = values * (standin.std * spread) + standin.mean
+    return values.abs().clamp_(min=max(standin.low, 0.0) * 0.5) if standin.low >= 0 else values
+
+
+def _make(standin: _Standin) -> torch.Tensor:
+    itemsize = standin.dtype.itemsize
+    lead = math.ceil(standin.offset / itemsize)
+    memory = torch.zeros(standin.extent + lead + 64, dtype=standin.dtype, device=standin.device)
+    # The allocator gives multiples of 64 bytes; the original's misalignment is made again.
+    view = memory.as_strided(standin.sizes, standin.strides, lead)
+    if standin.parameter:
+        return torch.nn.Parameter(view, requires_grad=standin.requires_grad)
+    return view
+
+
+def unpack(text: str) -> Transferred:
+    """Rebuilds what `pack` packed. Imports the modules that define its classes."""
+    standins, body = pickle.loads(base64.b64decode(text))
+    tensors = [_make(standin) for standin in standins]
+    module, args, kwargs = _Unpickler(io.BytesIO(body), tensors).load()
+    for part in module.modules():
+        for mark in SHARDING_MARKS & vars(part).keys():
+            delattr(part, mark)
+    transferred = Transferred(module, args, kwargs, tensors, standins)
+    transferred.draw(seed=0)
+    return transferred

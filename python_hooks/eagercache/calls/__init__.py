@@ -1,0 +1,1 @@
+"""Calls of operators as data: descriptions, equality of answers, traces."""

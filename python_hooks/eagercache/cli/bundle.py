@@ -1,0 +1,268 @@
+"""`eagercache bundle`: kernels as one signed file, for machines that have no compiler.
+
+Or a module with its kernels and weights (deploy.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eagercache.ahead import bundle
+from eagercache.cli.common import (
+    Unusable,
+    directory_option,
+    json_option,
+    print_json,
+    size_text,
+    store_path,
+)
+from eagercache.deploy import artifact as deploy
+
+_FILE = click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+_KEYS = click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A public key to trust; may be given more than once.",
+)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except (bundle.BundleError, deploy.DeployError) as error:
+        raise Unusable(str(error)) from error
+
+
+@click.group("bundle")
+def bundle_group() -> None:
+    """Kernels and decisions of one environment, or a module with its weights, as a signed file."""
+
+
+@bundle_group.command("keygen")
+@json_option
+@click.argument("name", type=click.Path(path_type=Path))
+def keygen_command(as_json: bool, name: Path) -> None:
+    """Makes a pair of Ed25519 keys: NAME.pem to sign with, NAME.pub to trust.
+
+    Keys that OpenSSL makes (openssl genpkey -algorithm ed25519) will do as well.
+    """
+    with _one_line():
+        private, public = bundle.keygen(name)
+    if as_json:
+        print_json({"private": str(private), "public": str(public)})
+    else:
+        click.echo(
+            f"{private} signs bundles: keep it to yourself; {public} is for who imports them"
+        )
+
+
+@bundle_group.command("export")
+@directory_option
+@json_option
+@click.option(
+    "--key", required=True, type=click.Path(path_type=Path), help="The private key to sign with."
+)
+@click.option(
+    "--with-weights",
+    "source",
+    metavar="FILE.py:FUNCTION",
+    help="Write the module that FUNCTION() returns, as (module, args) or (module, args, kwargs) of "
+    "one call, with its weights, instead of a cache's kernels. Also PACKAGE.MODULE:FUNCTION.",
+)
+@click.option(
+    "--open",
+    "open_sizes",
+    metavar="INPUT:DIMENSION",
+    multiple=True,
+    help="With --with-weights: a size that is left open; may be given more than once.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="With --with-weights: torch's threads in the compiled code; those of this process if not "
+    "given.",
+)
+@_FILE
+def export_command(
+    directory: Path | None,
+    as_json: bool,
+    key: Path,
+    source: str | None,
+    open_sizes: tuple[str, ...],
+    threads: int | None,
+    path: Path,
+) -> None:
+    """Writes all kernels and decisions of this environment into FILE.
+
+    With --with-weights one module: compiled, compared with its forward, stored with its weights.
+    `eagercache.load_module` and the C++ library open such a file; it is of no use to `import`.
+    """
+    if source is not None:
+        _export_module(source, path, key, _open_sizes(open_sizes), threads, as_json)
+        return
+    if open_sizes or threads is not None:
+        raise Unusable("--open and --threads are for --with-weights")
+    with _one_line():
+        counts = bundle.export(path, store=store_path(directory), key=key)
+    if as_json:
+        print_json({name: counts[name] for name in ("kernels", "decisions", "bytes")})
+    else:
+        click.echo(
+            f"{path}: {counts['kernels']} kernels, {counts['decisions']} decisions for native, "
+            f"{size_text(counts['bytes'])}"
+        )
+
+
+def _export_module(
+    source: str,
+    path: Path,
+    key: Path,
+    open_sizes: Mapping[str, Sequence[int]],
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    from eagercache.deploy.export import export_module
+
+    module, args, kwargs = _made_by(source)
+    with _one_line():
+        made = export_module(
+            module, args, kwargs, path=path, key=key, open_sizes=open_sizes, threads=threads
+        )
+    if as_json:
+        print_json(
+            {
+                "bytes": made.bytes,
+                "constants": made.constants,
+                "folded": made.folded,
+                "numerics": made.numerics,
+                "native_ns": made.native_ns,
+                "kernel_ns": made.kernel_ns,
+                "proved_sizes": list(made.proved_sizes),
+            }
+        )
+    else:
+        click.echo(
+            f"{path}: {made.constants} constants, {made.folded} of them folded, "
+            f"{size_text(made.bytes)}; {made.numerics}, x{made.native_ns / made.kernel_ns:.2f} of "
+            "the module's own forward"
+        )
+
+
+def _open_sizes(texts: Sequence[str]) -> dict[str, list[int]]:
+    sizes: dict[str, list[int]] = {}
+    for text in texts:
+        name, _, dimension = text.rpartition(":")
+        if not name or not dimension.isdigit():
+            raise Unusable(f"--open {text}: use INPUT:DIMENSION, as x:0")
+        sizes.setdefault(name, []).append(int(dimension))
+    return sizes
+
+
+def _made_by(source: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What the user's function returns: module, args, kwargs."""
+    place, _, name = source.rpartition(":")
+    if not place or not name:
+        raise Unusable(f"--with-weights {source}: use FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
+    file = Path(place)
+    if file.suffix == ".py":
+        if not file.is_file():
+            raise Unusable(f"there is no file {place}")
+        # By its name, so that a compile worker finds its classes too.
+        sys.path.insert(0, str(file.absolute().parent))
+        place = file.stem
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(place), name)()
+    except Exception as error:
+        raise Unusable(f"{source}: {type(error).__name__}: {error}") from error
+    if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], (tuple, list)):
+        kwargs = made[2] if len(made) == 3 else {}
+        if isinstance(kwargs, Mapping):
+            return made[0], tuple(made[1]), dict(kwargs)
+    raise Unusable(f"{source} must return (module, args) or (module, args, kwargs)")
+
+
+@bundle_group.command("import")
+@directory_option
+@json_option
+@_KEYS
+@_FILE
+def import_command(
+    directory: Path | None, as_json: bool, keys: tuple[Path, ...], path: Path
+) -> None:
+    """Checks all of FILE, then takes its kernels and decisions into the store.
+
+    Signature, entries, objects and the fields of the environment that kernels meet when they run
+    are checked before anything is written. No compiler is needed, here or later. What the store
+    has stays.
+    """
+    if deploy.is_artifact(path):
+        raise Unusable(f"{path} is a module with its weights: open it with eagercache.load_module")
+    with _one_line():
+        info = bundle.import_into(path, store=store_path(directory), keys=keys)
+    if as_json:
+        print_json(info.as_dict())
+    else:
+        decisions = len(info.entries) - info.kernels
+        click.echo(
+            f"{info.kernels} kernels and {decisions} decisions for native; "
+            f"{info.present} of them were there"
+        )
+
+
+@bundle_group.command("verify")
+@json_option
+@_KEYS
+@_FILE
+def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
+    """Checks all of FILE and whether this machine can use it. Exit code 1 when it cannot.
+
+    Of a module with its weights every weight is read and compared, too.
+    """
+    if deploy.is_artifact(path):
+        _verify_module(path, keys, as_json)
+        return
+    with _one_line():
+        info = bundle.verify(path, keys=keys)
+    if as_json:
+        print_json(info.as_dict())
+    else:
+        decisions = len(info.entries) - info.kernels
+        click.echo(f"signed by {info.signer}")
+        click.echo(f"{info.kernels} kernels and {decisions} decisions for native, all intact")
+        for field, theirs, ours in info.mismatches:
+            click.echo(f"{field}: {theirs} in the bundle, {ours} here")
+    if info.mismatches:
+        sys.exit(1)
+
+
+def _verify_module(path: Path, keys: tuple[Path, ...], as_json: bool) -> None:
+    with _one_line():
+        info = deploy.verify_module(path, keys=keys)
+    if as_json:
+        print_json(info.as_dict())
+    else:
+        click.echo(f"signed by {info.signer}")
+        click.echo(
+            f"{info.facts.get('module', 'a module')}: {len(info.constants)} constants, "
+            f"{size_text(info.bytes)}, all intact"
+        )
+        for constant in info.constants:
+            dtype = str(constant.dtype).removeprefix("torch.")
+            click.echo(f"  {constant.kind:9} {constant.name} {dtype} {list(constant.sizes)}")
+        for field, theirs, ours in info.mismatches:
+            click.echo(f"{field}: {theirs} in the artifact, {ours} here")
+    if info.mismatches:
+        sys.exit(1)

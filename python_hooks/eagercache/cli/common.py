@@ -1,0 +1,170 @@
+"""What the commands share: errors of one line, stores, tables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eagercache.base import config, store_directory
+from eagercache.base.load import core
+
+BAD_USAGE = 2
+
+# What a group without a command raises to print its help; click has it since 8.2.
+_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
+class Unusable(click.ClickException):
+    """Bad usage, or a store that cannot be opened: one line, exit code 2."""
+
+    exit_code = BAD_USAGE
+
+
+class OneLine(click.Group):
+    """Commands whose bad usage is told in one line, without the usage before it."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Reads this command's own options."""
+        with _one_line():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Reads a command's options and runs it."""
+        with _one_line(ctx):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _one_line(outer: click.Context | None = None) -> Iterator[None]:
+    try:
+        yield
+    except _HELP:
+        raise
+    except click.UsageError as error:
+        command = "eagercache"
+        if error.ctx is not None:
+            command = error.ctx.command_path
+        elif outer is not None and outer.invoked_subcommand:
+            command = f"{outer.command_path} {outer.invoked_subcommand}"
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        link = " See" if message.endswith("?") else "; see"
+        raise Unusable(f"{message}{link} `{command} --help`") from error
+
+
+def require_core() -> Any:
+    """The extension module; Unusable elsewhere than on Linux x86-64."""
+    if core is None:
+        raise Unusable("eagercache works on Linux x86-64 only")
+    return core
+
+
+def environment_text() -> str:
+    """What kernels of this environment are kept under."""
+    from eagercache.base import environment
+
+    return environment.environment_text(cxx=config.read_settings().cxx)
+
+
+def store_path(directory: Path | None) -> Path:
+    """The named directory, EAGERCACHE_DIR, or the first default that exists."""
+    if directory is not None:
+        return directory.absolute()
+    settings = config.read_settings()
+    if settings.directory is not None:
+        return settings.directory.absolute()
+    defaults = store_directory.candidates(os.environ, os.getuid())
+    return next((path for path in defaults if path.exists()), defaults[0])
+
+
+def open_store(directory: Path | None, *, read_only: bool, max_bytes: int | None = None) -> Any:
+    """The store of `store_path`; Unusable where there is none."""
+    module = require_core()
+    path = store_path(directory)
+    if not path.is_dir():
+        raise Unusable(f"there is no store at {path}; name one with --dir or EAGERCACHE_DIR")
+    limit = config.read_settings().max_bytes if max_bytes is None else max_bytes
+    try:
+        return module.Store(str(path), environment_text(), read_only=read_only, max_bytes=limit)
+    except module.StoreError as error:
+        raise Unusable(f"the store at {path} cannot be used: {error}") from error
+
+
+def print_json(value: Any, *, err: bool = False) -> None:
+    """Prints a value as JSON; ``err``: on standard error, where standard output is a program's."""
+    click.echo(json.dumps(value, indent=2, sort_keys=True), err=err)
+
+
+def size_text(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def microseconds(facts: dict[str, str], name: str) -> str:
+    """A time of an entry in microseconds, "" where it has none."""
+    try:
+        return f"{float(facts[name]) / 1000:.2f}"
+    except (KeyError, ValueError):
+        return ""
+
+
+def call_text(facts: dict[str, str]) -> str:
+    """A call in one short line: tensors as dtype[sizes], the other arguments by name."""
+    try:
+        call = json.loads(facts.get("call", ""))
+    except ValueError:
+        return ""
+    return ", ".join(argument_texts(call.get("args", [])))
+
+
+def argument_texts(arguments: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The arguments of a described call, each in a few characters; None is left out."""
+    for argument in arguments:
+        kind = argument.get("kind")
+        if kind == "tensor":
+            sizes = "x".join(map(str, argument["sizes"])) or "0-dim"
+            yield f"{argument['dtype']}[{sizes}]"
+        elif kind == "tensor_list":
+            yield f"[{', '.join(argument_texts(argument['elements']))}]"
+        elif kind not in ("none", "undefined_tensor"):
+            value = argument.get("value", argument.get("values", argument.get("dtype", "")))
+            yield f"{argument.get('name', '')}={value}"
+
+
+def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table; columns are (name, "right" or "")."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name, justify in columns:
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table, markup=False)
+
+
+def directory_option(function: Any) -> Any:
+    """`--dir`."""
+    return click.option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path),
+        help="The store; EAGERCACHE_DIR or the default directory if not given.",
+    )(function)
+
+
+def json_option(function: Any) -> Any:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)

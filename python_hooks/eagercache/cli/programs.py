@@ -1,0 +1,240 @@
+"""`eagercache run` and `eagercache record`: unchanged programs, with kernels or recorded."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eagercache.base import config
+from eagercache.calls import trace
+from eagercache.cli import program
+from eagercache.cli.common import (
+    Unusable,
+    directory_option,
+    json_option,
+    print_json,
+    require_core,
+)
+
+_PROGRAM: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def _enable_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that are arguments of `enable()`."""
+    for option in (
+        click.option(
+            "-m", "module", is_flag=True, help="The program is a module, as of python -m."
+        ),
+        click.option("--op", "ops", multiple=True, help='Hook only these operators; "all": all.'),
+        click.option("--skip", multiple=True, help="Leave these operators alone."),
+        click.option(
+            "--device", "devices", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Only."
+        ),
+        directory_option,
+    ):
+        function = option(function)
+    return function
+
+
+def _enable_arguments(
+    ops: tuple[str, ...], skip: tuple[str, ...], devices: tuple[str, ...], directory: Path | None
+) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"skip": list(skip)}
+    if ops:
+        arguments["ops"] = "all" if "all" in ops else list(ops)
+    if devices:
+        arguments["devices"] = list(devices)
+    if directory is not None:
+        arguments["cache_dir"] = str(directory.absolute())
+    return arguments
+
+
+def _check_operators(arguments: dict[str, Any]) -> None:
+    """A misspelt operator is an error of this command, not a warning of every process."""
+    from eagercache.base import operators
+
+    try:
+        if isinstance(arguments.get("ops"), list):
+            operators.resolve_all(arguments["ops"])
+        operators.resolve_all(arguments["skip"])
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+
+
+def _command(words: tuple[str, ...], module: bool) -> list[str]:
+    rest = list(words[1:] if words[0] == "--" else words)
+    if not rest:
+        raise Unusable("there is no program; name a script, or a module with -m")
+    if rest[0] == "-m" and not module:
+        rest, module = rest[1:], True
+    if not rest:
+        raise Unusable("-m needs the name of a module")
+    if not module and rest[0].startswith("-"):
+        where = click.get_current_context().command_path
+        raise Unusable(f"there is no option {rest[0]}; see `{where} --help`")
+    try:
+        return program.command_of(rest, module=module)
+    except program.CannotStart as error:
+        raise Unusable(str(error)) from error
+
+
+def _start(command: list[str], settings: program.Settings) -> int:
+    try:
+        return program.run(command, program.environment_of(settings, os.environ))
+    except OSError as error:
+        raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+@click.command("run", context_settings=_PROGRAM)
+@_enable_options
+@click.option("--on-miss", type=click.Choice(config.ON_MISS), help="background by default.")
+@click.option("--choose", type=click.Choice(config.CHOOSE), help="faster by default.")
+@click.option("--numerics", type=click.Choice(config.NUMERICS), help="accurate by default.")
+@click.option("--modules", help="Answer whole modules too: auto, or a module class.")
+@click.option("--report", "reports", is_flag=True, help="End with a table and a picture.")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("eagercache-report.png"),
+    show_default=True,
+    help="Where --report saves the picture.",
+)
+@json_option
+@click.argument("words", metavar="PROGRAM [ARGUMENTS]...", nargs=-1, required=True)
+def run_command(
+    module: bool,
+    ops: tuple[str, ...],
+    skip: tuple[str, ...],
+    devices: tuple[str, ...],
+    directory: Path | None,
+    on_miss: str | None,
+    choose: str | None,
+    numerics: str | None,
+    modules: str | None,
+    reports: bool,
+    picture: Path,
+    as_json: bool,
+    words: tuple[str, ...],
+) -> None:
+    """Runs PROGRAM, unchanged, with eagercache enabled; its child processes have it too.
+
+    PROGRAM is a Python script, after -m a module, or a command that starts Python. The exit code is
+    the program's. --report ends with a table on standard error of where the time of hooked
+    operators went, which moved to kernels, the gain and the cost; with --json it is JSON.
+    """
+    require_core()
+    arguments = _enable_arguments(ops, skip, devices, directory)
+    _check_operators(arguments)
+    chosen = {"on_miss": on_miss, "choose": choose, "numerics": numerics, "modules": modules}
+    arguments.update({name: value for name, value in chosen.items() if value is not None})
+    command = _command(words, module)
+    if not reports:
+        settings = program.Settings(enable=arguments)
+        os.environ.update(program.environment_of(settings, os.environ))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
+    with tempfile.TemporaryDirectory(prefix="eagercache-report-") as folder:
+        code = _start(command, program.Settings(enable=arguments, report=folder))
+        _show_report(Path(folder), picture, as_json)
+    sys.exit(code)
+
+
+def _show_report(folder: Path, picture: Path, as_json: bool) -> None:
+    from rich.console import Console
+
+    from eagercache.cli.program_report import Report, save_picture
+
+    report = Report.read(folder)
+    problem = save_picture(report, picture)
+    if as_json:
+        print_json({**report.as_dict(), "picture": "" if problem else str(picture)}, err=True)
+        return
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
+    report.print(console)
+    console.print(problem or f"picture: {picture}", markup=False, soft_wrap=True)
+
+
+@click.command("record", context_settings=_PROGRAM)
+@_enable_options
+@json_option
+@click.option("--append", is_flag=True, help="Add to TRACE where it exists; otherwise it is new.")
+@click.argument("path", metavar="TRACE", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("words", metavar="-- PROGRAM [ARGUMENTS]...", nargs=-1, required=True)
+def record_command(
+    module: bool,
+    ops: tuple[str, ...],
+    skip: tuple[str, ...],
+    devices: tuple[str, ...],
+    directory: Path | None,
+    as_json: bool,
+    append: bool,
+    path: Path,
+    words: tuple[str, ...],
+) -> None:
+    """Runs PROGRAM and writes to TRACE which calls it makes, for `eagercache warm`.
+
+    Every process of the program adds its calls. Kernels that the store has are used, nothing is
+    compiled. The exit code is the program's; 1 when that is 0 and nothing was recorded.
+    """
+    require_core()
+    arguments = _enable_arguments(ops, skip, devices, directory)
+    _check_operators(arguments)
+    command = _command(words, module)
+    _prepare(path, append)
+    before = _read(path)
+    settings = program.Settings(
+        enable={**arguments, "on_miss": "native"}, trace=str(path.absolute())
+    )
+    os.environ.setdefault("EAGERCACHE_ON_MISS", "native")  # also where the program enables itself
+    code = _start(command, settings)
+    after = _read(path)
+    calls = _calls(after) - _calls(before)
+    if as_json:
+        sections = after.sections - before.sections
+        print_json(
+            {"calls": calls, "keys": len(after.calls), "sections": sections, "trace": str(path)},
+            err=True,
+        )
+    elif calls:
+        click.echo(f"{calls:,} calls recorded; {path} holds {len(after.calls):,} keys", err=True)
+    if calls == 0 and code == 0:
+        click.echo(
+            "Error: nothing was recorded: no process of the program called a hooked operator",
+            err=True,
+        )
+        code = 1
+    sys.exit(code)
+
+
+def _prepare(path: Path, append: bool) -> None:
+    """Makes the file, or empties it; never one that is no trace."""
+    try:
+        if path.exists() and not trace.is_trace(path):
+            raise Unusable(f"{path} exists and is no trace; name another file")
+        with path.open("ab" if append else "wb"):
+            pass
+    except OSError as error:
+        raise Unusable(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _read(path: Path) -> trace.Trace:
+    read = trace.Trace()
+    try:
+        trace.read(path, read)
+    except trace.TraceError as error:
+        raise Unusable(str(error)) from error
+    return read
+
+
+def _calls(read: trace.Trace) -> int:
+    return sum(call.calls for call in read.calls.values())

@@ -1,0 +1,226 @@
+"""`eagercache warm`: compiles ahead of time what traces need."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eagercache.ahead import warm
+from eagercache.base import config
+from eagercache.cli.common import (
+    Unusable,
+    argument_texts,
+    directory_option,
+    json_option,
+    print_json,
+    size_text,
+    table,
+)
+
+
+@click.command("warm")
+@directory_option
+@json_option
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Only calls on this device.")
+@click.option("--budget", help="Stop after a time (120s, 10min, 2h) or a size (2GB).")
+@click.option("--dry-run", is_flag=True, help="Say what would be compiled and what it would take.")
+@click.option("--op", "ops", multiple=True, help="Only these operators, such as aten::var.")
+@click.option("--skip", multiple=True, help="Not these operators.")
+@click.option("--choose", type=click.Choice(config.CHOOSE), default="faster", show_default=True)
+@click.option(
+    "--numerics", type=click.Choice(config.NUMERICS), default="accurate", show_default=True
+)
+@click.option(
+    "--scale",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Divide the batch dimension of calls out of operator logs by this.",
+)
+@click.option("--workers", type=click.IntRange(min=1), help="All cores by default.")
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), required=True)
+def warm_command(
+    directory: Path | None,
+    as_json: bool,
+    device: str | None,
+    budget: str | None,
+    dry_run: bool,
+    ops: tuple[str, ...],
+    skip: tuple[str, ...],
+    choose: str,
+    numerics: str,
+    scale: int,
+    workers: int | None,
+    traces: tuple[Path, ...],
+) -> None:
+    """Compiles into the store what TRACES need, largest expected gain first.
+
+    TRACES are files of `eagercache record`, operator logs, or folders of either. Nothing is
+    compiled twice: what the store has is left alone, also after a run that was killed. Exit code 1
+    when something failed that another run may mend (no memory, no disk, no compiler), or after
+    Ctrl-C; calls for which no kernel can be made, and what a budget left out, are no failures.
+    """
+    with _progress_bar(shown=not dry_run and not as_json) as progress:
+        try:
+            report = warm.warm_up(
+                *traces,
+                device=device,
+                budget=_budget(budget),
+                dry_run=dry_run,
+                ops=ops or None,
+                skip=skip,
+                choose=choose,
+                numerics=numerics,
+                scale=scale,
+                workers=workers or 0,
+                cache_dir=directory,
+                progress=progress,
+            )
+        except warm.WarmError as error:
+            raise Unusable(str(error)) from error
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print_report(report)
+    if not report.ok:
+        sys.exit(1)
+
+
+def _budget(text: str | None) -> warm.Budget | None:
+    """The budget, less what this process has spent on starting."""
+    if text is None:
+        return None
+    budget = warm.Budget.parse(text)
+    if budget.seconds is None:
+        return budget
+    return warm.Budget(seconds=max(0.0, budget.seconds - _process_age()))
+
+
+def _process_age() -> float:
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # seconds after the boot
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+@contextlib.contextmanager
+def _progress_bar(*, shown: bool) -> Iterator[warm.Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("compiling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
+    task: Any = None
+
+    def update(run: warm.Run) -> None:
+        nonlocal task
+        if task is None:
+            bar.start()
+            task = bar.add_task("", total=run.total, left="")
+        bar.update(task, completed=run.done, left=f"{_duration(run.seconds_left())} left")
+
+    try:
+        yield update
+    finally:
+        if task is not None:
+            bar.stop()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+# A trace of a large model has thousands of keys.
+_MOST_ROWS = 50
+
+
+def _print_report(report: warm.WarmReport) -> None:
+    rows = [
+        entry
+        for entry in report.entries
+        if report.dry_run or entry.state not in ("found", "left", "ineligible")
+    ]
+    shown = rows[:_MOST_ROWS]
+    if shown:
+        table(
+            "to compile, largest expected gain first" if report.dry_run else "what was done",
+            [
+                ("operator", ""),
+                ("call", ""),
+                ("calls", "right"),
+                ("gain ms", "right"),
+                ("result", ""),
+                ("why", ""),
+            ],
+            [
+                (
+                    entry.call.name,
+                    ", ".join(argument_texts(entry.description["args"])),
+                    str(entry.call.calls),
+                    f"{entry.gain_ns / 1e6:.2f}",
+                    _result(entry, report.dry_run),
+                    entry.reason,
+                )
+                for entry in shown
+            ],
+        )
+    if len(rows) > len(shown):
+        click.echo(f"and {len(rows) - len(shown)} more; --json has all of them")
+    for entry in rows[_MOST_ROWS:]:
+        if entry.state == "failed":
+            click.echo(f"failed: {entry.call.name}: {entry.reason}")
+    for problem in report.problems:
+        click.echo(f"left out: {problem}")
+    click.echo(_summary(report))
+
+
+def _result(entry: warm.Planned, dry_run: bool) -> str:
+    if entry.state == "left":
+        return "to compile" if dry_run else "not reached"
+    if entry.state == "ineligible":
+        return "no kernel can be"
+    if entry.state == "found":
+        return f"{entry.verdict} (found)"
+    return entry.verdict
+
+
+def _summary(report: warm.WarmReport) -> str:
+    states = Counter(entry.state for entry in report.entries)
+    parts = [f"{len(report.entries)} keys: {states['found']} found in the store"]
+    if report.dry_run:
+        parts.append(f"{states['left']} to compile")
+        parts.append(f"{states['ineligible']} that no kernel can be made for")
+        return (
+            f"{', '.join(parts)}; about {_duration(report.seconds)} with {report.workers} workers, "
+            f"{size_text(report.bytes)}"
+        )
+    kernels = report.count(state="compiled", verdict="kernel")
+    native = report.count(state="compiled", verdict="native")
+    parts.append(f"{kernels} kernels compiled")
+    parts.append(f"{native} that native keeps")
+    for state, text in (
+        ("failed", "failed"),
+        ("ineligible", "that no kernel can be made for"),
+        ("left", "not reached"),
+    ):
+        if states[state]:
+            parts.append(f"{states[state]} {text}")
+    text = f"{', '.join(parts)}; {_duration(report.seconds)}, {size_text(report.bytes)}"
+    return text + ("; interrupted" if report.interrupted else "")

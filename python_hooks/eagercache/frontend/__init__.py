@@ -1,0 +1,1 @@
+"""What programs call: switch on, record, ask."""

@@ -1,0 +1,153 @@
+"""What happened in this process: counters and verdicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagercache.base.entry_facts import number
+from eagercache.base.load import core
+from eagercache.base.operators import full_name
+from eagercache.runtime.left_native import left_native
+from eagercache.runtime.session import session
+
+
+@dataclass(frozen=True)
+class OperatorStats:
+    """Calls of one hooked operator at one dispatch key, since the process started.
+
+    Each call counts once: `hits` (a kernel answered), `misses` (first meeting of a key), `pending`
+    (met before, no verdict yet), `native` (decided for native), `aside` (not cacheable by rule;
+    `aside_reasons` counts the rules). In all but `hits` the native kernel answered.
+    """
+
+    op: str
+    dispatch_key: str
+    active: bool
+    hits: int
+    misses: int
+    pending: int
+    native: int
+    aside: int
+    aside_reasons: Mapping[str, int]
+    shadowed: bool
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Totals of this process. See `OperatorStats` for the call counters.
+
+    Attributes:
+        compiles: kernels compiled, proved and timed on behalf of this process.
+        failures: compiles that ended without a kernel or a decision for native.
+        loaded: kernel libraries in this process.
+        outstanding: keys on their way to a verdict.
+        frozen: whether `freeze()` holds.
+        shadowed: hooked operators that somebody else overrode later; theirs are called, not ours.
+        left_native: eligible operators that are not hooked, because native won all calls of earlier
+            processes.
+        operators: per operator, those with any call first by number of calls.
+    """
+
+    hits: int
+    misses: int
+    pending: int
+    native: int
+    aside: int
+    compiles: int
+    failures: int
+    loaded: int
+    outstanding: int
+    frozen: bool
+    shadowed: int
+    left_native: tuple[str, ...]
+    operators: Mapping[str, OperatorStats] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One key's verdict in this process.
+
+    Attributes:
+        call: the call's description (argument kinds, dtypes, sizes, strides, values).
+        decision: "kernel", "native" or "failed"; for the last two native answers.
+        reason: why there is no kernel; empty for kernels.
+        native_ns, kernel_ns: measured time of one call in nanoseconds, None where not timed.
+        numerics: "bitwise", "accurate" or "" when not proved.
+    """
+
+    op: str
+    overload: str
+    dispatch_key: str
+    digest: str
+    call: Mapping[str, Any]
+    decision: str
+    reason: str
+    native_ns: float | None
+    kernel_ns: float | None
+    numerics: str
+    facts: Mapping[str, str] = field(repr=False)
+
+
+def stats() -> Stats:
+    """Counters of this process; see `Stats`."""
+    rows: list[OperatorStats] = []
+    if core is not None:
+        rows = [
+            OperatorStats(**{**row, "aside_reasons": dict(row["aside_reasons"])})
+            for row in core.operator_stats()
+        ]
+    for row in rows:
+        if row.shadowed and row.active:
+            session.warn(
+                f"shadowed:{row.op}:{row.dispatch_key}",
+                f"{row.op} was overridden at {row.dispatch_key} by another library after "
+                "eagercache; that library's kernel is called.",
+            )
+    rows.sort(key=lambda row: -(row.hits + row.misses + row.pending + row.native + row.aside))
+    services = session.services()
+    return Stats(
+        hits=sum(row.hits for row in rows),
+        misses=sum(row.misses for row in rows),
+        pending=sum(row.pending for row in rows),
+        native=sum(row.native for row in rows),
+        aside=sum(row.aside for row in rows),
+        compiles=sum(service.compiles for service in services),
+        failures=sum(service.failures for service in services),
+        loaded=core.loaded_kernels() if core is not None else 0,
+        outstanding=core.outstanding() if core is not None and not core.forked() else 0,
+        frozen=core is not None and bool(core.frozen()),
+        shadowed=sum(row.shadowed for row in rows),
+        left_native=tuple(sorted(full_name(name) for name, _ in left_native.pairs)),
+        operators={_row_name(row): row for row in rows},
+    )
+
+
+def _row_name(row: OperatorStats) -> str:
+    return row.op if row.dispatch_key == "CPU" else f"{row.op} @{row.dispatch_key}"
+
+
+def _kernel_rows() -> Iterator[KernelInfo]:
+    assert core is not None
+    for row in core.verdicts():
+        facts = dict(row["facts"])
+        yield KernelInfo(
+            op=row["op"],
+            overload=row["overload"],
+            dispatch_key=row["dispatch_key"],
+            digest=row["digest"],
+            call=json.loads(row["call"]),
+            decision=row["decision"],
+            reason=row["reason"],
+            native_ns=number(facts, "native_ns"),
+            kernel_ns=number(facts, "kernel_ns"),
+            numerics=facts.get("numerics", ""),
+            facts=facts,
+        )
+
+
+def kernels() -> list[KernelInfo]:
+    """The verdicts that this process has met: kernels, decisions for native, failures."""
+    return list(_kernel_rows()) if core is not None else []

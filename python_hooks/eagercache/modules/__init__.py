@@ -1,0 +1,1 @@
+"""Whole modules answered by one kernel each, in the user's process."""

@@ -1,0 +1,251 @@
+"""Where the values are kept that a module's forward reads beside its tensors and arguments.
+
+`module_identity` and `code_values` write down what they are, once. By the rows made here
+(module_values.h) the core sees before each call that they still are: what is inside of attributes
+of modules, of their classes' values, of defaults and closures; global variables, attributes of the
+program's objects, environment variables.
+
+Not held, so that nothing lives longer because of us, and therefore not watched: objects and
+containers that hold a module or a tensor somewhere inside.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from eagercache.callables.code_values import (
+    MISSING,
+    attribute_places,
+    chains,
+    environment_names,
+    filled_cells,
+    functions_in,
+    is_covered,
+    is_of_program,
+    members,
+    own_members,
+    plain_value,
+)
+from eagercache.callables.module_identity import (
+    NOT_COMPARED,
+    OWN_ATTRIBUTES,
+    SHARDING_MARKS,
+    indexed,
+)
+
+# (sort, place, keys, expected): see module_values.h.
+Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
+
+_NOT_THERE = (None, True)
+_WITH_PARTS = (list, tuple, dict, set, frozenset, functools.partial, types.FunctionType)
+_MAX_VALUES = 4096
+_MAX_DEPTH = 12
+
+
+def attribute_values(module: torch.nn.Module) -> list[Row]:
+    """What is inside of the attributes and classes of ``module`` and of everything below it.
+
+    Another value of an attribute or in a class is noticed otherwise (module_guard.h).
+    """
+    rows = _Rows()
+    kinds: dict[type, None] = {}
+    for part in module.modules():
+        kinds.update(dict.fromkeys(type(part).__mro__))
+        for name, value in list(vars(part).items()):
+            if name not in OWN_ATTRIBUTES and name not in SHARDING_MARKS:
+                rows.inside(value)
+    for kind in kinds:
+        if is_covered(kind.__module__):
+            continue
+        for _, value, functions in own_members(kind):
+            for part in functions or [value]:
+                rows.inside(part)
+    return rows.made
+
+
+def function_values(functions: Iterable[list[str]], module: torch.nn.Module) -> list[Row]:
+    """What the functions of a kernel's entry (``UsedFunction.to_row``) read."""
+    rows = _Rows()
+    for (_, path, *_), index in indexed(functions, module):
+        found = index.code(path) if index is not None else None
+        if index is None or found is None:
+            continue
+        code, function = found
+        for chain in chains(code):
+            rows.chain(chain, index.namespace)
+        rows.environment(environment_names(code, index.namespace))
+        if function is not None:
+            rows.inside(function)
+    return rows.made
+
+
+class _Rows:
+    """Collects rows; each place comes once."""
+
+    def __init__(self) -> None:
+        # By identity of the place: it, and what its keys have.
+        self._items: dict[int, tuple[Any, dict[Any, tuple[Any, bool]]]] = {}
+        self._left = _MAX_VALUES  # of those
+        self._insides: list[Row] = []
+        self._looked: set[int] = set()  # identities of what is in the rows
+        self._holdable: dict[int, bool] = {}  # by identity
+        self._kept: list[Any] = []  # so that no identity is used twice meanwhile
+
+    @property
+    def made(self) -> list[Row]:
+        """All rows."""
+        items: list[Row] = [
+            ("items", place, tuple(held), tuple(held.values()))
+            for place, held in self._items.values()
+        ]
+        return items + self._insides
+
+    def chain(self, chain: tuple[str, ...], namespace: Mapping[str, Any]) -> None:
+        """A global name, and the attributes that code asks of it."""
+        if chain[0] not in namespace:
+            return  # a builtin
+        owner: Any = None
+        places: list[Any] = [namespace]
+        for position, name in enumerate(chain, 1):
+            found = MISSING
+            place: Any = None
+            for place in places:
+                found = members(place).get(name, MISSING)
+                if found is not MISSING:
+                    break
+                self._item(place, name, _NOT_THERE)
+            goes_on = position < len(chain) and self._may_hold(found, 0)
+            places = attribute_places(found) if goes_on else []
+            if found is not MISSING:
+                self._item(place, name, (found, False) if places else self._expected(found))
+            # What a method or property reads of its object is not known.
+            if found is MISSING or (isinstance(place, type) and any(functions_in(found))):
+                self.inside(owner)
+            if not places:
+                return
+            owner = found
+
+    def environment(self, names: Iterable[str]) -> None:
+        """Environment variables."""
+        data: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+        for name in names:
+            key = os.fsencode(name)
+            value = data.get(key)
+            self._item(data, key, _NOT_THERE if value is None else (value, False))
+
+    def inside(self, value: Any) -> None:
+        """What is inside of ``value``, which itself is compared elsewhere."""
+        if not _is_leaf(value):
+            self._expected(value)
+
+    def _item(self, place: Any, key: Any, value: tuple[Any, bool]) -> None:
+        if isinstance(place, type) and is_covered(place.__module__):
+            return
+        if self._left > 0:
+            _, held = self._items.setdefault(id(place), (place, {}))
+            self._left -= key not in held
+            held[key] = value
+
+    def _expected(self, value: Any) -> tuple[Any, bool]:
+        if _is_leaf(value):
+            return value, False
+        if not self._may_hold(value, 0):
+            return type(value), True
+        if isinstance(value, _WITH_PARTS) or is_of_program(value):
+            self._look_inside(value)
+            return value, False
+        return type(value), True
+
+    def _look_inside(self, value: Any) -> None:
+        if id(value) in self._looked:
+            return
+        self._looked.add(id(value))
+        if isinstance(value, list):
+            self._insides.append(("list", value, (), tuple(map(self._expected, value))))
+        elif isinstance(value, (tuple, frozenset)):
+            for item in value:
+                self.inside(item)
+        elif isinstance(value, set):
+            items = tuple(value)
+            if all(_is_leaf(item) for item in items):
+                self._insides.append(("set", value, (), tuple((item, False) for item in items)))
+        elif isinstance(value, dict):
+            self._dictionary(value)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self.inside(part)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        else:
+            self._dictionary(vars(value))
+            self._class(type(value))
+
+    def _class(self, kind: type) -> None:
+        if id(kind) not in self._looked:
+            self._looked.add(id(kind))
+            self._insides.append(("class", kind, (), ()))
+
+    def _dictionary(self, value: dict[Any, Any]) -> None:
+        # At one moment: other threads may add to it.
+        items = list(value.items())
+        values = tuple(
+            (type(item), True) if key in NOT_COMPARED else self._expected(item)
+            for key, item in items
+        )
+        self._insides.append(("dict", value, tuple(key for key, _ in items), values))
+
+    def _function(self, value: types.FunctionType) -> None:
+        if is_covered(str(value.__module__)):
+            return
+        for default in (value.__defaults__, value.__kwdefaults__):
+            self.inside(default)
+        for cell, content in filled_cells(value):
+            self._insides.append(("cell", cell, (), (self._expected(content),)))
+
+    def _may_hold(self, value: Any, depth: int) -> bool:
+        """Whether no module and no tensor is reached from ``value``."""
+        if _is_leaf(value):
+            return True
+        if isinstance(value, (torch.nn.Module, torch.Tensor)):
+            return False
+        known = self._holdable.get(id(value))
+        if known is not None:
+            return known
+        if depth > _MAX_DEPTH or len(self._holdable) > _MAX_VALUES:
+            return False
+        self._kept.append(value)
+        self._holdable[id(value)] = True  # for what leads back to it
+        held = all(self._may_hold(part, depth + 1) for part in _parts(value))
+        self._holdable[id(value)] = held
+        return held
+
+
+def _is_leaf(value: Any) -> bool:
+    """A value without parts that may be held."""
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is None and is_covered(str(value.__module__))
+    return plain_value(value) is not None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in list(value.items()):
+            yield from item
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from list(value)
+    elif isinstance(value, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from (value.__defaults__, value.__kwdefaults__)
+        for _, content in filled_cells(value):
+            yield content
+    elif is_of_program(value):
+        yield vars(value)

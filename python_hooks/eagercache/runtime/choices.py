@@ -1,0 +1,98 @@
+"""What an enabling asks for: devices, operators, a policy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from eagercache.base import config, operators
+from eagercache.base.load import core
+from eagercache.runtime.session import Configuration, session
+
+# Set in the environment of compile workers: there nothing is enabled, or a kernel would be
+# compiled to compile a kernel.
+WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
+
+DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+
+
+def dispatch_keys(devices: Iterable[str] | str | None) -> list[str]:
+    """The dispatch keys of the named devices; of all there are for None. Raises ValueError."""
+    assert core is not None
+    if devices is None:
+        devices = ("cpu", "cuda") if torch.version.cuda and core.has_cuda_driver() else ("cpu",)
+    keys = []
+    if isinstance(devices, str):
+        devices = (devices,)
+    for device in devices:
+        if device not in DISPATCH_KEYS:
+            raise ValueError(f"device {device!r} is not one of {', '.join(DISPATCH_KEYS)}")
+        keys.append(DISPATCH_KEYS[device])
+    return keys
+
+
+def configuration(
+    settings: config.Settings, on_miss: str, choose: str, numerics: str
+) -> Configuration:
+    """The policy; what the environment's variables say goes before. Raises ValueError."""
+    for name, value, allowed in (
+        ("on_miss", on_miss, config.ON_MISS),
+        ("choose", choose, config.CHOOSE),
+        ("numerics", numerics, config.NUMERICS),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    return Configuration(
+        on_miss=settings.on_miss or on_miss,
+        choose=settings.choose or choose,
+        numerics=settings.numerics or numerics,
+        replicas=_has_replicas(),
+    )
+
+
+def _has_replicas() -> bool:
+    """Whether this process is one of several of a distributed job."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size() > 1
+    size = os.environ.get(
+        "WORLD_SIZE", ""
+    )  # what torchrun and others set before init_process_group
+    return size.isdecimal() and int(size) > 1
+
+
+def selected(
+    ops: str | Iterable[Any] | None, skip: set[operators.OperatorName], keys: list[str]
+) -> list[tuple[operators.OperatorName, str]]:
+    """(operator, dispatch key) pairs to hook. Raises ValueError for a name that cannot be."""
+    assert core is not None
+    pairs: list[tuple[operators.OperatorName, str]] = []
+    for key in keys:
+        if ops is None or ops == "default":
+            names = [(str(n), str(o)) for n, o in core.default_operators(key)]
+        elif ops == "all":
+            names = [(str(n), str(o)) for n, o in core.eligible_operators(key)]
+        else:
+            specs = [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops
+            names = [name for spec in specs for name in operators.require_eligible(spec, key)]
+        pairs.extend((name, key) for name in dict.fromkeys(names) if name not in skip)
+    return pairs
+
+
+def skipped(settings: config.Settings, skip: Iterable[Any]) -> set[operators.OperatorName]:
+    """The operators to leave alone. Raises ValueError; of EAGERCACHE_SKIP it warns."""
+    names = operators.resolve_all([skip] if isinstance(skip, str) else skip)
+    for text in settings.skip:
+        try:
+            names.update(operators.resolve(text))
+        except ValueError as error:
+            session.warn(f"skip:{text}", f"EAGERCACHE_SKIP names {text!r}: {error}")
+    return names
+
+
+def is_inert(settings: config.Settings) -> bool:
+    """Whether nothing is ever enabled here: switched off, a worker, or another platform."""
+    return core is None or settings.disable or bool(os.environ.get(WORKER_VARIABLE))

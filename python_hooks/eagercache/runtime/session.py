@@ -1,0 +1,121 @@
+"""What this process has switched on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from eagercache.service.service import CompileService
+
+
+# The driver reserves address space by the terabyte, which a limit on memory would count.
+CUDA_WORKER_BYTES = 1 << 46
+# A worker's context takes memory from the program.
+CUDA_IDLE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A policy, by the names that `enable()` takes."""
+
+    on_miss: str
+    choose: str
+    numerics: str
+    replicas: bool = False  # one of several processes that hold the same parameters
+
+
+class Session:
+    """What this process has switched on. Guarded by `lock`, but the service, which has its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.service: CompileService | None = None  # once there was something to compile
+        self.cuda_services: dict[int, CompileService] = {}  # their workers see one GPU each
+        self._service_lock = threading.Lock()
+        self._service_settings: dict[str, Any] | None = None
+        self._service_owner = 0
+        self.store: Any = None
+        self.store_identity: tuple[Path, str] | None = None  # directory, environment text
+        self.configuration: Configuration | None = None
+        self.enables = 0  # calls of enable()
+        self.warned: set[str] = set()
+
+    def services(self) -> list[CompileService]:
+        """The compile services that have been started."""
+        first = [self.service] if self.service is not None else []
+        return [*first, *list(self.cuda_services.values())]
+
+    def configure_service(self, **settings: Any) -> None:
+        """Says how kernels are compiled from now on: fields of `ServiceSettings`."""
+        with self._service_lock:
+            self._service_settings = settings
+            self._service_owner = os.getpid()
+            for running in self.services():
+                running.reconfigure(**settings)
+
+    def compile_service(self) -> CompileService | None:
+        """The compile service, which the first caller makes; None where nothing is compiled."""
+        with self._service_lock:
+            if self.service is None and self._service_settings is not None:
+                if self._service_owner != os.getpid():
+                    return None  # a forked child
+                from eagercache.service import service
+
+                self.service = service.CompileService(
+                    service.ServiceSettings(**self._service_settings)
+                )
+            return self.service
+
+    def cuda_compile_service(self, gpu: int) -> CompileService | None:
+        """The service whose workers see GPU ``gpu`` alone; as `compile_service` otherwise."""
+        beside = self.compile_service()
+        if beside is None:
+            return None
+        with self._service_lock:
+            if gpu not in self.cuda_services:
+                from eagercache.service import service
+
+                self.cuda_services[gpu] = service.CompileService(
+                    replace(
+                        beside.settings,
+                        gpu=gpu,
+                        memory_bytes=CUDA_WORKER_BYTES,
+                        idle_timeout=CUDA_IDLE_SECONDS,
+                    )
+                )
+            return self.cuda_services[gpu]
+
+    def close_service(self, timeout: float) -> None:
+        """Ends the services within about `timeout` seconds each; none is made afterwards."""
+        with self._service_lock:
+            self._service_settings = None
+            running = self.services()
+        for service in running:
+            service.close(timeout=timeout)
+
+    def after_fork(self) -> None:
+        """In a child: its copies of locks may be held by threads that do not exist there."""
+        self.lock = threading.RLock()
+        self._service_lock = threading.Lock()
+
+    def warn(self, key: str, message: str, about: CodeType | None = None) -> None:
+        """Warns once per process for each `key`; at the place of that code, where there is one."""
+        if key in self.warned:
+            return
+        self.warned.add(key)
+        text = f"eagercache: {message}"
+        if about is None:
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        else:
+            place = about.co_filename, about.co_firstlineno
+            warnings.warn_explicit(text, RuntimeWarning, *place)
+
+
+session = Session()

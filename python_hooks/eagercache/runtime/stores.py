@@ -1,0 +1,92 @@
+"""Which store an enabling opens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from eagercache.base import config, store_directory
+from eagercache.base.load import core
+from eagercache.runtime.session import session
+
+
+def store_paths(settings: config.Settings, cache_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """Where a store may be, the first choice first."""
+    explicit = Path(cache_dir) if cache_dir is not None else settings.directory
+    if explicit is not None:
+        return [explicit.absolute()]
+    return store_directory.candidates(os.environ, os.getuid())
+
+
+def open_at(
+    path: Path, settings: config.Settings, environment_text: str, *, read_only: bool
+) -> Any:
+    """The store at ``path``. Raises StoreError."""
+    assert core is not None
+    return core.Store(
+        str(path),
+        environment_text,
+        read_only=read_only,
+        tiers=[str(tier.absolute()) for tier in settings.tiers],
+        allow_untrusted=settings.allow_untrusted,
+        max_bytes=settings.max_bytes,
+    )
+
+
+def first_usable_store(
+    settings: config.Settings, paths: Iterable[Path], environment_text: str, *, read_only: bool
+) -> tuple[Any, Path | None, list[str]]:
+    """The first of `paths` that opens as a store, its path, and what was wrong with those before.
+
+    None twice where none does.
+    """
+    assert core is not None
+    problems = []
+    for path in paths:
+        try:
+            store = open_at(path, settings, environment_text, read_only=read_only)
+        except core.StoreError as error:
+            problems.append(f"{path}: {error}")
+        else:
+            return store, path, problems
+    return None, None, problems
+
+
+def open_store(
+    settings: config.Settings, paths: Iterable[Path], environment_text: str, read_only: bool
+) -> Any:
+    """The session's store where it is one of these; else the first that can be used.
+
+    None after a warning with the remedy.
+    """
+    paths = list(paths)
+    known = [(path, environment_text) for path in paths]
+    if session.store is not None and session.store_identity in known:
+        return session.store
+    store, path, problems = first_usable_store(
+        settings, paths, environment_text, read_only=read_only
+    )
+    if store is not None and path is not None:
+        session.store_identity = (path, environment_text)
+        _say_whom_it_trusts(store)
+        return store
+    session.warn(
+        "store:" + ";".join(problems),
+        "no kernel store can be used, so everything stays native. "
+        + "; ".join(problems)
+        + ". Set EAGERCACHE_DIR to a directory that belongs to you and that only you may write.",
+    )
+    return None
+
+
+def _say_whom_it_trusts(store: Any) -> None:
+    for root in store.untrusted_roots:
+        session.warn(
+            f"untrusted:{root}",
+            f"EAGERCACHE_ALLOW_UNTRUSTED is set, and other users may write {root}: whoever does "
+            "can run code in this process.",
+        )
+    for problem in store.tier_problems:
+        session.warn(f"tier:{problem}", f"a store of EAGERCACHE_TIERS is not used: {problem}")

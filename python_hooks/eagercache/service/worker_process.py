@@ -1,0 +1,268 @@
+"""One compile worker, as the service sees it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib.util
+import logging
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagercache.base.log import event
+from eagercache.runtime.choices import WORKER_VARIABLE
+from eagercache.service.request import Response
+from eagercache.service.settings import ServiceSettings
+
+INFO, DEBUG = logging.INFO, logging.DEBUG
+
+# Not resolved: in a build tree the modules are links, and the extension module lies beside those.
+_PACKAGE_PARENT = Path(__file__).absolute().parent.parent.parent
+
+# Removed from a worker's environment: code that would be loaded into it, and settings of the user's
+# own threads. The thread count of a call comes with the call.
+_DROPPED_VARIABLES = (
+    "KMP_AFFINITY",
+    "LD_AUDIT",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTHONINSPECT",
+    "PYTHONSTARTUP",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",  # graphs, with which device time is measured, need the cache
+    "TORCH_LOGS",
+    "TORCH_TRACE",
+)
+
+
+class WorkerLost(Exception):
+    """The worker is gone. ``timed_out`` when we ended it.
+
+    ``at`` is the index of the request of a batch that it was at, where that is known.
+    """
+
+    at: int | None = None
+
+    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.timed_out = timed_out
+
+
+def give_way_to_callers() -> None:
+    """Has this thread, and what it starts, never take the processor from the caller who wakes it.
+
+    It runs where a processor is free, or when the caller's turn is over.
+    """
+    with contextlib.suppress(OSError):  # as where a sandbox does not know these calls
+        if os.sched_getscheduler(0) != os.SCHED_IDLE:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _default_memory() -> int:
+    """Half of the machine's memory, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a worker starts with."""
+    from eagercache.base.environment import worker_variables
+
+    kept = {
+        name: value
+        for name, value in worker_variables(environ).items()
+        if name not in _DROPPED_VARIABLES and not name.startswith("EAGERCACHE_")
+    }
+    paths = [str(_PACKAGE_PARENT), *filter(None, [environ.get("PYTHONPATH")])]
+    kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    kept[WORKER_VARIABLE] = "1"
+    kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    bytecode = bytecode_folder(Path(settings.store_root), environ)
+    if bytecode is not None:
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)
+        kept["PYTHONPYCACHEPREFIX"] = str(bytecode)
+    # CPU calls need no CUDA context.
+    kept["CUDA_VISIBLE_DEVICES"] = (
+        "" if settings.gpu is None else _gpu_name(settings.gpu, environ.get("CUDA_VISIBLE_DEVICES"))
+    )
+    kept.update(settings.extra_environment)
+    return kept
+
+
+def inductor_folder() -> Path:
+    """Where Inductor's sources are."""
+    return Path(torch.__file__).parent / "_inductor"
+
+
+def has_bytecode() -> bool:
+    """Whether Inductor's compiled sources are where Python looks for them."""
+    source = inductor_folder() / "lowering.py"
+    return Path(importlib.util.cache_from_source(str(source))).exists()
+
+
+def bytecode_folder(store_root: Path, environ: Mapping[str, str]) -> Path | None:
+    """Where workers keep Inductor's compiled sources, which nobody else keeps; None where one does.
+
+    To compile them costs more than all else that a worker does before its first kernel, and in
+    images where packages have no bytecode, and may get none, every worker would do it anew.
+    """
+    if (
+        environ.get("PYTHONPYCACHEPREFIX")
+        or not store_root.is_absolute()
+        or not store_root.is_dir()
+    ):
+        return None
+    kept_by_python = not environ.get("PYTHONDONTWRITEBYTECODE") and os.access(
+        inductor_folder(), os.W_OK
+    )
+    if has_bytecode() or kept_by_python or not _is_ours_alone(store_root):
+        return None
+    return store_root / "PYTHON"
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _gpu_name(index: int, visible: str | None) -> str:
+    """How CUDA_VISIBLE_DEVICES names what is GPU ``index`` in a process where it is ``visible``."""
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    return names[index] if index < len(names) else str(index)
+
+
+class WorkerProcess:
+    """One running worker. `ask` belongs to one thread; `kill` may be called from any."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.served = 0
+        self._ready = False
+        self._ending = threading.Lock()  # guards _ended
+        self._ended = False
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=20)
+        # A session of its own: Ctrl-C in the terminal does not reach it, and one signal ends it
+        # together with its compilers. exec'ed, never a fork of this (threaded) process.
+        self._process = subprocess.Popen(
+            [
+                settings.python,
+                *settings.worker_arguments,
+                str(settings.memory_bytes or _default_memory()),
+                str(os.getpid()),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=worker_environment(settings, os.environ),
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        # Without a buffer, in which a second frame would lie where `select` does not see it.
+        self._answers: Any = open(self._process.stdout.fileno(), "rb", 0, closefd=False)  # noqa: SIM115
+        self._reader = threading.Thread(
+            target=self._read_errors, name="eagercache-worker-log", daemon=True
+        )
+        self._reader.start()
+        event(INFO, "worker_start", pid=self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process's number, also its group's."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], settings: ServiceSettings) -> Response:
+        """The worker's response. Raises WorkerLost when it dies or takes too long."""
+        (response,) = self._exchange(request, 1, settings)
+        return response
+
+    def ask_all(
+        self, requests: Sequence[Mapping[str, Any]], settings: ServiceSettings
+    ) -> Iterator[Response]:
+        """The responses to a batch as they come, each with the "index" of its request."""
+        return self._exchange({"batch": requests}, len(requests), settings)
+
+    def _exchange(
+        self, frame: Mapping[str, Any], count: int, settings: ServiceSettings
+    ) -> Iterator[Response]:
+        from eagercache.worker.main import write_frame
+
+        stdin = self._process.stdin
+        assert stdin is not None
+        at: int | None = None
+        try:
+            if not self._ready:
+                self._read(settings.start_timeout, "start")
+                self._ready = True
+            write_frame(stdin, frame)
+            while count > 0:
+                response = self._read(settings.request_timeout, "answer")
+                if "at" in response:
+                    at = response["at"]
+                    continue
+                count -= 1
+                self.served += 1
+                yield response
+        except (OSError, ValueError) as error:
+            lost = WorkerLost(self._obituary())
+            lost.at = at
+            raise lost from error
+        except WorkerLost as lost:
+            lost.at = at
+            raise
+
+    def _read(self, timeout: float, what: str) -> Response:
+        """One frame. The worker writes frames whole, so that only their beginning is waited for."""
+        from eagercache.worker.main import read_frame
+
+        ready, _, _ = select.select([self._answers.fileno()], [], [], timeout)
+        if not ready:
+            self.kill()
+            raise WorkerLost(
+                f"the compile worker did not {what} within {timeout:.0f} s", timed_out=True
+            )
+        frame = read_frame(self._answers)
+        if frame is None:
+            raise WorkerLost(self._obituary())
+        return frame
+
+    def _obituary(self) -> str:
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "the compile worker closed its output"
+        self._reader.join(1.0)
+        last = next((line for line in reversed(self._last_lines) if line), "")
+        if code < 0:
+            return f"the compile worker was killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"the compile worker exited with {code}: {last[:200]}"
+
+    def _read_errors(self) -> None:
+        give_way_to_callers()
+        stderr = self._process.stderr
+        assert stderr is not None
+        with contextlib.suppress(OSError, ValueError):
+            for raw in stderr:
+                line = raw.decode(errors="replace").rstrip()
+                self._last_lines.append(line)
+                event(DEBUG, "worker_said", pid=self._process.pid, text=line)
+
+    def kill(self, wait: float = 1.0) -> None:
+        """Ends the worker's whole process group, once; waits up to ``wait`` seconds for it."""
+        with self._ending:
+            if not self._ended:
+                # Only the first time: later the number may be another group's.
+                self._ended = True
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait)

@@ -1,0 +1,253 @@
+"""One operator call made into CUDA machine code and a launch plan.
+
+Inductor lowers the graph of one node to a Python module of Triton kernels; it is run once, which
+lets Inductor tune them, and then taken apart. Neither g++ nor nvcc is run. What cannot be taken
+apart becomes a container of AOTInductor's, for which g++ is.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagercache.calls.call import Call
+from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
+from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
+from eagercache.worker.inductor import compat
+from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
+from eagercache.worker.inductor.compile import (
+    Lowered,
+    Tools,
+    build_graph,
+    example_inputs,
+    find_cause,
+)
+from eagercache.worker.inductor.foreach import PREFIX as LISTS
+from eagercache.worker.inductor.generated_text import GeneratedText, admit
+from eagercache.worker.inductor.wrapper_text import NotUnderstood
+
+_REDUCES = re.compile(r"@triton_heuristics\.(?!pointwise|template|foreach)\w+")
+# The last bit of these is not always native's.
+_APPROXIMATES = re.compile(r"\blibdevice\.(?:erf|erfc|tanh|atan2|pow|lgamma)\(")
+_CHECKS = re.compile(r"tl\.device_assert\(")
+_MIXED_ORDER = re.compile(r"= \(?workspace_\d+\b.*\.sum\(")
+
+
+@dataclass(frozen=True)
+class CudaLowered:
+    """A call's generated text with the plan made of it."""
+
+    lowered: Lowered
+    plan: CudaPlan
+
+
+class PlanUnknown(CompileRefused):
+    """No launch plan can be made of a generated text, of which ``facts`` are known.
+
+    Nothing else is against a kernel: AOTInductor's container can launch it (`contain`).
+    """
+
+    def __init__(self, reason: str, facts: GeneratedText) -> None:
+        super().__init__(reason)
+        self.facts = facts
+
+
+def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = None) -> CudaLowered:
+    """Inductor's and Triton's work on ``call``.
+
+    ``graph`` stands in the place of the one of the operator alone. The state of the call must be
+    applied, and the CUDA device usable. Raises CompileRefused (NoKernelOfItsOwn and PlanUnknown
+    among them) or CompileFailed.
+    """
+    for spec in call.tensors:
+        if not spec.aligned:
+            raise CompileRefused("a tensor is not aligned as the kernels need it")
+    begin = time.process_time()
+    module, text, wrapper = _generate_understood(call, num_returns, graph)
+    if _CHECKS.search(text):
+        raise CompileRefused("generated code checks values")
+    if wrapper.num_inputs != len(call.tensors):
+        raise CompileRefused(
+            f"the kernel takes {wrapper.num_inputs} tensors, the call has {len(call.tensors)}"
+        )
+    _tune(module, call)
+    try:
+        kernels = {name: _kernel(*pair) for name, pair in compat.tuned_kernels(module).items()}
+        plan = make_plan(wrapper, kernels)
+    except (ValueError, AttributeError, KeyError) as error:
+        what = "text" if isinstance(error, NotUnderstood) else "kernels"
+        raise PlanUnknown(
+            f"generated {what} not understood: {error}", _facts(text, call, num_returns)
+        ) from error
+    kernels_called = tuple(call.kernel for call in wrapper.calls)
+    facts = _facts(text, call, len(wrapper.outputs), kernels_called)
+    seconds = {"lower": round(time.process_time() - begin, 4)}
+    return CudaLowered(Lowered(facts, None, None, "", seconds), plan)
+
+
+def _facts(text: str, call: Call, num_outputs: int, kernels: tuple[str, ...] = ()) -> GeneratedText:
+    functions = _APPROXIMATES.search(text) is not None
+    return GeneratedText(
+        num_inputs=len(call.tensors),
+        num_outputs=num_outputs,
+        num_constants=0,
+        kernels=kernels,
+        extern_calls=(),
+        uses_proxy_executor=False,
+        checks_values=False,
+        reduces=_REDUCES.search(text) is not None,
+        calls_functions=functions,
+        approximates=functions,
+    )
+
+
+def contain(
+    call: Call,
+    num_returns: int,
+    graph: torch.fx.GraphModule | None,
+    tools: Tools,
+    directory: Path,
+    unknown: PlanUnknown,
+) -> Lowered:
+    """AOTInductor's container of ``call``, in whose text the machine code is.
+
+    After `lower` has raised ``unknown``; ``directory`` is private and empty. A C++ compiler is run,
+    and no CUDA toolkit is needed. Raises CompileRefused or CompileFailed.
+    """
+    if call.written:
+        raise unknown  # a container allocates what it returns
+    begin = time.process_time()
+    texts: list[GeneratedText] = []
+
+    def check(text: GeneratedText) -> None:
+        admit(text, call)
+        texts.append(text)
+
+    graph = build_graph(call, num_returns) if graph is None else copy.deepcopy(graph)
+    path = tools.contain_for_gpu(_with_signed_zeros(graph), example_inputs(call), directory, check)
+    text = replace(unknown.facts, kernels=texts[0].kernels)
+    seconds = {"lower": round(time.process_time() - begin, 4), **tools.commands.seconds}
+    return Lowered(text, None, path, str(unknown), seconds)
+
+
+def _generate_understood(
+    call: Call, num_returns: int, given: torch.fx.GraphModule | None
+) -> tuple[Any, str, WrapperText]:
+    """Inductor's module for ``call``, its text, and what was read of it."""
+
+    def graph() -> torch.fx.GraphModule:
+        return build_graph(call, num_returns) if given is None else copy.deepcopy(given)
+
+    # What is done to each tensor of a list has no launch of its own.
+    together = call.name.startswith(LISTS)
+    # With reductions over rows and columns in one kernel, whose partial results eager operators
+    # may have to add up; then, where that is so, each in a kernel of its own.
+    for mixed_order in (True, False):
+        options = compat.cuda_options(mixed_order=mixed_order, together=together)
+        module = _generate(call, graph(), options)
+        text = Path(module.__file__).read_text()
+        try:
+            return module, text, read_wrapper(text)
+        except NotUnderstood as error:
+            if not mixed_order or _MIXED_ORDER.search(text) is None:
+                raise _refusal(text, call, num_returns, error) from error
+    raise AssertionError("the loop's last round returns or raises")
+
+
+def _refusal(text: str, call: Call, num_returns: int, error: NotUnderstood) -> CompileRefused:
+    if "extern_kernels." in text or "torch.ops.aten." in _body(text):
+        return NoKernelOfItsOwn("no kernel of its own")
+    if _CHECKS.search(text):
+        return CompileRefused("generated code checks values")
+    return PlanUnknown(f"generated text not understood: {error}", _facts(text, call, num_returns))
+
+
+def _generate(call: Call, graph: torch.fx.GraphModule, options: dict[str, Any]) -> Any:
+    compat.skip_pattern_setup()
+    try:
+        with torch.no_grad():
+            module = compat.compile_to_module(
+                _with_signed_zeros(graph),
+                example_inputs(call),
+                options,
+            )
+    except Exception as error:
+        ours = find_cause(error)
+        if ours is not None:
+            raise ours from error
+        transient = isinstance(error, (OSError, MemoryError, torch.OutOfMemoryError))
+        lines = str(error).splitlines() or ["no message"]
+        raise CompileFailed(
+            f"{type(error).__name__}: {lines[0][:200]}", transient=transient
+        ) from error
+    if module is None:
+        raise CompileRefused("nothing was generated")
+    return module
+
+
+def _with_signed_zeros(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """``graph`` with what Triton gives another sign of zero expressed otherwise.
+
+    Triton negates by subtracting from 0, and its maximum of 0 and -0 is the second.
+    """
+    aten = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        with graph.graph.inserting_before(node):
+            if node.target == aten.neg.default:
+                other = graph.graph.call_function(aten.mul.Scalar, (node.args[0], -1))
+            elif node.target in (aten.relu.default, aten.relu_.default):
+                below = graph.graph.call_function(aten.le.Scalar, (node.args[0], 0))
+                other = graph.graph.call_function(aten.where.ScalarSelf, (below, 0, node.args[0]))
+                if node.target == aten.relu_.default:
+                    other = graph.graph.call_function(aten.copy_.default, (node.args[0], other))
+            else:
+                continue
+        node.replace_all_uses_with(other)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def _body(text: str) -> str:
+    start = text.find("def call(")
+    return text[start:] if start >= 0 else ""
+
+
+def _tune(module: Any, call: Call) -> None:
+    """Runs the module on data of the call's, so that each kernel's configuration is chosen."""
+    with torch.no_grad():
+        module.call(list(example_inputs(call)))
+    torch.cuda.synchronize()
+
+
+def _kernel(tuner: Any, launcher: Any) -> TritonKernel:
+    """Raises AttributeError, KeyError or ValueError when Inductor's objects are unknown."""
+    kernel, cubin, types = launcher.eagercache_parts
+    if cubin is None:
+        raise ValueError("a kernel's machine code is gone")
+    names = list(kernel.arg_names)
+    constants = set(kernel.full_constexprs)
+    signature = {
+        name: str(types[name])
+        for index, name in enumerate(names)
+        if index not in constants and str(types[name]) != "constexpr"
+    }
+    if len(signature) != len(kernel.arg_tys):
+        raise ValueError("a kernel's parameters")
+    tuned = {*launcher.config.kwargs, "num_warps", "num_stages"}
+    return TritonKernel(
+        cubin=cubin,
+        function=kernel.name,
+        threads=kernel.num_warps * 32,
+        shared=kernel.shared,
+        names=tuple(name for name in names if name not in tuned),
+        signature=signature,
+        scratch_pointers=kernel.has_global_scratch + kernel.has_profile_scratch,
+        grid={"inductor_meta": tuner.inductor_meta, "config": launcher.config},
+    )

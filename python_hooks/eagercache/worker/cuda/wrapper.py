@@ -1,0 +1,246 @@
+"""The Python wrapper that Inductor generates for CUDA, read into buffers and launches.
+
+``call(args)`` is read statement by statement: what it allocates, views, launches and returns. A
+statement that is not one of the few forms below raises `NotUnderstood`, and native stays. Known to
+read the text of torch 2.11.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagercache.worker.inductor.launch_plan import Output, extent
+from eagercache.worker.inductor.wrapper_text import ITEM_SIZES, NotUnderstood
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory that the wrapper allocates."""
+
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor variable: an input (by its index), or (part of) a buffer."""
+
+    root: int | Buffer
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0  # elements
+
+    @property
+    def buffer(self) -> Buffer:
+        """Of what is not an input."""
+        if isinstance(self.root, int):
+            raise NotUnderstood("an input is viewed or returned")
+        return self.root
+
+
+@dataclass(frozen=True)
+class Number:
+    """The number in the input ``index``, a 0-dim CPU tensor."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch: the wrapper's name for the kernel, and what it passes by position."""
+
+    kernel: str
+    arguments: tuple[Value | Number | int | float, ...]
+
+
+@dataclass
+class WrapperText:
+    """What ``call(args)`` does."""
+
+    num_inputs: int = 0
+    buffers: list[Buffer] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+
+    def output_specs(self) -> tuple[Output, ...]:
+        """The tensors that the hook allocates and returns."""
+        return tuple(Output(v.buffer.dtype, v.sizes, v.strides) for v in self.outputs)
+
+    def scratch(self) -> list[Buffer]:
+        """Buffers that are not returned."""
+        returned = {id(value.buffer) for value in self.outputs}
+        return [buffer for buffer in self.buffers if id(buffer) not in returned]
+
+
+def read_wrapper(text: str) -> WrapperText:
+    """What the generated module's ``call`` does. Raises NotUnderstood."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.name == "call"
+    ]
+    if len(calls) != 1:
+        raise NotUnderstood("no call(args)")
+    reader = _Reader()
+    for statement in calls[0].body:
+        reader.read(statement)
+    return reader.finish()
+
+
+# What the wrapper does to its own arguments, or checks of what the key says.
+_NO_EFFECT = {
+    "args.clear",
+    "torch.cuda.set_device",
+    "assert_size_stride",
+    "assert_size_stride_grouped",  # from torch 2.12 on
+}
+
+
+class _Reader:
+    """State of the walk over the statements."""
+
+    def __init__(self) -> None:
+        self._text = WrapperText()
+        self._values: dict[str, Value] = {}
+        self._streams: set[str] = set()
+        self._returned = False
+
+    def read(self, statement: ast.stmt) -> None:
+        if self._returned:
+            raise NotUnderstood("a statement after the return")
+        if isinstance(statement, ast.With):
+            guard = _source(statement.items[0].context_expr)
+            if len(statement.items) != 1 or not guard.startswith("torch.cuda._DeviceGuard("):
+                raise NotUnderstood(f"with {guard[:60]}")
+            for inner in statement.body:
+                self.read(inner)
+        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            self._assign(statement.targets[0], statement.value)
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            self._expression(statement.value)
+        elif isinstance(statement, ast.Delete):
+            for target in statement.targets:
+                self._values.pop(_name(target), None)
+        elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
+            self._text.outputs = [self._tensor(element) for element in statement.value.elts]
+            self._returned = True
+        else:
+            raise NotUnderstood(f"statement {_source(statement)[:100]}")
+
+    def finish(self) -> WrapperText:
+        text = self._text
+        if not self._returned or not text.calls:
+            raise NotUnderstood("no call of a kernel, or no return")
+        roots = [id(value.buffer) for value in text.outputs]
+        if len(set(roots)) != len(roots):
+            raise NotUnderstood("outputs that share memory")
+        for value in text.outputs:
+            whole = extent(value.sizes, value.strides) * ITEM_SIZES[value.buffer.dtype]
+            if value.offset or whole != value.buffer.bytes:
+                raise NotUnderstood("an output that is part of a buffer")
+        return text
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(value, ast.Name) and value.id == "args":
+            inputs = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+            for index, element in enumerate(inputs):
+                self._values[_name(element)] = Value(index)
+            self._text.num_inputs = len(inputs)
+            return
+        name = _name(target)
+        if isinstance(value, ast.Call) and _source(value.func) == "get_raw_stream":
+            self._streams.add(name)
+        elif isinstance(value, ast.Call) and _source(value.func) == "empty_strided_cuda":
+            self._values[name] = self._allocate(value)
+        elif isinstance(value, ast.Call) and _source(value.func) == "copy_if_misaligned":
+            # Misaligned tensors are refused before this.
+            self._values[name] = self._tensor(value.args[0])
+        else:
+            self._values[name] = self._tensor(value)
+
+    def _allocate(self, call: ast.Call) -> Value:
+        sizes, strides, dtype = call.args
+        name = _source(dtype).removeprefix("torch.")
+        shape = _numbers(sizes), _numbers(strides)
+        if name not in ITEM_SIZES or call.keywords:
+            raise NotUnderstood(f"allocation {_source(call)[:80]}")
+        size = extent(*shape) * ITEM_SIZES[name]
+        if size == 0:
+            raise NotUnderstood("an empty buffer")
+        buffer = Buffer(name, size)
+        self._text.buffers.append(buffer)
+        return Value(buffer, *shape)
+
+    def _tensor(self, node: ast.expr) -> Value:
+        if isinstance(node, ast.Name):
+            if node.id not in self._values:
+                raise NotUnderstood(f"unknown tensor {node.id}")
+            return self._values[node.id]
+        if isinstance(node, ast.Call) and _source(node.func) == "reinterpret_tensor":
+            base = self._tensor(node.args[0])
+            sizes, strides = _numbers(node.args[1]), _numbers(node.args[2])
+            offset = base.offset + _number(node.args[3])
+            if not isinstance(base.root, int):
+                end = (offset + extent(sizes, strides)) * ITEM_SIZES[base.root.dtype]
+                if end > base.root.bytes:
+                    raise NotUnderstood("a view that leaves its buffer")
+            elif offset:
+                raise NotUnderstood("a view of an input at an offset")
+            return Value(base.root, sizes, strides, offset)
+        raise NotUnderstood(f"tensor {_source(node)[:80]}")
+
+    def _expression(self, call: ast.Call) -> None:
+        function = _source(call.func)
+        if function in _NO_EFFECT:
+            return
+        if not function.endswith(".run") or not isinstance(call.func, ast.Attribute):
+            raise NotUnderstood(f"call of {function[:80]}")
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        if set(keywords) != {"stream"} or _source(keywords["stream"]) not in self._streams:
+            raise NotUnderstood("a launch on another stream")
+        self._text.calls.append(
+            Call(
+                kernel=_name(call.func.value),
+                arguments=tuple(self._argument(node) for node in call.args),
+            )
+        )
+
+    def _argument(self, node: ast.expr) -> Value | Number | int | float:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "item" and not node.args:
+                value = self._tensor(node.func.value)
+                if not isinstance(value.root, int):
+                    raise NotUnderstood("a number out of a buffer")
+                return Number(value.root)
+            raise NotUnderstood(f"argument {_source(node)[:80]}")
+        if isinstance(node, (ast.Name, ast.Call)):
+            return self._tensor(node)
+        return _number(node)
+
+
+def _source(node: ast.AST) -> str:
+    return ast.unparse(node)
+
+
+def _name(node: ast.expr) -> str:
+    if not isinstance(node, ast.Name):
+        raise NotUnderstood(f"name {_source(node)[:80]}")
+    return node.id
+
+
+def _number(node: ast.expr) -> Any:
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        value = None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise NotUnderstood(f"number {_source(node)[:80]}")
+    return value
+
+
+def _numbers(node: ast.expr) -> tuple[int, ...]:
+    if not isinstance(node, ast.Tuple):
+        raise NotUnderstood(f"sizes {_source(node)[:80]}")
+    return tuple(_number(element) for element in node.elts)

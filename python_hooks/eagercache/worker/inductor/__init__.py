@@ -1,0 +1,1 @@
+"""Code generation: Inductor's text made into shared objects and launch plans."""

@@ -1,0 +1,1 @@
+"""Requests on their way through the worker, one kind a file."""

@@ -1,0 +1,128 @@
+"""A request for a CUDA kernel on its way through the worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagercache.base.toolchain import ToolchainError
+from eagercache.calls.call import Call
+from eagercache.worker.cuda import compile as cuda_compile
+from eagercache.worker.cuda.compile import PlanUnknown
+from eagercache.worker.inductor.commands import CompileFailed, CompileRefused
+from eagercache.worker.inductor.compile import Tools
+from eagercache.worker.jobs.job import Built, Job, Outcome
+from eagercache.worker.timing import timing
+from eagercache.worker.timing.cuda_timing import decide_cuda, time_cuda_call
+from eagercache.worker.validation.validate import Native, NotBitwise, ProofFailed, Reshaped
+
+
+class CudaJob(Job):
+    """One operator call on CUDA. Everything happens in `begin`: nothing is built with others.
+
+    The worker's device 0 stands for the one that the call was made on.
+    """
+
+    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Any]) -> None:
+        store = self._enter(find_store)
+        if self.outcome is not None:
+            return
+        make_tools = find_tools(store)  # gives Inductor and Triton their private folders
+        call = self._open()
+        self._refuse_denied(call)
+        with call.state.applied():
+            graph = self._trace(call)
+            with self.clock.step("native"):
+                try:
+                    natives, probe = self._rebuild(call)
+                except Reshaped as reshaped:
+                    raise CompileRefused(str(reshaped)) from reshaped
+            built = self._make(call, natives, graph, make_tools)
+            try:
+                outcome = self._prove(call, probe, natives, built)
+            except NotBitwise as differs:
+                raise CompileRefused(str(differs)) from differs
+            with timing.machine_to_itself(), self.clock.step("time"):
+                measured = time_cuda_call(call, probe, natives[0].sample)
+        outcome.timing = measured
+        faster, outcome.reason = decide_cuda(measured, float(self.request["margin"]))
+        if not faster and self.request["choose"] != "always":
+            outcome.verdict = "native"
+        self.outcome = outcome
+
+    def _make(
+        self,
+        call: Call,
+        natives: list[Native],
+        graph: torch.fx.GraphModule | None,
+        make_tools: Callable[[], Tools],
+    ) -> Built:
+        """The kernel: cubins and a launch plan, or a container where no plan can be made."""
+        assert self._directory is not None
+        outputs = natives[0].outputs
+        with self.clock.step("compile"):
+            try:
+                made = cuda_compile.lower(call, len(outputs), graph)
+            except PlanUnknown as unknown:
+                return self._contained(call, outputs, graph, make_tools, unknown)
+        self.lowered = made.lowered
+        written = set(made.plan.writes)
+        if bool(written) != bool(call.written) or not call.written.issuperset(written):
+            raise CompileRefused("the generated code writes other arguments than the operator")
+        plan = made.plan.with_strides(self._strides(call, outputs))
+        objects = []
+        for index, cubin in enumerate(plan.cubins()):
+            path = self._directory / f"{index}.cubin"
+            path.write_bytes(cubin)
+            objects.append(("cubin", str(path)))
+        return Built(tuple(objects), made.lowered, "cuda", launch_plan=plan.to_json())
+
+    def _contained(
+        self,
+        call: Call,
+        outputs: Sequence[torch.Tensor],
+        graph: torch.fx.GraphModule | None,
+        make_tools: Callable[[], Tools],
+        unknown: PlanUnknown,
+    ) -> Built:
+        assert self._directory is not None
+        try:
+            tools = make_tools()
+        except (CompileFailed, ToolchainError) as failure:
+            raise CompileRefused(f"{unknown}, and no container can be made: {failure}") from failure
+        directory = self._directory / "container"
+        directory.mkdir()
+        self.lowered = made = cuda_compile.contain(
+            call, len(outputs), graph, tools, directory, unknown
+        )
+        return Built(
+            (("so", str(made.container)),),
+            made,
+            "container",
+            output_strides=json.dumps(self._strides(call, outputs)),
+        )
+
+    def _prove(self, call: Call, probe: Any, natives: list[Native], kernel: Built) -> Outcome:
+        outcome = super()._prove(call, probe, natives, kernel)
+        torch.cuda.synchronize()
+        return outcome
+
+    def _load(self, probe: Any, kernel: Built) -> None:
+        """Raises ProofFailed."""
+        try:
+            if kernel.form == "container":
+                super()._load(probe, kernel)
+            else:
+                cubins = [Path(path).read_bytes() for _, path in kernel.objects]
+                probe.load_cubins(cubins, kernel.launch_plan)
+        except RuntimeError as error:
+            raise ProofFailed(f"the kernel does not load: {error}") from error
+
+    def _strides(self, call: Call, outputs: Sequence[torch.Tensor]) -> list[list[int]]:
+        """Native's, of what the operator makes anew."""
+        fresh = call.fresh if len(call.op._schema.returns) > 1 else range(len(outputs))
+        return [list(outputs[index].stride()) for index in fresh]

@@ -1,0 +1,518 @@
+"""One request on its way through the worker: lowered, built (with others), proved, published."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagercache.base.operators import described_name
+from eagercache.base.toolchain import pick_isa
+from eagercache.calls.call import Call
+from eagercache.calls.integers import known_ranges
+from eagercache.calls.numerics import is_device_error, is_out_of_memory
+from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, FunctionRefused
+from eagercache.worker.inductor.compile import Tools
+from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan
+from eagercache.worker.timing import timing
+from eagercache.worker.validation import validate
+from eagercache.worker.validation.validate import CannotProve, NotBitwise, ProofFailed, Reshaped
+
+if TYPE_CHECKING:
+    import torch.fx
+
+    from eagercache.calls.call import Sample
+    from eagercache.worker.inductor.compile import Lowered
+    from eagercache.worker.inductor.shape_plan import ShapePlan
+    from eagercache.worker.modules.compile import ModuleResult
+    from eagercache.worker.timing.timing import Timing
+    from eagercache.worker.validation.validate import Native, Proof
+
+TRANSIENT_RETRY_SECONDS = 600
+
+# Native's answers are kept from lowering to proof when all of their samples take at most this.
+KEPT_BYTES = 4 << 20
+
+# Bytes that facts take of a manifest, which has 64 KiB.
+MAX_FACTS = 60_000
+
+
+@dataclass
+class Outcome:
+    """What became of one request, before it is published."""
+
+    verdict: str  # "kernel", "native", "failed" or "busy"
+    reason: str = ""
+    transient: bool = False
+    refused: bool = False  # the operator's function can have no kernel at all, for `reason`
+    kernel: Built | None = None
+    module: ModuleResult | None = None
+    proof: Proof | None = None
+    timing: Timing | None = None
+    published: bool = False  # somebody else's entry was found
+    facts: dict[str, str] = field(default_factory=dict)  # more for the manifest
+
+
+class Failure(Exception):
+    """Ends a request. ``transient``: may be tried again later."""
+
+    def __init__(self, reason: str, *, transient: bool = False) -> None:
+        super().__init__(reason)
+        self.transient = transient
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel's files, and how it is launched."""
+
+    objects: tuple[tuple[str, str], ...]  # kind ("so", "cubin") and path
+    lowered: Lowered
+    form: str
+    launch_plan: str = ""  # for a bare kernel and one for CUDA
+    output_strides: str = ""  # native's, as JSON; for a container
+
+
+class Job:
+    """One request. The steps are `begin`, `build_all`, `conclude`, `finish`, `close`.
+
+    ``outcome`` is set by the step that decided; later ones then do nothing.
+    """
+
+    _composed = False  # the operator is a function of several
+
+    def __init__(self, request: Mapping[str, Any], core: Any) -> None:
+        self.request = request
+        self.description: Mapping[str, Any] = request["description"]
+        self.outcome: Outcome | None = None
+        self.lowered: Lowered | None = None
+        self.clock = Clock()
+        self.device_lost = False  # a GPU reported an error: this process can do no more with it
+        self._core = core
+        self.store: Any = None
+        self._lock: Any = None
+        self._publishes = False
+        self._measured = 0  # so often before, without a decision
+        self._directory: Path | None = None
+        self._call: Call | None = None
+        self._natives: list[Native] | None = None
+        self._library: Path | None = None
+        self._graph: torch.fx.GraphModule | None = None
+        self._ranges: tuple[IndexRange, ...] = ()
+
+    def begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
+        """Takes the key's lock, asks native, has Inductor lower the call."""
+        self._guarded(lambda: self._begin(find_store, find_tools))
+
+    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
+        store = self._enter(find_store)
+        if self.outcome is not None:
+            return
+        self._call = call = self._open()
+        self._refuse_denied(call)
+        with call.state.applied():
+            self._graph = self._trace(call)
+            with self.clock.step("native"):
+                try:
+                    natives, _ = self._rebuild(call)
+                except Reshaped as reshaped:
+                    raise CompileRefused(str(reshaped)) from reshaped
+            tools = find_tools(store)
+            self.lowered = self._lower(call, natives, tools, "bare", allow_bare=True)
+        if sum(native.bytes for native in natives) <= KEPT_BYTES:
+            self._natives = natives
+
+    def _refuse_denied(self, call: Call) -> None:
+        """Raises CompileRefused for a call that the table of denied operators names."""
+        dtypes = [str(spec.dtype).removeprefix("torch.") for spec in call.tensors]
+        denial = self._core.denial(call.name, self.description["dispatch_key"], dtypes)
+        if denial:
+            raise CompileRefused(denial)
+
+    def _open(self) -> Call:
+        """The described call; its operator is the described one from then on."""
+        return Call(self.description)
+
+    def _trace(self, call: Call) -> torch.fx.GraphModule | None:
+        """The graph to lower, where it is not that of one operator. Raises CompileRefused."""
+        return None
+
+    def _enter(self, find_store: Callable[[], Any]) -> Any:
+        """The store, with the key's lock taken and a folder made, unless there is an outcome."""
+        self.store = store = find_store()
+        if "record" in self.request:
+            record = self.request["record"]
+            transient = record["failure"] == "transient"
+            self._publishes = True
+            self.outcome = Outcome("failed", str(record["reason"]), transient=transient)
+            return store
+        digest = self.description["digest"]
+        self._lock = store.try_lock(digest)
+        if self._lock is None:
+            self.outcome = Outcome("busy", "another process compiles this call")
+            return store
+        # Whoever held the lock before may have published in the meantime.
+        entry = store.find(digest)
+        if entry is not None and self._measures_again(entry):
+            self._measured = int(self.description["again"])
+            known = json.loads(entry["facts"].get("integers", "[]"))
+            self.description = {**self.description, "integers": known}
+        elif entry is not None:
+            reason = entry.get("facts", {}).get("reason", "")
+            self.outcome = Outcome(entry["kind"], reason, published=True)
+            return store
+        self._publishes = True
+        self._directory = Path(store.make_work_directory())
+        return store
+
+    def _measures_again(self, entry: Mapping[str, Any]) -> bool:
+        """Whether this very entry, of which noise hid what is faster, is to be replaced."""
+        measured = entry.get("facts", {}).get("measured")
+        return entry["kind"] == "native" and measured == str(self.description.get("again"))
+
+    def _improves(self, call: Call) -> bool:
+        """Whether the kernel may be what `vector_math` makes of Inductor's text."""
+        return False
+
+    def _lower(
+        self, call: Call, natives: Sequence[Native], tools: Tools, name: str, *, allow_bare: bool
+    ) -> Lowered:
+        assert self._directory is not None
+        directory = self._directory / name
+        directory.mkdir()
+        with self.clock.step("compile"):
+            lowered = tools.lower(
+                call,
+                len(natives[0].outputs),
+                directory,
+                allow_bare=allow_bare,
+                graph=self._graph,
+                ranges=self._ranges,
+                improves=self._improves(call),
+            )
+        self.clock.add({f"compile.{step}": value for step, value in lowered.seconds.items()})
+        return lowered
+
+    def _rebuild(self, call: Call, natives: list[Native] | None = None) -> tuple[list[Native], Any]:
+        """Native's answers, and a probe that holds the call. Raises unless it has the asked key."""
+        description = self.description
+        operator = (description["op"], description["overload"], description["dispatch_key"])
+        self._core.register(*operator)
+        probe = self._core.Probe(*operator)
+        probe.set_undefined(
+            [i for i, a in enumerate(description["args"]) if a["kind"] == "undefined_tensor"]
+        )
+        if natives is None:
+            natives = validate.native_answers(call)
+        digest = validate.capture(call, probe, natives[0].sample.clone(), self.request["choose"])
+        if digest != description["digest"]:
+            raise Failure("call could not be rebuilt: its key is another one here")
+        return natives, probe
+
+    @property
+    def plan(self) -> LaunchPlan | ShapePlan | None:
+        """The launch plan that waits for its kernel to be built."""
+        return self.lowered.plan if self.outcome is None and self.lowered is not None else None
+
+    def give_library(self, library: Path, seconds: Mapping[str, float], jobs: int) -> None:
+        """The shared object that holds this job's kernel and those of ``jobs`` - 1 others."""
+        self._library = library
+        self.clock.add({f"compile.{step}": value / jobs for step, value in seconds.items()})
+        self.clock.add({"compile": sum(seconds.values()) / jobs})
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the job with ``error``."""
+        self.device_lost |= is_device_error(error)
+        self.outcome = Outcome("failed", one_line(error), transient=is_transient(error))
+
+    def conclude(self, find_tools: Callable[[Any], Tools]) -> None:
+        """Proof, timing, decision."""
+        if self.outcome is None:
+            self._guarded(lambda: self._conclude(find_tools))
+
+    def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
+        assert self._call is not None and self.lowered is not None
+        call = self._call
+        with call.state.applied():
+            with self.clock.step("native"):
+                natives, probe = self._rebuild(call, self._natives)
+            outcome = self._prove_some_form(call, probe, natives, find_tools)
+            with timing.machine_to_itself(), self.clock.step("time"):
+                outcome.timing = timing.time_on_each(
+                    probe, self._timed_data(call, probe, natives), float(self.request["margin"])
+                )
+        self._decide(outcome)
+        self.outcome = outcome
+
+    def _timed_data(
+        self, call: Call, probe: Any, natives: Sequence[Native]
+    ) -> Iterator[Callable[[], None]]:
+        """Puts the call on other data into the probe: what it holds, then numbers from 0 to 1."""
+        yield lambda: None
+        if self.request["choose"] == "always":
+            return
+        unit = [native.sample for native in natives[1:] if native.fill == "unit"]
+        if unit:
+            yield lambda: self._capture(call, probe, unit[0].clone())
+
+    def _capture(self, call: Call, probe: Any, sample: Sample) -> None:
+        validate.capture(call, probe, sample, self.request["choose"])
+
+    def _decide(self, outcome: Outcome) -> None:
+        """Native for a kernel that was not measured to be faster."""
+        assert outcome.timing is not None
+        faster, outcome.reason = timing.decide(outcome.timing, float(self.request["margin"]))
+        if not faster and self.request["choose"] != "always":
+            outcome.verdict = "native"
+            self._note_undecided(outcome)
+
+    def _note_undecided(self, outcome: Outcome) -> None:
+        """Counts a measurement that noise spoilt: the program asks again (runtime_again.cc)."""
+        if outcome.verdict == "native" and outcome.reason == timing.UNDECIDED:
+            outcome.facts["measured"] = str(self._measured + 1)
+
+    def _prove_some_form(
+        self, call: Call, probe: Any, natives: list[Native], find_tools: Callable[[Any], Tools]
+    ) -> Outcome:
+        """A proved kernel: bare where that can be, else a container. Raises what both raise."""
+        assert self.lowered is not None
+        strides = [list(output.stride()) for output in natives[0].outputs]
+        if isinstance(self.lowered.plan, LaunchPlan) and self._library is not None:
+            plan = self.lowered.plan.with_strides(strides).to_json()
+            try:
+                bare = Built(_library(self._library), self.lowered, "bare", launch_plan=plan)
+                return self._prove(call, probe, natives, bare)
+            except NotBitwise as differs:
+                raise CompileRefused(str(differs)) from differs
+            except ProofFailed:
+                raise  # the container's kernel is the same one
+            except RuntimeError as error:
+                traceback.print_exc(file=sys.stderr)
+                forget_locals(error)
+                if call.written:
+                    raise  # a container allocates what it returns; none is made that writes
+            tools = find_tools(self.store)
+            self.lowered = self._lower(call, natives, tools, "container", allow_bare=False)
+        assert self.lowered.container is not None
+        container = Built(
+            _library(self.lowered.container),
+            self.lowered,
+            "container",
+            output_strides=json.dumps(strides),
+        )
+        return self._prove(call, probe, natives, container)
+
+    def _prove(self, call: Call, probe: Any, natives: list[Native], kernel: Built) -> Outcome:
+        outcome = Outcome("kernel", kernel=kernel)
+        with self.clock.step("prove"):
+            self._load(probe, kernel)
+            outcome.proof = validate.prove(
+                call,
+                probe,
+                natives,
+                reduces=kernel.lowered.text.reduces,
+                approximates=kernel.lowered.text.approximates,
+                calls_functions=kernel.lowered.text.calls_functions,
+                composed=self._composed,
+            )
+        return outcome
+
+    def _load(self, probe: Any, kernel: Built) -> None:
+        """Puts the kernel into the probe."""
+        probe.load(kernel.objects[0][1], kernel.launch_plan)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Runs a step; what it raises is the outcome."""
+        try:
+            step()
+        except CompileRefused as refused:
+            forget_locals(refused)
+            self.outcome = Outcome(
+                "native", str(refused), refused=isinstance(refused, FunctionRefused)
+            )
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            forget_locals(error)
+            self.fail(error)
+
+    def finish(self) -> dict[str, Any]:
+        """Publishes the outcome; the response. Never raises for what the request asks."""
+        if self.outcome is None:
+            self.outcome = Outcome("failed", "no outcome", transient=True)
+        if self._publishes and self.store is not None:
+            try:
+                with self.clock.step("publish"):
+                    self._publish(self.outcome)
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                self.fail(error)
+        outcome = self.outcome
+        response: dict[str, Any] = {
+            "id": self.description.get("id"),
+            "digest": self.description.get("digest"),
+            "verdict": outcome.verdict,
+            "reason": outcome.reason,
+            "failure": "transient" if outcome.transient else "deterministic",
+            "found": outcome.published,
+            "refused": outcome.refused,
+            "seconds": self.clock.seconds,
+        }
+        if outcome.proof is not None:
+            response["numerics"] = outcome.proof.numerics
+        if outcome.timing is not None:
+            response["native_ns"] = outcome.timing.native_ns
+            response["kernel_ns"] = outcome.timing.kernel_ns
+        return response
+
+    def close(self) -> None:
+        """Releases the key, and removes what was built for this job alone."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def build_alone(self, tools: Tools) -> None:
+        """Builds this job's own shared object."""
+        assert self.plan is not None and self._directory is not None
+        try:
+            library = tools.bare.build([self.plan], self._directory)
+        except CompileFailed as error:
+            self.fail(error)
+        else:
+            self.give_library(library, tools.bare.seconds, 1)
+
+    def _publish(self, outcome: Outcome) -> None:
+        if self._measured:
+            if outcome.transient:
+                return  # what was known stays
+            with contextlib.suppress(self._core.StoreError):
+                self.store.remove(self.description["digest"])
+        manifest: dict[str, Any] = {
+            "key": self.description["digest"],
+            "kind": outcome.verdict,
+            "created": int(time.time()),
+            "facts": _facts(self.request, outcome, self.clock.seconds),
+        }
+        sources: list[tuple[str, str]] = []
+        if outcome.verdict == "kernel":
+            if outcome.kernel is not None:
+                sources.extend(outcome.kernel.objects)
+            elif outcome.module is not None:
+                for path in (outcome.module.path, *outcome.module.more):
+                    sources.extend(_library(path))
+            if any(kind == "so" for kind, _ in sources):
+                manifest["cpu_features"] = list(pick_isa(self._core.host_cpu_features()).features)
+        elif outcome.verdict == "failed":
+            manifest["failure"] = "transient" if outcome.transient else "deterministic"
+            if outcome.transient:
+                manifest["retry_after"] = int(time.time()) + TRANSIENT_RETRY_SECONDS
+        self.store.publish(manifest, sources)
+
+
+def _library(path: Path) -> tuple[tuple[str, str], ...]:
+    return (("so", str(path)),)
+
+
+class Clock:
+    """CPU seconds by step, of this process and of the children it has waited for."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Adds to the named steps."""
+        for name, value in seconds.items():
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + value, 4)
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Adds what the block takes to the step ``name``."""
+        begin = _cpu_seconds()
+        try:
+            yield
+        finally:
+            self.add({name: _cpu_seconds() - begin})
+
+
+def _cpu_seconds() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _facts(
+    request: Mapping[str, Any], outcome: Outcome, seconds: Mapping[str, float]
+) -> dict[str, str]:
+    import torch
+
+    description = request["description"]
+    call = {name: description[name] for name in ("state", "args") if name in description}
+    facts = {
+        "op": described_name(description),
+        "dispatch_key": description["dispatch_key"],
+        "call": json.dumps(call, separators=(",", ":")),
+        "choose": request["choose"],
+        "reason": outcome.reason,
+        "torch": str(torch.__version__),
+    }
+    if "integers" in description:
+        facts["integers"] = json.dumps(known_ranges(description))
+    facts.update({f"seconds_{name}": f"{value:.3f}" for name, value in seconds.items()})
+    if outcome.proof is not None:
+        facts["numerics"] = outcome.proof.numerics
+        facts["fills"] = " ".join(outcome.proof.fills)
+        facts["seed"] = str(outcome.proof.seed)
+        facts["largest_error_ulp"] = f"{outcome.proof.largest_error:.4g}"
+        facts["native_error_ulp"] = f"{outcome.proof.native_error:.4g}"
+    if outcome.timing is not None:
+        facts["native_ns"] = f"{outcome.timing.native_ns:.1f}"
+        facts["kernel_ns"] = f"{outcome.timing.kernel_ns:.1f}"
+        facts["spread"] = outcome.timing.spread
+        facts["pairs"] = str(outcome.timing.pairs)
+        facts.update(outcome.timing.facts())
+    facts.update(outcome.facts)
+    if outcome.module is not None:
+        facts.update(outcome.module.facts)
+    if outcome.kernel is not None:
+        text = outcome.kernel.lowered.text
+        facts["kernels"] = " ".join(text.kernels)[:2_000]
+        facts["extern_calls"] = " ".join(text.extern_calls)[:2_000]
+        facts["form"] = outcome.kernel.form
+        if outcome.kernel.launch_plan:
+            facts["launch_plan"] = outcome.kernel.launch_plan
+        else:
+            facts["output_strides"] = outcome.kernel.output_strides
+        if outcome.kernel.lowered.why_container:
+            facts["why_container"] = outcome.kernel.lowered.why_container[:300]
+    # A call on hundreds of tensors is left out, where a manifest has no room beside the plan.
+    if sum(len(name) + len(value) + len("fact  \n") for name, value in facts.items()) > MAX_FACTS:
+        del facts["call"]
+    return facts
+
+
+def forget_locals(error: BaseException) -> None:
+    """Drops what the error's frames hold: samples, and the probe, of which a thread has one."""
+    traceback.clear_frames(error.__traceback__)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the machine, not the call, may be the reason."""
+    if isinstance(error, OSError) or is_out_of_memory(error):
+        return True
+    return bool(getattr(error, "transient", False))
+
+
+def one_line(error: BaseException) -> str:
+    """What people read."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = (lines[0] if lines else "no message")[:300]
+    if isinstance(error, (Failure, CompileFailed, CannotProve, ProofFailed)):
+        return text
+    return f"{type(error).__name__}: {text}"

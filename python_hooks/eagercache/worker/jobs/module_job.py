@@ -1,0 +1,44 @@
+"""A request for a whole module on its way through the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from eagercache.worker.inductor.compile import Tools
+from eagercache.worker.jobs.job import Job, Outcome
+from eagercache.worker.modules.compile import ModuleResult, compile_module, decide
+from eagercache.worker.modules.sizes import JudgeSizes
+from eagercache.worker.modules.training import compile_training
+
+
+class ModuleJob(Job):
+    """One module's call. Everything happens in `begin`: nothing is built with others."""
+
+    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
+        store = self._enter(find_store)
+        if self.outcome is not None:
+            return
+        assert self._directory is not None
+        with self.clock.step("module"):
+            tools = find_tools(store)
+            try:
+                result = self._compile(tools)
+            finally:
+                tools.rest()
+        self.clock.add({f"module.{step}": value for step, value in result.seconds.items()})
+        margin = float(self.request["margin"])
+        faster, reason = decide(result.timing, margin)
+        if result.chosen is not None:
+            faster = any(chosen for _, chosen in result.chosen)
+            reason = "" if faster else "slower"
+        verdict = "kernel" if faster or self.request["choose"] == "always" else "native"
+        self.outcome = Outcome(verdict, reason, module=result, timing=result.timing)
+        self._note_undecided(self.outcome)
+
+    def _compile(self, tools: Tools) -> ModuleResult:
+        assert self._directory is not None
+        if self.description.get("gradients"):
+            return compile_training(self.description, self._directory, tools, self._core)
+        judge = JudgeSizes(self.request) if self.description.get("open") else None
+        return compile_module(self.description, self._directory, tools, self._core, judge)

@@ -1,0 +1,132 @@
+"""One request for a kernel that takes numbers of the call as arguments (a learning rate).
+
+Lowered twice, built (with others), proved on several numbers, timed on the call's own, published.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from eagercache.calls.call import Call
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.inductor.compile import (
+    Lowered,
+    Tools,
+    build_graph,
+    example_inputs,
+    refuse_other_writes,
+)
+from eagercache.worker.inductor.generated_text import admit, read_generated_text
+from eagercache.worker.inductor.launch_plan import LaunchPlan
+from eagercache.worker.inductor.scalar_text import read_scalar_plan
+from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.jobs.class_job import FamilyJob
+from eagercache.worker.jobs.job import Built, Outcome
+from eagercache.worker.samples.draws import SEED
+from eagercache.worker.samples.ordinary_operands import ordinary_inputs
+from eagercache.worker.samples.scalar_class import ScalarFamily
+from eagercache.worker.timing import timing
+from eagercache.worker.validation import validate
+from eagercache.worker.validation.validate import NotBitwise, Reshaped
+
+# Says of a decision for native that it holds for every number, so that none is tried by itself.
+_OF_ALL = {"of_all_numbers": "1"}
+
+
+class ScalarJob(FamilyJob):
+    """A job whose kernel answers a scalar class."""
+
+    def __init__(self, request: Mapping[str, Any], core: Any) -> None:
+        super().__init__(request, core)
+        self._family: ScalarFamily | None = None
+
+    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
+        store = self._enter(find_store)
+        if self.outcome is not None:
+            return
+        self._family = family = ScalarFamily(self.description)
+        self._call = call = family.call
+        self._refuse_denied(call)
+        self._register()
+        with call.state.applied():
+            with self.clock.step("native"):
+                try:
+                    natives = validate.native_answers(call)
+                except Reshaped as reshaped:
+                    raise CompileRefused(str(reshaped)) from reshaped
+            with self.clock.step("compile"):
+                self.lowered = self._lower_marked(
+                    family, len(natives[0].outputs), find_tools(store)
+                )
+        assert isinstance(self.lowered.plan, LaunchPlan)
+        strides = [list(output.stride()) for output in natives[0].outputs]
+        self._plan = self.lowered.plan.with_strides(strides)
+        self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
+
+    def _lower_marked(self, family: ScalarFamily, num_returns: int, tools: Tools) -> Lowered:
+        """Inductor's text with arguments in the places of the numbers. Raises CompileRefused."""
+        begin = time.process_time()
+        texts: list[tuple[str, str]] = []
+        marks: list[Sequence[float]] = []
+        for draw in (0, 1):
+            drawn = family.marks(draw)
+            if drawn is None:
+                raise CompileRefused("too many numbers")
+            marks.append(drawn)
+            texts.append(self._texts(family.member(drawn), num_returns, tools, f"draw{draw}"))
+        text = read_generated_text(*texts[0])
+        admit(text, family.call)
+        try:
+            plan = read_scalar_plan(texts[0], marks[0], texts[1], marks[1])
+            plan = plan.with_checks(ordinary_inputs(family.call))
+        except NotUnderstood as error:
+            raise CompileRefused(f"no kernel with numbers as arguments: {error}") from error
+        refuse_other_writes(plan, family.call)
+        return Lowered(text, plan, None, "", {"lower": round(time.process_time() - begin, 4)})
+
+    def _texts(self, call: Call, num_returns: int, tools: Tools, name: str) -> tuple[str, str]:
+        assert self._directory is not None
+        directory = self._directory / name
+        directory.mkdir()
+        texts: list[tuple[str, str]] = []
+        graph = build_graph(call, num_returns)
+        tools.read_texts(graph, example_inputs(call), directory, lambda *both: texts.append(both))
+        if not texts:
+            raise CompileRefused("nothing was generated")
+        return texts[-1]
+
+    def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
+        assert self._family is not None and self.lowered is not None and self._library is not None
+        family, launch_plan = self._family, self._plan.to_json()
+        outcome = Outcome("kernel")
+        outcome.kernel = Built((("so", str(self._library)),), self.lowered, "scalars", launch_plan)
+        proved = family.proof_numbers()
+        with family.call.state.applied():
+            for numbers in proved:
+                where = f"numbers {_text(numbers)}"
+                member = family.member(numbers)
+                try:
+                    self._prove_member(member, self._library, launch_plan, outcome, where)
+                except NotBitwise as differs:
+                    if numbers != family.numbers:
+                        raise CompileRefused(str(differs)) from differs
+                    # Kernels for one number each would differ as much.
+                    self.outcome = Outcome("native", str(differs), facts=_OF_ALL)
+                    return
+            probe = self._probe()
+            sample = family.call.sample("unit", SEED)
+            validate.capture(family.call, probe, sample, self.request["choose"])
+            probe.load(str(self._library), launch_plan)
+            with timing.machine_to_itself(), self.clock.step("time"):
+                outcome.timing = timing.time_call(probe)
+        outcome.facts["proved_numbers"] = "; ".join(map(_text, proved))[:4_000]
+        self._decide(outcome)
+        if outcome.verdict == "native":
+            outcome.facts.update(_OF_ALL)
+        self.outcome = outcome
+
+
+def _text(numbers: Sequence[float]) -> str:
+    return " ".join(f"{number:.6g}" for number in numbers[:8])

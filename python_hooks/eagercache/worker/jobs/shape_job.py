@@ -1,0 +1,202 @@
+"""One request for a kernel with symbolic sizes: lowered, built (with others), proved, published.
+
+It is proved on several members of its class, timed on calls of several sizes, and used for those
+sizes near which it was faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eagercache.base.toolchain import pick_isa
+from eagercache.calls.call import Call
+from eagercache.worker.inductor import compat
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.inductor.compile import Lowered, Tools, build_graph, example_inputs
+from eagercache.worker.inductor.generated_text import admit, read_generated_text
+from eagercache.worker.inductor.launch_plan import InputCheck
+from eagercache.worker.inductor.shape_plan import ShapePlan, Symbols, read_shape_plan
+from eagercache.worker.inductor.vector_math import corrected, improved
+from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.jobs.class_job import FamilyJob
+from eagercache.worker.jobs.job import Built, Outcome
+from eagercache.worker.samples.draws import SEED
+from eagercache.worker.samples.ordinary_operands import ordinary_inputs
+from eagercache.worker.samples.shape_class import (
+    ShapeFamily,
+    elements_of,
+    proof_values,
+    sizes_text,
+    timing_values,
+)
+from eagercache.worker.timing import timing
+from eagercache.worker.validation import validate
+
+if TYPE_CHECKING:
+    import torch.fx
+
+# Elements of the largest tensor of the calls that a kernel is timed on, beside the request's own.
+TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20)
+_VECTOR_BYTES = {"avx512": 64, "avx2": 32}
+
+
+class ShapeJob(FamilyJob):
+    """A job whose kernel answers a shape class."""
+
+    def __init__(self, request: Mapping[str, Any], core: Any) -> None:
+        super().__init__(request, core)
+        self._family: ShapeFamily | None = None
+        self._strides: dict[tuple[int, ...], list[list[int]]] = {}  # native's, by symbols' values
+
+    def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
+        store = self._enter(find_store)
+        if self.outcome is not None:
+            return
+        self._family = family = ShapeFamily(self.description)
+        self._call = family.call
+        if family.call.written:
+            raise CompileRefused("operators that write have kernels for exact sizes only")
+        self._register()
+        with family.call.state.applied(), self.clock.step("compile"):
+            self.lowered = self._lower_shapes(family, find_tools(store))
+        self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
+
+    def _symbolic_graph(
+        self, family: ShapeFamily, fakes: Sequence[torch.Tensor], names: Sequence[str]
+    ) -> torch.fx.GraphModule:
+        """The graph for ``fakes``, whose sizes are the symbols ``names`` where they are open."""
+        natives = validate.native_answers(family.call)
+        return build_graph(family.symbolic(), len(natives[0].outputs), family.tied_sizes)
+
+    def _member(self, family: ShapeFamily, values: Sequence[int]) -> Call:
+        """The call of the family whose symbols have these values."""
+        return family.member(values)
+
+    def _lower_shapes(self, family: ShapeFamily, tools: Tools) -> Lowered:
+        """Inductor's text for symbolic sizes, as a plan. Raises CompileRefused."""
+        assert self._directory is not None
+        begin = time.process_time()
+        fakes, environment = compat.symbolic_tensors(
+            example_inputs(family.call), frozenset(family.symbols)
+        )
+        sizes = tuple(tuple(compat.size_text(n) for n in fake.size()) for fake in fakes)
+        names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
+        graph = self._symbolic_graph(family, fakes, names)
+        directory = self._directory / "shapes"
+        directory.mkdir()
+        texts: list[tuple[str, str]] = []
+        tools.read_texts(graph, tuple(fakes), directory, lambda *both: texts.append(both))
+        if not texts:
+            raise CompileRefused("nothing was generated")
+        wrapper, kernel = texts[-1]
+        text = read_generated_text(wrapper, kernel)
+        admit(text, family.call, checked=bool(self._ranges))
+        try:
+            guards = compat.assumptions(environment, names)
+            symbols = Symbols(names, sizes, tuple(guards))
+            chunked = corrected(kernel)
+            plan, exact = self._read_plan(wrapper, chunked, family, symbols), None
+            if self._improves(family.call):
+                exact = plan
+                plan = self._read_plan(wrapper, improved(kernel), family, symbols, distinct=True)
+        except (NotUnderstood, ValueError) as error:
+            raise CompileRefused(f"no kernel with symbolic sizes: {error}") from error
+        seconds = {"lower": round(time.process_time() - begin, 4)}
+        return Lowered(text, plan, None, "", seconds, exact)
+
+    def _read_plan(
+        self,
+        wrapper: str,
+        kernel: str,
+        family: ShapeFamily,
+        symbols: Symbols,
+        *,
+        distinct: bool = False,
+    ) -> ShapePlan:
+        native = [(family.values, self._native_strides(family, family.values))]
+        plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native, distinct=distinct)
+        if not plan.admits(family.values):
+            raise NotUnderstood(
+                f"guards that the call itself does not meet: {'; '.join(plan.guards)[:300]}"
+            )
+        # Strides that hold for the call alone may be a coincidence.
+        others = proof_values(family, plan.admits, self._vector_lengths(family))
+        native += [(values, self._native_strides(family, values)) for values in others[1:6]]
+        plan = read_shape_plan(wrapper, kernel, symbols, family.pattern, native, distinct=distinct)
+        checks: list[InputCheck] = [*self._ranges]
+        return plan.with_checks([*checks, *ordinary_inputs(family.call, symbols.inputs)])
+
+    def _native_strides(self, family: ShapeFamily, values: Sequence[int]) -> list[list[int]]:
+        known = self._strides.get(tuple(values))
+        if known is None:
+            member = self._member(family, values)
+            known = [list(o.stride()) for o in validate.native_answers(member)[0].outputs]
+            self._strides[tuple(values)] = known
+        return known
+
+    def _vector_lengths(self, family: ShapeFamily) -> list[int]:
+        isa = pick_isa(self._core.host_cpu_features()).name
+        width = _VECTOR_BYTES.get(isa, 16)
+        return sorted({max(2, width // spec.dtype.itemsize) for spec in family.call.tensors})
+
+    def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
+        assert self._family is not None and self.lowered is not None and self._library is not None
+        family, plan = self._family, self.lowered.plan
+        assert isinstance(plan, ShapePlan)
+        objects = (("so", str(self._library)),)
+        kernel = Built(objects, self.lowered, "shapes", plan.to_json([(1, True)]))
+        outcome = Outcome("kernel", kernel=kernel)
+        with family.call.state.applied():
+            proved = proof_values(family, plan.admits, self._vector_lengths(family))
+            for values in proved:
+                where = f"sizes {sizes_text(values)}"
+                member, plan_text = self._member(family, values), kernel.launch_plan
+                others = len(proved) - 1
+                self._prove_member(member, self._library, plan_text, outcome, where, others)
+            choice = self._choose(family, plan, outcome)
+        outcome.kernel = Built(objects, self.lowered, "shapes", plan.to_json(choice))
+        outcome.facts = {
+            "guards": "; ".join(plan.guards)[:2_000],
+            "proved_sizes": " ".join(map(sizes_text, proved))[:4_000],
+            **outcome.facts,
+        }
+        self.outcome = outcome
+
+    def _choose(
+        self, family: ShapeFamily, plan: ShapePlan, outcome: Outcome
+    ) -> list[tuple[int, bool]]:
+        """(elements, whether the kernel is to answer calls of about so many), ascending."""
+        assert outcome.kernel is not None
+        margin, always = float(self.request["margin"]), self.request["choose"] == "always"
+        choice: dict[int, bool] = {}
+        lines: list[str] = []
+        timed = timing_values(family, plan.admits, () if always else TIMED_ELEMENTS)
+        for values in timed:
+            member = self._member(family, values)
+            # Of other sizes than the call's own it only counts who wins.
+            edge = 1.0 - margin if lines else None
+            elements, measured = self._time_member(member, outcome.kernel, edge)
+            faster, reason = timing.decide(measured, margin)
+            if outcome.timing is None:
+                outcome.timing = measured
+            choice[elements] = choice.get(elements, True) and (faster or always)
+            lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
+        outcome.facts["timings"] = "; ".join(lines)[:8_000]
+        if not any(choice.values()):
+            outcome.verdict = "native"
+            outcome.reason = "slower"
+        return sorted(choice.items())
+
+    def _time_member(
+        self, member: Call, kernel: Built, edge: float | None
+    ) -> tuple[int, timing.Timing]:
+        """(elements of the call, its timing). The probe, of which a thread has one, ends here."""
+        sample = member.sample("unit", SEED)
+        probe = self._probe()
+        validate.capture(member, probe, sample, self.request["choose"])
+        probe.load(str(self._library), kernel.launch_plan)
+        elements = elements_of(member, member.invoke(sample.clone().values))
+        with timing.machine_to_itself(), self.clock.step("time"):
+            return elements, timing.time_call(probe, edge)

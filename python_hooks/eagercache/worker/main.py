@@ -1,0 +1,330 @@
+"""The compile worker: ``python -m eagercache.worker [BYTES] PARENT_PID``.
+
+A persistent process of its own session that reads requests from its standard input and answers on a
+private duplicate of its standard output. Both carry frames: four bytes of length, little-endian,
+then JSON. A frame is one request, or {"batch": [...]} of several, each of which gets a response; in
+between come {"at": index} of the request that is begun next, so that whoever reads knows which one
+the worker died of.
+Whatever libraries print to file descriptor 1 goes to standard error and cannot break a frame.
+
+It exits at the end of its input, and takes its whole process group (compilers included) with it
+when its parent is gone. It is the only place where a fresh kernel runs before it is proved: a crash
+or a hang here is an answer, not an accident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagercache.worker.inductor.compile import Tools
+    from eagercache.worker.jobs.job import Job
+
+MAX_FRAME_BYTES = 64 << 20
+NICENESS = 10
+DEFAULT_MAX_BYTES = 10 << 30
+_PARENT_CHECK_SECONDS = 0.5
+_PR_SET_PDEATHSIG = 1
+
+
+def read_frame(stream: IO[bytes]) -> dict[str, Any] | None:
+    """The next frame, or None at the end of the stream. Raises ValueError on a malformed one."""
+    head = _read_exactly(stream, 4)
+    if head is None:
+        return None
+    length = int.from_bytes(head, "little")
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes")
+    body = _read_exactly(stream, length)
+    if body is None:
+        return None
+    frame = json.loads(body)
+    if not isinstance(frame, dict):
+        raise ValueError("a frame that is not an object")  # noqa: TRY004 - it is the data
+    return frame
+
+
+def _read_exactly(stream: IO[bytes], count: int) -> bytes | None:
+    parts = []
+    while count > 0:
+        part = stream.read(count)
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def write_frame(stream: IO[bytes], frame: Mapping[str, Any]) -> None:
+    """Writes one frame and flushes."""
+    body = json.dumps(frame).encode()
+    stream.write(len(body).to_bytes(4, "little") + body)
+    stream.flush()
+
+
+class Worker:
+    """Serves requests one after the other. Bound to the thread that made it."""
+
+    def __init__(self) -> None:
+        from eagercache.base import environment
+        from eagercache.base.load import core
+
+        if core is None:
+            raise RuntimeError("eagercache does not work on this platform")
+        self._core: Any = core
+        self._environment = environment
+        self._stores: dict[tuple[str, str], Any] = {}
+        self._scratch: Path | None = None
+        self._tools: Tools | None = None
+        self.device_lost = False  # see Job.device_lost
+
+    def handle(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The responses to some requests, each with its "index" among them, in any order.
+
+        Their kernels are built together. Before something is done for a single one of several,
+        {"at": its index}; None where it is done for all. Never raises for what a request asks.
+        """
+        from eagercache.worker.timing import idle_threads
+
+        idle_threads.keep_asleep()
+        jobs: dict[int, Job] = {}
+        folder: Path | None = None
+        try:
+            for index, request in enumerate(requests):
+                if len(requests) > 1:
+                    yield {"at": index}
+                job = _make_job(request, self._core)
+                jobs[index] = job
+                job.begin(functools.partial(self._store, request), self._find_tools(request))
+                if job.outcome is not None:
+                    yield self._finish(jobs, index)
+            if len(jobs) > 1:
+                yield {"at": None}
+            folder = self._build([job for job in jobs.values() if job.plan is not None])
+            for index in list(jobs):
+                if len(requests) > 1:
+                    yield {"at": index}
+                jobs[index].conclude(self._find_tools(jobs[index].request))
+                yield self._finish(jobs, index)
+        finally:
+            for job in jobs.values():
+                job.close()
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _build(self, jobs: Sequence[Job]) -> Path | None:
+        """One shared object for all; where that fails, one for each. The folder to remove."""
+        if not jobs:
+            return None
+        assert self._tools is not None
+        folder: Path | None = None
+        try:
+            folder = Path(jobs[0].store.make_work_directory())
+            plans = [job.plan for job in jobs if job.plan is not None]
+            library = self._tools.bare.build(plans, folder)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            for job in jobs:
+                job.build_alone(self._tools)
+        else:
+            for job in jobs:
+                job.give_library(library, self._tools.bare.seconds, len(jobs))
+        return folder
+
+    def _finish(self, jobs: dict[int, Job], index: int) -> dict[str, Any]:
+        job = jobs.pop(index)
+        try:
+            response = {**job.finish(), "index": index}
+            self.device_lost |= job.device_lost
+        finally:
+            job.close()
+        if job.store is not None:
+            with contextlib.suppress(
+                self._core.StoreError
+            ):  # busy: another process does it, or did
+                job.store.evict(when_due=True)
+        return response
+
+    def close(self) -> None:
+        """Removes the private folder."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _store(self, request: Mapping[str, Any]) -> Any:
+        from eagercache.base import config
+
+        key = (request["store_root"], request["environment"])
+        if key not in self._stores:
+            from eagercache.worker.jobs.job import Failure
+
+            own = self._environment.environment_text(cxx=request.get("cxx"))
+            differing = self._environment.diff(own, request["environment"])
+            if differing:
+                raise Failure(
+                    f"the worker's environment differs in {', '.join(differing)}", transient=True
+                )
+            limit = int(request.get("max_bytes", DEFAULT_MAX_BYTES))
+            self._stores[key] = self._core.Store(
+                key[0],
+                key[1],
+                max_bytes=limit,
+                allow_untrusted=config.read_settings().allow_untrusted,
+            )
+        return self._stores[key]
+
+    def _find_tools(self, request: Mapping[str, Any]) -> Callable[[Any], Any]:
+        description = request["description"]
+        if description.get("dispatch_key") == "CUDA" and description.get("kind") != "module":
+            return lambda store: self._find_late_tools(request, store)
+        return lambda store: self._make_tools(request, store)
+
+    def _find_late_tools(self, request: Mapping[str, Any], store: Any) -> Callable[[], Tools]:
+        """What makes the tools: most kernels for CUDA need no C++ compiler."""
+        self._make_scratch(store)
+        return functools.partial(self._make_tools, request, store)
+
+    def _make_tools(self, request: Mapping[str, Any], store: Any) -> Tools:
+        from eagercache.base.toolchain import find_compiler, pick_isa
+        from eagercache.worker.inductor.compile import Tools
+
+        scratch = self._make_scratch(store)
+        if self._tools is None:
+            headers = scratch / "headers"
+            headers.mkdir(exist_ok=True)  # what follows may have failed before
+            compiler = find_compiler(request.get("cxx"))
+            isa = pick_isa(self._core.host_cpu_features())
+            self._tools = Tools(compiler, isa, headers, Path(request["store_root"]))
+            # Inductor is imported, and what that made stays: to look through it costs a fifth of
+            # each lowering.
+            gc.freeze()
+            gc.enable()
+        return self._tools
+
+    def _make_scratch(self, store: Any) -> Path:
+        """A private folder in the store, where Inductor and Triton keep their files."""
+        if self._scratch is None or not self._scratch.is_dir():
+            self._scratch = Path(store.make_work_directory())
+            self._tools = None
+            for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TMPDIR", "tmp")):
+                folder = self._scratch / name
+                folder.mkdir()
+                os.environ[variable] = str(folder)
+        # The store removes temporary folders that nobody has touched for an hour.
+        os.utime(self._scratch)
+        return self._scratch
+
+
+def _make_job(request: Mapping[str, Any], core: Any) -> Job:
+    if request["description"].get("kind") == "module":
+        from eagercache.worker.jobs.module_job import ModuleJob
+
+        return ModuleJob(request, core)
+    if request["description"].get("kind") == "deploy":
+        from eagercache.deploy.worker.job import DeployJob
+
+        return DeployJob(request, core)
+    if "function" in request["description"] and "record" not in request:
+        from eagercache.worker.jobs.function_job import make_function_job
+
+        return make_function_job(request, core)
+    if request["description"].get("dispatch_key") == "CUDA" and "record" not in request:
+        from eagercache.worker.jobs.cuda_job import CudaJob
+
+        return CudaJob(request, core)
+    if request["description"].get("kind") == "shapes":
+        from eagercache.worker.jobs.shape_job import ShapeJob
+
+        return ShapeJob(request, core)
+    if request["description"].get("kind") == "scalars":
+        from eagercache.worker.jobs.scalar_job import ScalarJob
+
+        return ScalarJob(request, core)
+    from eagercache.worker.jobs.job import Job
+
+    return Job(request, core)
+
+
+def watch_parent(parent: int) -> None:
+    """Ends the whole process group once the process ``parent`` is not our parent any more.
+
+    The kernel's signal comes first. The thread is for the cases that it misses: a parent that died
+    before it was asked for, or was replaced.
+    """
+
+    def end_group(*_: object) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end_group)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+    def poll() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_SECONDS)
+        end_group()
+
+    if os.getppid() != parent:
+        os._exit(0)
+    threading.Thread(target=poll, name="eagercache-parent", daemon=True).start()
+
+
+def limit_memory(limit: int) -> None:
+    """Allocations of this process, and of each of its children, fail past ``limit`` bytes.
+
+    RLIMIT_DATA counts what is written to; address space is no measure of torch, which maps
+    gigabytes that it never touches.
+    """
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def main(arguments: list[str]) -> int:
+    """Serves until the end of the input."""
+    requests = os.fdopen(os.dup(0), "rb")
+    responses = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+    watch_parent(int(arguments[-1]))
+    if len(arguments) > 1:
+        limit_memory(int(arguments[0]))
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    # While a quarter of a million objects are imported, none of them is garbage worth looking for.
+    gc.disable()
+    worker = Worker()
+    write_frame(responses, {"ready": True, "pid": os.getpid()})
+    while (frame := read_frame(requests)) is not None:
+        for response in worker.handle(frame.get("batch", [frame])):
+            write_frame(responses, response)
+            if worker.device_lost:
+                break  # what is left is asked of another worker
+        if worker.device_lost:
+            break
+        if not gc.isenabled():
+            gc.enable()
+    worker.close()
+    sys.stderr.flush()
+    # Skips the teardown of torch, and of kernels whose threads may still be inside their libraries.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Whole modules: their graphs, kernels and validation."""

@@ -1,0 +1,148 @@
+"""Whether a whole module's answer may stand for its forward's: structure, and values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from eagercache.base.load import core
+from eagercache.callables.module_transfer import Transferred
+from eagercache.worker.validation.validate import ProofFailed, same_bits
+
+_MOVES = 3
+# A kernel sums in another order, often in longer runs; so are single sums judged (prove.py).
+_MOVED_FACTOR = 4.0
+
+_EPSILON_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
+
+
+class Moved:
+    """The forward's tensors when all that it is given moves by its last place, up or down.
+
+    Made when they are first asked for. ``call`` gives the tensors of a call, ``restore`` puts back
+    what the call was given.
+    """
+
+    def __init__(
+        self,
+        rebuilt: Transferred,
+        call: Callable[[], Sequence[torch.Tensor | None]],
+        restore: Callable[[], None],
+    ) -> None:
+        self._rebuilt, self._call, self._restore = rebuilt, call, restore
+        self._runs: list[list[torch.Tensor | None]] = []
+
+    def of(self, index: int) -> list[torch.Tensor]:
+        """One tensor of the call, as often as it was moved."""
+        while len(self._runs) < _MOVES:
+            self._rebuilt.move(seed=len(self._runs))
+            try:
+                self._runs.append(list(self._call()))
+            finally:
+                self._restore()
+        return [run[index] for run in self._runs if run[index] is not None]
+
+
+def compare_structure(native: Any, answer: Any, where: str) -> None:
+    """Raises ProofFailed unless both are the same but for the tensors' values."""
+    mine, mine_spec = pytree.tree_flatten(answer)
+    natives, native_spec = pytree.tree_flatten(native)
+    if mine_spec != native_spec or type(answer) is not type(native):
+        raise ProofFailed(f"the answer has another structure ({where})")
+    for index, (a, b) in enumerate(zip(mine, natives, strict=True)):
+        if not isinstance(b, torch.Tensor):
+            if type(a) is not type(b) or a != b:
+                raise ProofFailed(f"output {index} is {a!r}, not {b!r} ({where})")
+            continue
+        for name in ("dtype", "device", "shape", "requires_grad"):
+            if getattr(a, name) != getattr(b, name):
+                raise ProofFailed(f"output {index} has another {name} ({where})")
+        if a.stride() != b.stride():
+            raise ProofFailed(
+                f"output {index} has the strides {a.stride()}, not {b.stride()} ({where})"
+            )
+        if a.is_inference() != b.is_inference():
+            raise ProofFailed(f"output {index} is of another mode ({where})")
+
+
+def difference_from_forward(answer: Any, expected: Any) -> str:
+    """Why a kernel's answer may not stand for the forward's, of one call; "" where it may.
+
+    Floating-point values as `EAGERCACHE_VERIFY` compares those of operators (verification.h).
+    """
+    assert core is not None
+    try:
+        compare_structure(expected, answer, "")
+    except ProofFailed as failure:
+        return str(failure).removesuffix(" ()")
+    for index, (mine, native) in enumerate(
+        zip(pytree.tree_leaves(answer), pytree.tree_leaves(expected), strict=True)
+    ):
+        if isinstance(native, torch.Tensor):
+            difference = core.difference_from_native(mine, native)
+            if difference:
+                return f"output {index}: {difference}"
+    return ""
+
+
+def compare(
+    mine: torch.Tensor,
+    native: torch.Tensor,
+    reference: torch.Tensor,
+    length: int,
+    where: str,
+    moved: Callable[[], Sequence[torch.Tensor]] = tuple,
+) -> tuple[float, float]:
+    """Errors of the kernel and of the forward against ``reference``, in ulps of the largest value.
+
+    The kernel's may be twice the forward's, in the mean square and at the worst element, or
+    log2(length) ulps, the bound of one pairwise summation over ``length`` elements; a longer
+    forward rounds more often than that on both sides. A kernel beyond that may be four times as far
+    off as the forward is when what it is given moves by its last place: ``moved`` gives such
+    answers.
+    (A mixed forward-backward error, N. J. Higham, Accuracy and Stability of Numerical Algorithms,
+    1.5. A gradient behind a rectifier needs it: it jumps where a sum that is nearly zero is rounded
+    to the other side.) Integers must be equal, NaN and infinities at the same places. Raises
+    ProofFailed.
+    """
+    bits = _EPSILON_BITS.get(native.dtype)
+    if bits is None:
+        if not same_bits(mine, native):
+            raise ProofFailed(f"{native.dtype} must be equal bit for bit ({where})")
+        return 0.0, 0.0
+    if reference.size() != native.size():
+        raise ProofFailed(f"the reference has other sizes ({where})")
+    wide = reference.to(torch.float64)
+    a, b = mine.to(torch.float64), native.to(torch.float64)
+    for test in (torch.isnan, torch.isposinf, torch.isneginf):
+        if not torch.equal(test(a), test(b)):
+            raise ProofFailed(f"NaN or infinity where the forward has none ({where})")
+    known = torch.isfinite(b) & torch.isfinite(wide)
+    if not bool(known.any()):
+        return 0.0, 0.0
+    scale = float(wide[known].abs().max()) or 1.0
+    unit = scale * 2.0**-bits
+    mine_error, native_error = (a - wide)[known] / unit, (b - wide)[known] / unit
+    floor = max(1.0, math.log2(max(length, 2)))
+    for reduce in (
+        lambda error: float(error.abs().max()),
+        lambda error: float(error.square().mean().sqrt()),
+    ):
+        if reduce(mine_error) <= max(2.0 * reduce(native_error), floor):
+            continue
+        others = [
+            error
+            for other in moved()
+            if math.isfinite(error := reduce((other.to(torch.float64) - wide)[known] / unit))
+        ]
+        if not reduce(mine_error) <= _MOVED_FACTOR * max(others, default=0.0):
+            text = "".join(f", {other:.3g}" for other in others)
+            raise ProofFailed(
+                f"off by {reduce(mine_error):.3g} ulp, the forward by "
+                f"{reduce(native_error):.3g}{text} ({where})"
+            )
+    return float(mine_error.abs().max()), float(native_error.abs().max())

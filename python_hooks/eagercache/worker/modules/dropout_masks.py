@@ -1,0 +1,318 @@
+"""Random masks of a module's call: dropout's and their like.
+
+Native draws them with its own operators and from the program's own generator, in the order in which
+the forward would have. So a call has the very masks that it would have had without a kernel, and
+what is drawn after it is the same, too. (Inductor would draw them from a generator of its own.)
+
+They are drawn right before the forward's kernel, which takes them as inputs. Attention on a GPU
+draws within its own kernels, between the masks of what comes before and after it: a forward with
+such attention calls all operators that draw itself, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
+
+from eagercache.calls.numerics import HALF
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.nodes import (
+    arguments_of,
+    called,
+    draws_numbers,
+    drops_nothing,
+    operator_name,
+)
+
+_aten = torch.ops.aten
+
+_DTYPES = (torch.bool, *HALF, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A mask that a call draws.
+
+    ``kind`` is "bernoulli", of which an element is one with ``probability`` (``bernoulli_``), or
+    "dropout", of which one is dropped with it (``native_dropout``). ``dtype``, ``sizes`` and
+    ``strides`` are those of the tensor that is written over, or else dropped from: all that the
+    place of a number among those drawn depends on.
+    """
+
+    kind: str
+    probability: float
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+
+    def draw(self) -> torch.Tensor:
+        """As module_noise.cc draws it, which calls do."""
+        given = torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
+        if self.kind == "bernoulli":
+            return given.bernoulli_(self.probability)
+        return torch.native_dropout(given, self.probability, True)[1]
+
+    def row(self) -> list[Any]:
+        """What `read_noise` of module_noise.cc reads."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return [self.kind, self.probability, dtype, list(self.sizes), list(self.strides)]
+
+
+# Attention that drops elements of its weights within its own kernels.
+_ATTENTION = {
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_flash_attention",
+}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Of a tensor that an operator is given."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+
+    def zeros(self) -> torch.Tensor:
+        """A tensor of this layout; elements may share their memory."""
+        steps = zip(self.sizes, self.strides, strict=True)
+        extent = 1 + sum((size - 1) * stride for size, stride in steps)
+        memory = torch.zeros(extent, dtype=self.dtype, device=self.device)
+        return memory.as_strided(self.sizes, self.strides)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The mask by which attention drops elements of its weights (batch, heads, queries, keys).
+
+    ``arguments`` are the operator's, by name, a `_Layout` in the place of each tensor.
+    """
+
+    target: Any
+    arguments: tuple[tuple[str, Any], ...]
+    device: torch.device
+
+    def draw(self) -> torch.Tensor:
+        """The mask that the operator would draw now; the generator is then where it leaves it.
+
+        No operator gives it, but attention to weights that are all the same, and to values that are
+        one-hot, does: as many keys a call as a value has elements.
+        """
+        given = {
+            name: value.zeros() if isinstance(value, _Layout) else value
+            for name, value in self.arguments
+        }
+        value = given["value"]
+        keys, width = value.size(2), value.size(3)
+        generator = generator_of(self.device)
+        before = generator.get_state()
+        parts = []
+        for first in range(0, keys, width):
+            generator.set_state(before)
+            places = torch.arange(min(width, keys - first), device=self.device)
+            value.zero_()
+            value[:, :, first + places, places] = 1
+            kept = self.target(**given)[0] != 0
+            parts.append(kept[..., : len(places)])
+        return torch.cat(parts, -1)
+
+
+Draw = Noise | Attention
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """The one that operators on ``device`` draw from."""
+    if device.type == "cpu":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+@contextlib.contextmanager
+def drawing_again(device: torch.device, state: torch.Tensor) -> Iterator[None]:
+    """The device's generator is in ``state`` in the block, and where it was after it."""
+    generator = generator_of(device)
+    before = generator.get_state()
+    generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+def drawn_within(graph: torch.fx.Graph) -> list[Draw]:
+    """All that a graph draws, in order, where attention does; nothing for another graph.
+
+    Raises CompileRefused where that cannot be drawn once more.
+    """
+    drawing = [node for node in graph.nodes if draws_numbers(node)]
+    if not any(operator_name(node) in _ATTENTION for node in drawing):
+        return []
+    found: list[Draw] = []
+    for node in drawing:
+        draw = _attention_of(node) or _noise_of(node)
+        if draw is None:
+            raise CompileRefused(f"the forward draws random numbers ({node.target})")
+        found.append(draw)
+    return found
+
+
+def keep_draws(
+    joint: torch.fx.GraphModule,
+    split: Callable[[], tuple[torch.fx.GraphModule, torch.fx.GraphModule]],
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """What ``split`` gives of ``joint``, with nothing drawn in the second part.
+
+    Raises CompileRefused where it is all the same.
+    """
+    for node in joint.graph.nodes:
+        if draws_numbers(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    forward, backward = split()
+    if any(draws_numbers(node) for node in backward.graph.nodes):
+        raise CompileRefused("the backward draws random numbers")
+    return forward, backward
+
+
+def _attention_of(node: torch.fx.Node) -> Attention | None:
+    if operator_name(node) not in _ATTENTION:
+        return None
+    arguments = pytree.tree_map_only(torch.fx.Node, _layout_of, arguments_of(node))
+    query, value = arguments["query"], arguments["value"]
+    if len(query.sizes) != 4 or query.sizes[:2] != value.sizes[:2] or query.device.type != "cuda":
+        return None
+    return Attention(node.target, tuple(arguments.items()), query.device)
+
+
+def _layout_of(node: torch.fx.Node) -> _Layout:
+    value = node.meta["val"]
+    return _Layout(value.dtype, tuple(value.size()), tuple(value.stride()), value.device)
+
+
+def take_noise(joint: torch.fx.GraphModule) -> list[Noise]:
+    """Makes every mask that a traced graph draws an input, after the others.
+
+    In the order in which they are drawn. The graph of a call and its gradients has inputs of its
+    own for the gradients, "tangents", which stay the last.
+    """
+    graph = joint.graph
+    inputs = graph.find_nodes(op="placeholder")
+    tangents = [node for node in inputs if "tangents" in str(node.target)]
+    before = tangents[0] if tangents else inputs[-1].next
+    found: list[Noise] = []
+    for node in list(graph.nodes):
+        noise = _noise_of(node)
+        if noise is None:
+            continue
+        with graph.inserting_before(before):
+            mask = graph.placeholder(f"primals_noise_{len(found)}")
+        found.append(noise)
+        if operator_name(node) == "aten::bernoulli":
+            mask.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(mask)
+        else:
+            mask.meta["val"] = node.meta["val"][1]
+            _drop_by(graph, node, mask)
+        graph.erase_node(node)
+    if found:
+        graph.lint()
+        joint.recompile()
+    return found
+
+
+def drawn_layouts(graph: torch.fx.Graph) -> list[tuple[int, ...]]:
+    """The strides of what dropout drops from, and of other masks, in the order of the graph."""
+    layouts = []
+    for node in graph.nodes:
+        name = operator_name(node).removesuffix("_")
+        if name in ("aten::bernoulli", "aten::dropout", "aten::native_dropout"):
+            value = node.meta["val"]
+            if not drops_nothing(node):
+                layouts.append((value[0] if isinstance(value, tuple) else value).stride())
+    return layouts
+
+
+def _noise_of(node: torch.fx.Node) -> Noise | None:
+    name = operator_name(node)
+    if name not in ("aten::bernoulli", "aten::native_dropout") or len(node.args) < 2:
+        return None
+    like, probability = node.args[0], node.args[1]
+    assert isinstance(like, torch.fx.Node)
+    value = like.meta["val"]
+    if not isinstance(probability, float) or value.dtype not in _DTYPES or value.numel() == 0:
+        return None
+    layout = (tuple(value.size()), tuple(value.stride()), value.device)
+    if name == "aten::bernoulli":
+        if node.kwargs or len(node.args) > 2:
+            return None  # a generator of the module's own
+        return Noise("bernoulli", probability, value.dtype, *layout)
+    if list(node.args[2:]) != [True] or node.kwargs or not 0 < probability < 1:
+        return None
+    if value.device.type == "cpu":  # where nothing is made of the mask in the same step
+        return Noise("bernoulli", 1.0 - probability, torch.bool, *layout)
+    return Noise("dropout", probability, value.dtype, *layout)
+
+
+def _drop_by(graph: torch.fx.Graph, node: torch.fx.Node, mask: torch.fx.Node) -> None:
+    """Puts what native computes of an input and its mask in the place of a dropout."""
+    x, probability = node.args[0], node.args[1]
+    assert isinstance(x, torch.fx.Node)
+    assert isinstance(probability, float)
+    dtype = x.meta["val"].dtype
+    wide = torch.float32 if dtype in HALF else dtype
+    with graph.inserting_before(node):
+        kept = called(graph, _aten.mul.Tensor, _cast(graph, x, wide), _cast(graph, mask, wide))
+        scaled = called(graph, _aten.mul.Tensor, kept, 1.0 / (1.0 - probability))
+        dropped = _cast(graph, scaled, dtype)
+    for user in list(node.users):
+        assert user.target is operator.getitem
+        user.replace_all_uses_with((dropped, mask)[user.args[1]])
+        graph.erase_node(user)
+
+
+def _cast(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    if node.meta["val"].dtype == dtype:
+        return node
+    return called(graph, torch.ops.prims.convert_element_type.default, node, dtype)
+
+
+class Replayed(TorchDispatchMode):
+    """Masks that were drawn before, instead of new ones, for what runs in the block.
+
+    Raises RuntimeError where other ones are drawn than those were.
+    """
+
+    def __init__(self, masks: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._masks = iter(masks)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _aten.bernoulli_.float:
+            return args[0].copy_(self._next(args[0]))
+        if func is _aten.native_dropout.default and args[2] is not False and 0 < args[1] < 1:
+            mask = self._next(args[0])
+            scaled = args[0] * mask.to(args[0].dtype) * (1.0 / (1.0 - args[1]))
+            return scaled.to(args[0].dtype), mask.to(torch.bool)
+        return func(*args, **(kwargs or {}))
+
+    def _next(self, like: torch.Tensor) -> torch.Tensor:
+        mask = next(self._masks, None)
+        if mask is None or mask.size() != like.size():
+            raise RuntimeError(
+                "eagercache: a module draws other random masks than it did in its call"
+            )
+        return mask

@@ -1,0 +1,115 @@
+"""What a forward reads of tensors beside their values, which Python code may branch on.
+
+A call's key holds layout, dtype and device of its arguments, and whether they are parameters; that
+of a call that needs gradients, for which tensors; and the guard of a module holds its own tensors.
+What else a tensor tells (its version, whether it is a leaf, attributes that a program gave it)
+differs between calls of one key: a forward that asks for it is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from eagercache.callables.module_identity import FunctionRecorder, Unfit
+
+# Attributes that are of the layout, the dtype or the device, or tensors themselves.
+_KNOWN = frozenset(
+    [
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "ndim",
+        "itemsize",
+        "nbytes",
+        "names",
+        "T",
+        "mT",
+        "H",
+        "mH",
+        "real",
+        "imag",
+        "data",
+        "is_cpu",
+        "is_cuda",
+        "is_xpu",
+        "is_mps",
+        "is_meta",
+        "is_sparse",
+        "is_sparse_csr",
+        "is_quantized",
+        "is_nested",
+        "is_mkldnn",
+        "is_mtia",
+        "is_xla",
+        "is_vulkan",
+        "is_ipu",
+        "is_maia",
+    ]
+)
+# Methods that tell of a tensor what no key holds, but for what cannot be traced.
+_TELLING = frozenset(
+    [
+        "data_ptr",
+        "storage_offset",
+        "storage",
+        "untyped_storage",
+        "_typed_storage",
+        "is_pinned",
+        "is_shared",
+        "is_set_to",
+        "is_inference",
+        "_is_view",
+        "retain_grad",
+        "register_hook",
+    ]
+)
+
+
+class Reads(TorchFunctionMode):
+    """A block in which a forward runs; `check` says afterwards what it read.
+
+    Which tensors need gradients is in the key of a call that is traced with ``gradients``.
+    """
+
+    def __init__(self, *, gradients: bool) -> None:
+        super().__init__()
+        self._known = _KNOWN | {"requires_grad"} if gradients else _KNOWN
+        self._found = ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+            tells = name not in self._known
+        else:
+            tells = name in _TELLING
+        if tells and not self._found and not _is_of_torch(sys._getframe(1).f_globals):
+            self._found = name
+        return func(*args, **(kwargs or {}))
+
+    def check(self) -> None:
+        """Raises Unfit where the forward read what no key holds."""
+        if self._found:
+            raise Unfit(f"it reads {self._found} of a tensor, which may differ from call to call")
+
+
+def check_names(recorder: FunctionRecorder, attributes: set[str]) -> None:
+    """Raises Unfit where code that ran names one of the ``attributes`` that tensors were given."""
+    for code, namespace in recorder.all_codes():
+        if _is_of_torch(namespace):
+            continue
+        named = {text for text in (*code.co_names, *code.co_consts) if text in attributes}
+        if named:
+            raise Unfit(f"{code.co_name} reads {min(named)}, an attribute that a tensor was given")
+
+
+def _is_of_torch(namespace: Mapping[str, Any]) -> bool:
+    """Whether code with these global names is PyTorch's own: its answers do not depend on such."""
+    return str(namespace.get("__name__", "")).partition(".")[0] == "torch"

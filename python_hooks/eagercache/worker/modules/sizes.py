@@ -1,0 +1,269 @@
+"""The worker's half of a module's kernel with symbolic sizes: at which sizes it is right and fast.
+
+The guards are those of the compiled function itself, which is asked (`_Guards`). The kernel is
+proved on the call that came with the request, at the other sizes that were met, at the smallest and
+around vector lengths, and where guards end; and it is timed at sizes from the smallest to the
+largest that are quick to try. A size between two that were timed is the kernel's where both were.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagercache.callables.module_identity import Identity
+from eagercache.callables.module_transfer import Transferred
+from eagercache.callables.outputs import build_unflatten
+from eagercache.modules.shapes import OPEN
+from eagercache.worker.modules.compile import (
+    Answers,
+    ModuleResult,
+    decide,
+    kernel_facts,
+    prove_calls,
+    tensor_leaves,
+    time_answers,
+)
+from eagercache.worker.modules.symbolic import SHAPE_FUNCTION
+from eagercache.worker.modules.trace import ModuleGraph, argument_tensors
+from eagercache.worker.samples.shape_class import SMALLEST, ends, groups, sizes_text
+from eagercache.worker.timing import timing
+from eagercache.worker.validation.validate import ProofFailed
+
+_VECTOR = 16  # elements; the widest of float32, and a multiple of the others'
+_EDGES = (SMALLEST, SMALLEST + 1, _VECTOR - 1, _VECTOR, _VECTOR + 1, 2 * _VECTOR + 3)
+_DRAWS = ((0, 1.0), (2, 2.0))  # of `prove_calls`, for sizes beside the request's own
+# Sizes of a group that are tried when timing; each up to what takes so long.
+_TIMED = (SMALLEST, 8, 32, 128, 512, 2048)
+_LONGEST_CALL = 0.2
+_LARGEST_PROOF = 64  # a proof's call may take so much longer than the request's own
+
+Values = tuple[int, ...]
+
+
+class _Guards:
+    """The function beside the kernels."""
+
+    def __init__(self, path: Path, strides: int) -> None:
+        self._function = getattr(ctypes.CDLL(str(path)), SHAPE_FUNCTION)
+        self._function.restype = ctypes.c_int32
+        self._strides = max(strides, 1)
+
+    def admits(self, values: Sequence[int]) -> bool:
+        """Whether the kernel holds for these open sizes."""
+        if min(values) < SMALLEST:
+            return False
+        sizes = (ctypes.c_int64 * len(values))(*values)
+        return bool(self._function(sizes, (ctypes.c_int64 * self._strides)()) == 0)
+
+
+class _Members:
+    """The calls of one class, made of the one that came with the request."""
+
+    def __init__(
+        self, rebuilt: Transferred, open_sizes: Sequence[tuple[int, int]], guards: _Guards
+    ) -> None:
+        self._rebuilt = rebuilt
+        self._open = open_sizes
+        self._guards = guards
+        self.sizes = [list(t.size()) for t in argument_tensors(rebuilt.args, rebuilt.kwargs)]
+        self.own: Values = tuple(self.sizes[tensor][dim] for tensor, dim in open_sizes)
+        begin = time.monotonic()
+        rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+        self._seconds = time.monotonic() - begin
+
+    def make(self, values: Values) -> Transferred:
+        """The call with these open sizes."""
+        if values == self.own:
+            return self._rebuilt
+        wanted = {tensor: list(self.sizes[tensor]) for tensor, _ in self._open}
+        for (tensor, dimension), value in zip(self._open, values, strict=True):
+            wanted[tensor][dimension] = value
+        return self._rebuilt.resized(wanted)
+
+    def elements(self, values: Values) -> int:
+        """Of the largest tensor with an open size, as ModuleShapeClass counts them."""
+        member = {tensor: list(self.sizes[tensor]) for tensor, _ in self._open}
+        for (tensor, dimension), value in zip(self._open, values, strict=True):
+            member[tensor][dimension] = value
+        return max(math.prod(sizes) for sizes in member.values())
+
+    def seconds(self, values: Values) -> float:
+        """About how long the forward takes at most: attention's time goes with the square."""
+        ratio = math.prod(values) / math.prod(self.own)
+        return self._seconds * max(ratio, ratio * ratio)
+
+    def proved(self, met: Sequence[Values]) -> list[Values]:
+        """The sizes to prove the kernel at; its own first."""
+        admits, together = self._guards.admits, groups(self.own, self._guards.admits)
+        base = self.own
+        for group in together:  # moderate sizes elsewhere, so that the ends are quick to try
+            smaller = _with(base, group, min(base[group[0]], _EDGES[-1]))
+            base = smaller if admits(smaller) else base
+        chosen = [self.own, *met]
+        for group in together:
+            smallest, largest = ends(base, group, admits)
+            chosen += [_with(base, group, value) for value in (*_EDGES, smallest, largest)]
+        for value in _EDGES:
+            values = base
+            for group in together:
+                values = _with(values, group, value)
+            chosen.append(values)
+        limit = _LARGEST_PROOF * max(self._seconds, 1e-3)
+        return [
+            values
+            for values in dict.fromkeys(chosen)
+            if values == self.own or (admits(values) and self.seconds(values) <= limit)
+        ]
+
+    def timed(self, met: Sequence[Values]) -> list[Values]:
+        """The sizes to time the kernel at; its own first."""
+        admits, together = self._guards.admits, groups(self.own, self._guards.admits)
+        chosen = [self.own, *met]
+        for value in _TIMED:
+            values = self.own
+            for group in together:
+                other = _with(values, group, value)
+                values = other if admits(other) else values
+            chosen.append(values)
+        return [
+            values
+            for values in dict.fromkeys(chosen)
+            if values == self.own or (admits(values) and self.seconds(values) <= _LONGEST_CALL)
+        ]
+
+
+def _with(values: Values, group: Sequence[int], value: int) -> Values:
+    return tuple(value if index in group else old for index, old in enumerate(values))
+
+
+class JudgeSizes:
+    """Proves and times a compiled call as one of a class; stands for `module_compile._judge`."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._margin = float(request["margin"])
+        self._always = request["choose"] == "always"
+        self._met = request["description"]["met"]
+        self._open = [tuple(place) for place in request["description"]["open"]]
+
+    def __call__(
+        self,
+        rebuilt: Transferred,
+        identity: Identity,
+        traced: ModuleGraph,
+        path: Path,
+        functions: list[list[str]],
+        core: Any,
+        seconds: dict[str, float],
+    ) -> ModuleResult:
+        """The result. Raises ProofFailed."""
+        assert traced.symbolic is not None
+        native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+        strides = [list(tensor.stride()) for tensor in tensor_leaves(native)]
+        open_sizes = traced.symbolic.open_sizes
+        members = _Members(rebuilt, open_sizes, _Guards(path, sum(map(len, strides))))
+        met = self._met_values(members.own, open_sizes)
+        rows = [list(sizes) for sizes in members.sizes]
+        for tensor, dimension in open_sizes:
+            rows[tensor][dimension] = OPEN
+        answers = _ClassAnswers(rebuilt, identity, core)
+        try:
+            answers.install_class(path, traced, strides, rows)
+            begin = time.process_time()
+            numerics, errors, proved = self._prove(members, answers, identity, met)
+            seconds["prove"] = round(time.process_time() - begin, 3)
+            measured, chosen, lines = self._time(members, answers, traced, met)
+        finally:
+            answers.use(rebuilt)
+            answers.close()
+        facts = {
+            **kernel_facts("module_sizes", traced, strides, functions, numerics, errors),
+            "sizes": json.dumps(rows),
+            "choice": json.dumps(chosen),
+            "guards": "; ".join(traced.symbolic.guards())[:2_000],
+            "proved_sizes": " ".join(map(sizes_text, proved))[:4_000],
+            "timings": "; ".join(lines)[:8_000],
+        }
+        return ModuleResult(path, facts, measured, seconds, chosen)
+
+    def _met_values(self, own: Values, open_sizes: Sequence[tuple[int, int]]) -> list[Values]:
+        """Sizes that the program has met, of what stayed open."""
+        found = []
+        for row in self._met:
+            by_place = dict(zip(self._open, row, strict=True))
+            values = tuple(by_place[place] for place in open_sizes)
+            # Those that became numbers must be the request's own: other sizes are another program.
+            if values != own and min(values) >= SMALLEST:
+                found.append(values)
+        return list(dict.fromkeys(found))
+
+    def _prove(
+        self, members: _Members, answers: _ClassAnswers, identity: Identity, met: list[Values]
+    ) -> tuple[str, tuple[float, float], list[Values]]:
+        numerics, worst, native_worst = prove_calls(members.make(members.own), answers, identity)
+        proved = members.proved(met)
+        for values in proved[1:]:
+            member = members.make(values)
+            answers.use(member)
+            try:
+                kind, error, native_error = prove_calls(member, answers, identity, _DRAWS)
+            except ProofFailed as failure:
+                raise ProofFailed(f"{failure}, sizes {sizes_text(values)}") from failure
+            numerics = numerics if kind == "bitwise" else kind
+            worst, native_worst = max(worst, error), max(native_worst, native_error)
+        return numerics, (worst, native_worst), proved
+
+    def _time(
+        self, members: _Members, answers: _ClassAnswers, traced: ModuleGraph, met: list[Values]
+    ) -> tuple[timing.Timing, list[tuple[int, bool]], list[str]]:
+        """(own timing, at how many elements the kernel is chosen, ascending, lines for people)."""
+        own: timing.Timing | None = None
+        choice: dict[int, bool] = {}
+        lines = []
+        for values in members.timed(met)[: 1 if self._always else None]:
+            member = members.make(values)
+            member.draw(seed=0)
+            answers.use(member)
+            measured = time_answers(answers, traced)
+            own = own or measured
+            faster, reason = decide(measured, self._margin)
+            elements = members.elements(values)
+            choice[elements] = choice.get(elements, True) and (faster or self._always)
+            lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
+        assert own is not None
+        return own, sorted(choice.items()), lines
+
+
+class _ClassAnswers(Answers):
+    """Calls the module through a kernel that its class of sizes has."""
+
+    def install_class(
+        self,
+        path: Path,
+        traced: ModuleGraph,
+        strides: list[list[int]],
+        rows: Sequence[Sequence[int]],
+    ) -> None:
+        """Makes the kernel answer calls of all sizes that it admits. Raises ProofFailed."""
+        kernel = self._core.load_module(
+            [str(path)],
+            str(traced.device),
+            traced.inputs,
+            traced.ranges,
+            strides,
+            build_unflatten(traced.outputs, len(strides)),
+        )
+        self._core.module_open_sizes(kernel)
+        key = self.watch()
+        module, digest = self._rebuilt.module, self._identity.digest
+        try:
+            self._core.module_install_class(module, digest, key, rows, kernel, [(1, True)])
+        except ValueError as error:
+            raise ProofFailed(str(error)) from error
+        if self._core.module_class_answers(module, key) != "kernel":
+            raise ProofFailed("its guards do not admit the call itself")

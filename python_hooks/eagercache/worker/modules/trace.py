@@ -1,0 +1,381 @@
+"""A module's call turned into one graph whose inputs are its tensors and its arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from eagercache.callables.module_identity import Identity
+from eagercache.worker.inductor import compat
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.labels import label_range
+from eagercache.worker.modules.nodes import (
+    behind,
+    counts_from_the_storage,
+    divides_integers,
+    draws_numbers,
+    is_made_here,
+    operator_name,
+)
+from eagercache.worker.modules.symbolic import (
+    SymbolicSizes,
+    counts_below,
+    dynamic_shapes,
+    symbolic_sizes,
+)
+
+MAX_CONSTANT_BYTES = 1 << 20
+
+# (input, low, high, also): its values are in [low, high) or equal ``also``, which is ``low`` where
+# there is none.
+Range = tuple[int, int, int, int]
+
+_aten = torch.ops.aten
+
+# Operators whose generated code checks values as it runs, and would end the process where eager
+# raises. An embedding's indices can be checked before the call when they come straight from an
+# input; of the others a graph may have none.
+INDEXING = {
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::gather",
+    "aten::scatter",
+    "aten::scatter_add",
+    "aten::scatter_reduce",
+    "aten::index_select",
+    "aten::index_add",
+    "aten::index_copy",
+    "aten::take",
+    "aten::nll_loss",
+    "aten::nll_loss_forward",
+    "aten::nll_loss_nd",
+    "aten::cross_entropy_loss",
+    "aten::one_hot",
+    "aten::embedding_bag",
+    "aten::_embedding_bag",
+    "aten::bincount",
+    "aten::_assert_async",
+    "aten::_assert_scalar",
+    "aten::multinomial",
+}
+_DIVIDING = {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"}
+
+
+@dataclass(frozen=True)
+class ModuleGraph:
+    """A traced call.
+
+    Attributes:
+        graph: its placeholders are tensors only, its outputs too.
+        inputs: for each placeholder (True, slot of the identity) or (False, argument tensor).
+        examples: the tensors for the placeholders.
+        ranges: (placeholder, low, high, also): other values than ``also`` outside of it must not
+            reach the kernel.
+        outputs: what `module_outputs.build_unflatten` makes the answer of, as JSON.
+        symbolic: what is not known of the sizes; None where all are. ``examples`` are fake then.
+    """
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[tuple[bool, int], ...]
+    examples: tuple[torch.Tensor, ...]
+    ranges: tuple[Range, ...]
+    outputs: str
+    symbolic: SymbolicSizes | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return self.examples[0].device if self.examples else torch.device("cpu")
+
+
+def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call in the order in which the core meets them."""
+    found: list[torch.Tensor] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                walk(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                walk(item)
+
+    for value in (*args, *kwargs.values()):
+        walk(value)
+    return found
+
+
+def trace_module(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    identity: Identity,
+    open_sizes: Sequence[tuple[int, int]] = (),
+) -> ModuleGraph:
+    """Traces one call. Raises CompileRefused when it is no pure function of its tensors.
+
+    Under autocast its casts are in the graph.
+
+    ``open_sizes`` are the (argument tensor, dimension) pairs whose sizes, at least 2, are to be
+    left open: what is assumed of them is in the graph's ``symbolic``.
+    """
+    arguments = argument_tensors(args, kwargs)
+    casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    if casts and open_sizes:
+        raise CompileRefused("sizes are not left open under autocast")
+    try:
+        shapes = dynamic_shapes(module, args, kwargs, arguments, open_sizes)
+        with torch.no_grad():
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    _refuse_effects(program, casts)
+    graph_module = program.graph_module
+    graph = graph_module.graph
+    inputs: list[tuple[bool, int]] = []
+    examples: list[torch.Tensor] = []
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    leaves = iter(user_leaves(program, args, kwargs))
+    constant_bytes = 0
+    fakes: dict[int, torch.Tensor] = {}
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        kind = spec.kind.name
+        value = next(leaves) if kind == "USER_INPUT" else state_value(program, spec.target)
+        if not isinstance(value, torch.Tensor):
+            if node.users:
+                raise CompileRefused("an argument that is no tensor is an input of the graph")
+            graph.erase_node(node)
+            continue
+        source = source_of(value, kind, identity, arguments)
+        if source is None:
+            constant_bytes += value.numel() * value.element_size()
+            _make_constant(graph_module, node, value)
+            continue
+        inputs.append(source)
+        examples.append(node.meta["val"] if open_sizes else value)
+        if kind == "USER_INPUT":
+            fakes[source[1]] = node.meta["val"]
+    if constant_bytes > MAX_CONSTANT_BYTES:
+        raise CompileRefused("the forward holds large constants")
+    symbolic = symbolic_sizes(fakes, open_sizes) if open_sizes else None
+    outputs = _flatten_outputs(graph, program)
+    graph.lint()
+    graph_module.recompile()
+    plain = torch.fx.GraphModule(graph_module, graph)
+    if casts:
+        plain = _with_casts(plain, tuple(examples))
+    ranges = index_ranges(plain.graph)
+    if symbolic is not None:
+        symbolic.see_outputs(graph)
+    return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic)
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:240] if lines else 'no message'}"
+
+
+def _with_casts(
+    module: torch.fx.GraphModule, examples: tuple[torch.Tensor, ...]
+) -> torch.fx.GraphModule:
+    """``module``, whose operators are above autocast, as what runs below it."""
+    try:
+        made = compat.joint_graph(lambda *given: list(module(*given)), examples, gradients=False)
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced under autocast: {first_line(error)}") from error
+    refuse_operators(made.graph)
+    return made
+
+
+def _refuse_effects(program: torch.export.ExportedProgram, casts: bool) -> None:
+    for spec in program.graph_signature.output_specs:
+        kind = spec.kind.name
+        if kind != "USER_OUTPUT":
+            target = f" {spec.target}" if spec.target else ""
+            raise CompileRefused(f"the forward writes to its state or arguments{target}")
+    if not casts:  # else they are looked at where there are no blocks of autocast any more
+        refuse_operators(program.graph)
+
+
+def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False) -> None:
+    """Raises CompileRefused for a graph that does more than compute, or draw where it ``draws``."""
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        target = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            raise CompileRefused(f"the forward branches or loops on its data ({target})")
+        tags = getattr(target, "tags", ())
+        if not draws and draws_numbers(node):
+            raise CompileRefused(f"the forward draws random numbers ({target})")
+        shapes_vary = (
+            torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        )
+        if shapes_vary and operator_name(node) != "aten::index":  # looked at by its indices
+            raise CompileRefused(f"the forward's shapes depend on data ({target})")
+        if counts_from_the_storage(node):
+            raise CompileRefused(f"it reads an argument's storage from its start ({target})")
+        schema = getattr(target, "_schema", None)
+        if schema is None:
+            if getattr(target, "__module__", "") in ("_operator", "builtins", "math"):
+                continue
+            if getattr(target, "__name__", "").startswith("sym_"):
+                continue
+            raise CompileRefused(f"the forward uses {target}")
+        if schema.is_mutable and not schema.name.startswith("aten::"):
+            raise CompileRefused(f"the forward writes through {target}")
+        if not schema.name.startswith(("aten::", "prims::")):
+            raise CompileRefused(f"the forward calls the custom operator {target}")
+
+
+def user_leaves(
+    program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Leaves of the call in the order of the program's user inputs."""
+    spec = program.call_spec.in_spec
+    assert spec is not None
+    names = (
+        list(spec.children()[1].context)
+        if hasattr(spec, "children")
+        else list(spec.children_specs[1].context)
+    )
+    return pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
+
+
+def state_value(program: torch.export.ExportedProgram, target: str) -> Any:
+    """The parameter, buffer or constant of that name."""
+    state = program.state_dict
+    return state[target] if target in state else program.constants[target]
+
+
+def source_of(
+    value: torch.Tensor, kind: str, identity: Identity, arguments: Sequence[torch.Tensor]
+) -> tuple[bool, int] | None:
+    """Where a call finds the tensor; None for a constant of the code."""
+    if kind == "USER_INPUT":
+        for index, argument in enumerate(arguments):
+            if argument is value:
+                return False, index
+        raise CompileRefused("an argument was replaced while tracing")
+    for index, slot in enumerate(identity.slots):
+        if slot.tensor is value or (
+            slot.tensor.data_ptr() == value.data_ptr()
+            and slot.tensor.size() == value.size()
+            and slot.tensor.stride() == value.stride()
+            and slot.tensor.dtype == value.dtype
+        ):
+            return True, index
+    return None
+
+
+def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
+    name = f"_eagercache_constant_{node.name}"
+    module.register_buffer(name, value.detach().clone())
+    with module.graph.inserting_before(node):
+        constant = module.graph.get_attr(name)
+    constant.meta.update(node.meta)
+    node.replace_all_uses_with(constant)
+    module.graph.erase_node(node)
+
+
+def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
+    """Bounds of the inputs that are used as indices. Raises CompileRefused for other checks."""
+    positions = {
+        node: index
+        for index, node in enumerate(node for node in graph.nodes if node.op == "placeholder")
+    }
+    ranges = []
+    for node in graph.nodes:
+        name = operator_name(node)
+        labels = label_range(node)
+        if labels is not None and labels[0] in positions:
+            ranges.append((positions[labels[0]], *labels[1:]))
+            continue
+        if name in INDEXING:
+            raise CompileRefused(f"the forward indexes with data ({node.target})")
+        if name in _DIVIDING and divides_integers(node):
+            raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
+        if name == "aten::index":
+            sizes = node.args[0].meta["val"].shape
+            for index, rows in zip(node.args[1], sizes, strict=False):
+                if index is not None and not _stays_inside(index, rows):
+                    raise CompileRefused(f"the forward indexes with data ({node.target})")
+        if name != "aten::embedding":
+            continue
+        source = behind(node.args[1])
+        if source in positions:
+            rows = int(node.args[0].meta["val"].shape[0])
+            ranges.append((positions[source], 0, rows, 0))
+        elif not _stays_inside(node.args[1], int(node.args[0].meta["val"].shape[0])):
+            raise CompileRefused("the indices of an embedding are computed")
+    return tuple(dict.fromkeys(ranges))
+
+
+def _stays_inside(index: torch.fx.Node, rows: Any) -> bool:
+    """Whether what one call's indices are says that those of all others are below ``rows``.
+
+    They are either the same on every call, or positions: those of an open size, maybe shifted.
+    """
+    if index.meta["val"].dtype == torch.bool:
+        return False
+    if is_made_here(index):
+        return True
+    node = behind(index)
+    while operator_name(node) == "aten::add" and "alpha" not in node.kwargs:
+        shift = node.args[1]
+        if not isinstance(shift, int) or shift < 0:
+            return False
+        rows, node = rows - shift, behind(node.args[0])
+    return counts_below(node, rows)
+
+
+def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, list[int]]:
+    """How a forward's answer is built of its tensors, as JSON, and which outputs are tensors.
+
+    Raises CompileRefused for what no kernel can return.
+    """
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    tensors: list[int] = []
+    met: set[torch.fx.Node] = set()
+    leaves: list[Any] = []
+    for position, value in enumerate(output.args[0]):
+        if isinstance(value, torch.fx.Node):
+            if not isinstance(value.meta.get("val"), torch.Tensor):
+                raise CompileRefused("the forward returns a number that it computes")
+            if value.op != "call_function":
+                raise CompileRefused("the forward returns one of its inputs")
+            if value in met:
+                raise CompileRefused("the forward returns a tensor twice")
+            met.add(value)
+            leaves.append({"tensor": len(tensors)})
+            tensors.append(position)
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            leaves.append({"value": value})
+        else:
+            raise CompileRefused(f"the forward returns a {type(value).__name__}")
+    if not tensors:
+        raise CompileRefused("the forward returns no tensor")
+    try:
+        text = pytree.treespec_dumps(spec)
+    except Exception as error:
+        raise CompileRefused(
+            f"what the forward returns cannot be stored: {first_line(error)}"
+        ) from error
+    return json.dumps({"spec": text, "leaves": leaves}), tensors
+
+
+def _flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgram) -> str:
+    """Leaves only tensors in the output node; returns how the answer is built of them."""
+    outputs, tensors = read_outputs(graph, program.call_spec.out_spec)
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    output.args = (tuple(output.args[0][position] for position in tensors),)
+    return outputs

@@ -1,0 +1,1 @@
+"""Which calls and data a kernel is tried on."""

@@ -1,0 +1,1 @@
+"""Whether a kernel is faster than native."""

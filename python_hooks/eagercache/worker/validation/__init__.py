@@ -1,0 +1,1 @@
+"""Whether a kernel equals native."""
