@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_program
+from eagercache.callables.replay import Replayed
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.dropout_masks import (
     Attention,
     Noise,
-    Replayed,
     drawn_layouts,
     drawn_within,
     keep_draws,

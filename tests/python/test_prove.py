@@ -13,9 +13,10 @@ import torch
 from conftest import Program
 from eagercache.calls import numerics
 from eagercache.calls.call import Call
+from eagercache.calls.numerics import CannotProve
 from eagercache.worker.validation import native_errors, validate
 from eagercache.worker.validation.native_errors import AnswersErrors, must_raise_too
-from eagercache.worker.validation.validate import CannotProve, ProofFailed
+from eagercache.worker.validation.validate import ProofFailed
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
 
 Kernel = Callable[..., Any]

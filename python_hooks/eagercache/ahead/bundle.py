@@ -58,16 +58,6 @@ class BundleInfo:
         }
 
 
-def mismatches(theirs: str, ours: str) -> tuple[tuple[str, str, str], ...]:
-    """The fields that keep kernels made under one environment text from running under another."""
-    there, here = environment.parse(theirs), environment.parse(ours)
-    return tuple(
-        (field, there.get(field, "(missing)"), here.get(field, "(missing)"))
-        for field in environment.RUNNING_FIELDS
-        if there.get(field) != here.get(field)
-    )
-
-
 def _require_core() -> Any:
     if core is None:
         raise BundleError("eagercache works on Linux x86-64 only")
@@ -142,5 +132,5 @@ def _read(path: Path, keys: Sequence[Path], store: Path | None) -> tuple[Any, Bu
         bundle = module.read_bundle(str(path), [str(key) for key in keys])
     except module.StoreError as error:
         raise BundleError(str(error)) from error
-    differing = mismatches(bundle.environment, _environment_text(store))
+    differing = environment.mismatches(bundle.environment, _environment_text(store))
     return bundle, BundleInfo(path, bundle.signer, differing, bundle.entries)

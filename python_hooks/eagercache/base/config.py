@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Set in the environment of compile workers: there nothing is enabled, or a kernel would be
+# compiled to compile a kernel.
+WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
+
 ON_MISS = ("background", "wait", "native")
 CHOOSE = ("faster", "always")
 NUMERICS = ("accurate", "bitwise")

@@ -69,6 +69,10 @@ VARIABLES = (
 VARIABLE_PREFIXES = ("AOT_INDUCTOR_", "AOTINDUCTOR_", "AOTI_", "TORCHINDUCTOR_", "TRITON_")
 
 
+# Folders of this package that decide what a kernel is and whether it is right: all that workers use.
+SOURCE_FOLDERS = ("base", "callables", "calls", "deploy", "worker")
+
+
 @dataclass(frozen=True)
 class Context:
     """What the fields are read from."""
@@ -229,6 +233,16 @@ def diff(left: str, right: str) -> list[str]:
     return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
+def mismatches(theirs: str, ours: str) -> tuple[tuple[str, str, str], ...]:
+    """The fields that keep kernels made under one environment text from running under another."""
+    there, here = parse(theirs), parse(ours)
+    return tuple(
+        (field, there.get(field, "(missing)"), here.get(field, "(missing)"))
+        for field in RUNNING_FIELDS
+        if there.get(field) != here.get(field)
+    )
+
+
 def worker_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """``environ`` without the code generation variables that the key does not hold."""
     return {
@@ -249,9 +263,9 @@ def _digest(content: bytes) -> str:
 def source_files(package: Path) -> list[Path]:
     """The Python files below ``package`` that the key holds, in an order that is always the same.
 
-    All but what the build makes, in every folder, so that no added or moved file is forgotten.
+    All that a worker may import, in every subfolder, so that no added or moved file is forgotten.
     """
-    files = [path for path in package.rglob("*.py") if path.name != "_build_info.py"]
+    files = [path for folder in SOURCE_FOLDERS for path in (package / folder).rglob("*.py")]
     return sorted(files, key=lambda path: path.relative_to(package).as_posix())
 
 

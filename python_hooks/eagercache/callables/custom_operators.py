@@ -16,10 +16,17 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
+from eagercache.base import callbacks
+from eagercache.base.config import WORKER_VARIABLE
 from eagercache.base.load import core
+from eagercache.base.warn import warn_once
 from eagercache.callables import function_gradient
+from eagercache.callables.function_identity import (
+    OperatorOfFunction,
+    identify_function,
+    refuse_effects,
+)
 from eagercache.callables.module_identity import Unfit
-from eagercache.runtime.choices import WORKER_VARIABLE
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -30,7 +37,7 @@ BACKWARD_SUFFIX = "_backward"
 _registry: dict[str, CustomOperator[Any, Any]] = {}
 
 
-class CustomOperator(Generic[_P, _R]):
+class CustomOperator(OperatorOfFunction, Generic[_P, _R]):
     """An operator made by `op`; called like the function.
 
     Attributes:
@@ -205,8 +212,6 @@ class CustomOperator(Generic[_P, _R]):
 
     def look(self) -> None:
         """Refuses a function whose own code shows that it has effects."""
-        from eagercache.callables.function_identity import refuse_effects
-
         if core is None:
             return
         try:
@@ -222,14 +227,10 @@ class CustomOperator(Generic[_P, _R]):
             if not self._due:
                 return
             self._due = False
-        from eagercache.frontend import api
-
-        api.begin_operator(self)
+        callbacks.begin_operator(self)
 
     def identify(self) -> bool:
         """Reads the function's code and what it refers to. Whether kernels may answer."""
-        from eagercache.callables.function_identity import identify_function
-
         if core is None or not self._keys:
             return False
         with self._lock:
@@ -265,11 +266,9 @@ class CustomOperator(Generic[_P, _R]):
         return [((name, ""), key) for key in self._keys for name in self.names()]
 
     def _refuse(self, reason: str) -> None:
-        from eagercache.runtime.session import session
-
         self.refusal = reason
         if not self._in_worker:
-            session.warn(
+            warn_once(
                 f"refused:{self.name}:{reason}",
                 f"{self.name} stays uncompiled and is answered by its own function: {reason}.",
                 self._function.__code__,

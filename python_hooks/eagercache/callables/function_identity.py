@@ -34,6 +34,15 @@ _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _MISSING = object()
 
 
+class OperatorOfFunction:
+    """An operator that is a Python function: code that calls it is read as calling that."""
+
+    @property
+    def function(self) -> Any:
+        """The function itself."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class FunctionIdentity:
     """What `identify_function` finds.
@@ -183,9 +192,7 @@ class _Walk:
         return rows
 
     def _value(self, value: Any, where: str) -> Any:
-        from eagercache.callables.custom_operators import CustomOperator
-
-        if isinstance(value, CustomOperator):
+        if isinstance(value, OperatorOfFunction):
             value = value.function
         if isinstance(value, torch.Tensor):
             raise Unfit(f"{where} is a tensor; make it an argument")

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from eagercache.base.load import core
 from eagercache.callables.module_identity import identify
-from eagercache.worker.modules.dropout_masks import Replayed, drawing_again
+from eagercache.callables.replay import Replayed, drawing_again
 
 
 def eager_gradients(

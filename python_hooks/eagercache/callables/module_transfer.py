@@ -21,8 +21,8 @@ import cloudpickle
 import torch
 from torch.utils import _pytree as pytree
 
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import SHARDING_MARKS
-from eagercache.worker.modules.trace import argument_tensors
 
 MAX_PICKLE_BYTES = 16 << 20
 MAX_MODEL_BYTES = 4 << 30

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eagercache.worker.inductor.launch_plan import extent
+from eagercache.calls.storage import extent
 
 OWN = "own"  # the fill of the call's own integers; its other tensors are as for "normal"
 

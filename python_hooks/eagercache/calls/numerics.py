@@ -20,6 +20,10 @@ class ProofFailed(Exception):
     """The kernel is not native's equal. The text is one clause that says where."""
 
 
+class CannotProve(Exception):
+    """No comparison could be made. ``str()`` says why; the kernel says nothing about it."""
+
+
 class NotBitwise(ProofFailed):
     """A call that writes its arguments, whose kernel does not do so bit for bit as native does.
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.base.load import core
-from eagercache.worker.inductor.launch_plan import extent
+from eagercache.calls.storage import extent
 
 _KINDS = ("parameter", "buffer", "folded")
 _WAIT, _TRY, _ALONE = range(3)
@@ -415,8 +415,7 @@ def verify_module(
 
     Raises DeployError for one that is not whole, or not signed by one of ``keys``.
     """
-    from eagercache.ahead.bundle import mismatches
-    from eagercache.base.environment import running_text
+    from eagercache.base.environment import mismatches, running_text
 
     module = _require_core()
     row = _asked(

@@ -18,17 +18,17 @@ from eagercache.base import config, environment
 from eagercache.base.load import core
 from eagercache.base.toolchain import pick_isa
 from eagercache.callables import call_hooks
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Unfit, identify
 from eagercache.callables.module_transfer import NotTransferable, pack
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.call import GlobalState
+from eagercache.calls.storage import extent
 from eagercache.deploy.layout import CannotDeploy, constant_rows, input_names, program_text
 from eagercache.modules.selection import class_name
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.worker_process import WorkerLost, WorkerProcess
-from eagercache.worker.inductor.launch_plan import extent
-from eagercache.worker.modules.trace import argument_tensors
 
 _TIMEOUT = 3600.0  # seconds, for all that a worker does
 
@@ -276,7 +276,7 @@ class _Export:
 
     def _compare(self, program: Any, layout: Mapping[str, Any]) -> None:
         """Raises CannotDeploy unless the program answers the very call as the module does."""
-        from eagercache.worker.modules.comparison import difference_from_forward
+        from eagercache.callables.answers import difference_from_forward
 
         count = len(layout["outputs"])
         unflatten = build_unflatten(layout["out_spec"], count)

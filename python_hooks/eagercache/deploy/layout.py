@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
-from eagercache.worker.modules.trace import argument_tensors
 
 # (names, kind, dtype, sizes, strides), as the core takes constants
 ConstantRow = tuple[list[str], int, str, list[int], list[int]]

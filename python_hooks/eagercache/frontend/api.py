@@ -12,8 +12,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from eagercache.base import config, environment, facts, log, operators
+from eagercache.base import callbacks, config, environment, facts, log, operators
 from eagercache.base.load import core
+from eagercache.base.warn import warn_once
 from eagercache.runtime import choices, compile_requests, stores
 from eagercache.runtime.left_native import left_native, note_calls
 from eagercache.runtime.session import Configuration, session
@@ -75,7 +76,7 @@ def _register_pairs(pairs: Iterable[tuple[operators.OperatorName, str]]) -> list
         try:
             core.register(name[0], name[1], key)
         except ValueError as error:
-            session.warn(f"register:{name}:{key}", f"{error}; it stays native.")
+            warn_once(f"register:{name}:{key}", f"{error}; it stays native.")
             continue
         hooked.append((name, key))
     return hooked
@@ -206,7 +207,7 @@ def _switch_on(
     for name, key in hooked:
         core.set_active(name[0], name[1], key, True)
     if not core.set_answering(True):
-        session.warn(
+        warn_once(
             "forked",
             "this process was forked from one that used eagercache; it stays native. Use the "
             "spawn start method to have kernels in it.",
@@ -448,3 +449,6 @@ def _close() -> None:
 atexit.register(_close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=session.after_fork)
+
+
+callbacks.begin_operator = begin_operator

@@ -10,6 +10,7 @@ from typing import Any
 from eagercache.base.entry_facts import number
 from eagercache.base.load import core
 from eagercache.base.operators import full_name
+from eagercache.base.warn import warn_once
 from eagercache.runtime.left_native import left_native
 from eagercache.runtime.session import session
 
@@ -101,7 +102,7 @@ def stats() -> Stats:
         ]
     for row in rows:
         if row.shadowed and row.active:
-            session.warn(
+            warn_once(
                 f"shadowed:{row.op}:{row.dispatch_key}",
                 f"{row.op} was overridden at {row.dispatch_key} by another library after "
                 "eagercache; that library's kernel is called.",

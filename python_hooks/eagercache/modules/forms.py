@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from eagercache.base.load import core
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_transfer import NotTransferable, pack
 from eagercache.callables.outputs import build_unflatten
 from eagercache.calls.call import GlobalState
@@ -22,7 +23,6 @@ from eagercache.modules.selection import class_name
 from eagercache.modules.shapes import Places, SizeClass
 from eagercache.runtime.session import session
 from eagercache.service import cuda_gate
-from eagercache.worker.modules.trace import argument_tensors
 
 FORMAT = 4
 

@@ -212,9 +212,7 @@ class ModuleManager:
 
     def _is_wrong(self, module: torch.nn.Module, digest: str, answer: Any, expected: Any) -> bool:
         """A checked call's two answers (`EAGERCACHE_VERIFY`): puts a wrong kernel's entry aside."""
-        from eagercache.worker.modules.comparison import (
-            difference_from_forward,  # what else workers alone need
-        )
+        from eagercache.callables.answers import difference_from_forward
 
         difference = difference_from_forward(answer, expected)
         if not difference:

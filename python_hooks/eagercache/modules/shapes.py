@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from eagercache.base.load import core
+from eagercache.callables.arguments import OPEN
 from eagercache.callables.module_identity import changed_function
 
 MAX_COMPILES = 6  # of one module and structure of arguments, whatever their sizes
@@ -26,7 +27,6 @@ MAX_KERNELS = 3  # with symbolic sizes, of one class
 # Calls of one size before it gets a kernel of its own where that of its class is slower.
 EXACT_AT = 64
 ON_CUDA = False  # no kernel with symbolic sizes has been run on a GPU
-OPEN = -1  # ModuleShapeClass::kOpen
 _MET = 32  # sizes that are remembered
 _TOLD = 3  # of them to a worker
 

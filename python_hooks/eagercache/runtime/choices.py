@@ -10,11 +10,8 @@ import torch
 
 from eagercache.base import config, operators
 from eagercache.base.load import core
-from eagercache.runtime.session import Configuration, session
-
-# Set in the environment of compile workers: there nothing is enabled, or a kernel would be
-# compiled to compile a kernel.
-WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
+from eagercache.base.warn import warn_once
+from eagercache.runtime.session import Configuration
 
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
@@ -89,10 +86,10 @@ def skipped(settings: config.Settings, skip: Iterable[Any]) -> set[operators.Ope
         try:
             names.update(operators.resolve(text))
         except ValueError as error:
-            session.warn(f"skip:{text}", f"EAGERCACHE_SKIP names {text!r}: {error}")
+            warn_once(f"skip:{text}", f"EAGERCACHE_SKIP names {text!r}: {error}")
     return names
 
 
 def is_inert(settings: config.Settings) -> bool:
     """Whether nothing is ever enabled here: switched off, a worker, or another platform."""
-    return core is None or settings.disable or bool(os.environ.get(WORKER_VARIABLE))
+    return core is None or settings.disable or bool(os.environ.get(config.WORKER_VARIABLE))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from eagercache.service.service import CompileService
 
 
@@ -45,7 +42,6 @@ class Session:
         self.store_identity: tuple[Path, str] | None = None  # directory, environment text
         self.configuration: Configuration | None = None
         self.enables = 0  # calls of enable()
-        self.warned: set[str] = set()
 
     def services(self) -> list[CompileService]:
         """The compile services that have been started."""
@@ -104,18 +100,6 @@ class Session:
         """In a child: its copies of locks may be held by threads that do not exist there."""
         self.lock = threading.RLock()
         self._service_lock = threading.Lock()
-
-    def warn(self, key: str, message: str, about: CodeType | None = None) -> None:
-        """Warns once per process for each `key`; at the place of that code, where there is one."""
-        if key in self.warned:
-            return
-        self.warned.add(key)
-        text = f"eagercache: {message}"
-        if about is None:
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
-        else:
-            place = about.co_filename, about.co_firstlineno
-            warnings.warn_explicit(text, RuntimeWarning, *place)
 
 
 session = Session()

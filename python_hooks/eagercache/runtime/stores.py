@@ -9,6 +9,7 @@ from typing import Any
 
 from eagercache.base import config, store_directory
 from eagercache.base.load import core
+from eagercache.base.warn import warn_once
 from eagercache.runtime.session import session
 
 
@@ -72,7 +73,7 @@ def open_store(
         session.store_identity = (path, environment_text)
         _say_whom_it_trusts(store)
         return store
-    session.warn(
+    warn_once(
         "store:" + ";".join(problems),
         "no kernel store can be used, so everything stays native. "
         + "; ".join(problems)
@@ -83,10 +84,10 @@ def open_store(
 
 def _say_whom_it_trusts(store: Any) -> None:
     for root in store.untrusted_roots:
-        session.warn(
+        warn_once(
             f"untrusted:{root}",
             f"EAGERCACHE_ALLOW_UNTRUSTED is set, and other users may write {root}: whoever does "
             "can run code in this process.",
         )
     for problem in store.tier_problems:
-        session.warn(f"tier:{problem}", f"a store of EAGERCACHE_TIERS is not used: {problem}")
+        warn_once(f"tier:{problem}", f"a store of EAGERCACHE_TIERS is not used: {problem}")

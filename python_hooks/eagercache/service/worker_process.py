@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from eagercache.base.config import WORKER_VARIABLE
+from eagercache.base.frames import read_frame, write_frame
 from eagercache.base.log import event
-from eagercache.runtime.choices import WORKER_VARIABLE
 from eagercache.service.request import Response
 from eagercache.service.settings import ServiceSettings
 
@@ -194,7 +195,6 @@ class WorkerProcess:
     def _exchange(
         self, frame: Mapping[str, Any], count: int, settings: ServiceSettings
     ) -> Iterator[Response]:
-        from eagercache.worker.main import write_frame
 
         stdin = self._process.stdin
         assert stdin is not None
@@ -222,8 +222,6 @@ class WorkerProcess:
 
     def _read(self, timeout: float, what: str) -> Response:
         """One frame. The worker writes frames whole, so that only their beginning is waited for."""
-        from eagercache.worker.main import read_frame
-
         ready, _, _ = select.select([self._answers.fileno()], [], [], timeout)
         if not ready:
             self.kill()

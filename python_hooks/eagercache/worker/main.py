@@ -18,7 +18,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import json
 import os
 import resource
 import shutil
@@ -29,52 +28,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+
+from eagercache.base.frames import read_frame, write_frame
 
 if TYPE_CHECKING:
     from eagercache.worker.inductor.compile import Tools
     from eagercache.worker.jobs.job import Job
 
-MAX_FRAME_BYTES = 64 << 20
 NICENESS = 10
 DEFAULT_MAX_BYTES = 10 << 30
 _PARENT_CHECK_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
-
-
-def read_frame(stream: IO[bytes]) -> dict[str, Any] | None:
-    """The next frame, or None at the end of the stream. Raises ValueError on a malformed one."""
-    head = _read_exactly(stream, 4)
-    if head is None:
-        return None
-    length = int.from_bytes(head, "little")
-    if length > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {length} bytes")
-    body = _read_exactly(stream, length)
-    if body is None:
-        return None
-    frame = json.loads(body)
-    if not isinstance(frame, dict):
-        raise ValueError("a frame that is not an object")  # noqa: TRY004 - it is the data
-    return frame
-
-
-def _read_exactly(stream: IO[bytes], count: int) -> bytes | None:
-    parts = []
-    while count > 0:
-        part = stream.read(count)
-        if not part:
-            return None
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def write_frame(stream: IO[bytes], frame: Mapping[str, Any]) -> None:
-    """Writes one frame and flushes."""
-    body = json.dumps(frame).encode()
-    stream.write(len(body).to_bytes(4, "little") + body)
-    stream.flush()
 
 
 class Worker:
@@ -99,6 +64,7 @@ class Worker:
         Their kernels are built together. Before something is done for a single one of several,
         {"at": its index}; None where it is done for all. Never raises for what a request asks.
         """
+        from eagercache.worker.jobs.kinds import make_job
         from eagercache.worker.timing import idle_threads
 
         idle_threads.keep_asleep()
@@ -108,7 +74,7 @@ class Worker:
             for index, request in enumerate(requests):
                 if len(requests) > 1:
                     yield {"at": index}
-                job = _make_job(request, self._core)
+                job = make_job(request, self._core)
                 jobs[index] = job
                 job.begin(functools.partial(self._store, request), self._find_tools(request))
                 if job.outcome is not None:
@@ -227,36 +193,6 @@ class Worker:
         # The store removes temporary folders that nobody has touched for an hour.
         os.utime(self._scratch)
         return self._scratch
-
-
-def _make_job(request: Mapping[str, Any], core: Any) -> Job:
-    if request["description"].get("kind") == "module":
-        from eagercache.worker.jobs.module_job import ModuleJob
-
-        return ModuleJob(request, core)
-    if request["description"].get("kind") == "deploy":
-        from eagercache.deploy.worker.job import DeployJob
-
-        return DeployJob(request, core)
-    if "function" in request["description"] and "record" not in request:
-        from eagercache.worker.jobs.function_job import make_function_job
-
-        return make_function_job(request, core)
-    if request["description"].get("dispatch_key") == "CUDA" and "record" not in request:
-        from eagercache.worker.jobs.cuda_job import CudaJob
-
-        return CudaJob(request, core)
-    if request["description"].get("kind") == "shapes":
-        from eagercache.worker.jobs.shape_job import ShapeJob
-
-        return ShapeJob(request, core)
-    if request["description"].get("kind") == "scalars":
-        from eagercache.worker.jobs.scalar_job import ScalarJob
-
-        return ScalarJob(request, core)
-    from eagercache.worker.jobs.job import Job
-
-    return Job(request, core)
 
 
 def watch_parent(parent: int) -> None:

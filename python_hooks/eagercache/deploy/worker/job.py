@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from eagercache.callables import call_hooks
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred, unpack
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast, main_of
 from eagercache.calls.call import decode_state
+from eagercache.calls.storage import extent
 from eagercache.deploy.layout import (
     CannotDeploy,
     constant_rows,
@@ -33,7 +35,6 @@ from eagercache.deploy.worker.fold import Split, split_weights
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
-from eagercache.worker.inductor.launch_plan import extent
 from eagercache.worker.jobs.job import Job, Outcome
 from eagercache.worker.modules.compile import (
     Answers,
@@ -42,7 +43,7 @@ from eagercache.worker.modules.compile import (
     time_answers,
     watch_forward,
 )
-from eagercache.worker.modules.trace import ModuleGraph, argument_tensors, trace_module
+from eagercache.worker.modules.trace import ModuleGraph, trace_module
 
 # Values of all open sizes at which the program is compared with the forward, where it holds.
 SIZES_TRIED = (2, 3, 5, 8, 16, 17, 33)

@@ -11,7 +11,8 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagercache.worker.inductor.launch_plan import Output, extent
+from eagercache.calls.storage import extent
+from eagercache.worker.inductor.launch_plan import Output
 from eagercache.worker.inductor.wrapper_text import ITEM_SIZES, NotUnderstood
 
 

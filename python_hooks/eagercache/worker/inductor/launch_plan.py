@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from eagercache.calls.storage import extent
 from eagercache.worker.inductor.wrapper_text import (
     ITEM_SIZES,
     Buffer,
@@ -154,13 +154,6 @@ def _adopt(output: Output, wanted: tuple[int, ...]) -> Output:
         if mine != native and size != 1:
             return output
     return replace(output, strides=wanted)
-
-
-def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last one that a tensor reaches, both included."""
-    if math.prod(sizes) == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 def read_launch_plan(

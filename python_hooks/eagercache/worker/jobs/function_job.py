@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -121,13 +121,3 @@ class FunctionJob(Job):
 
 class FunctionCudaJob(FunctionJob, CudaJob):
     """The same on CUDA."""
-
-
-def make_function_job(request: Mapping[str, Any], core: Any) -> Job:
-    """The job for the kind and the device of a request."""
-    on_cuda = request["description"]["dispatch_key"] == "CUDA"
-    if request["description"].get("kind") == "shapes":
-        from eagercache.worker.jobs.function_shape_job import FunctionShapeJob
-
-        return FunctionShapeJob(request, core)
-    return (FunctionCudaJob if on_cuda else FunctionJob)(request, core)

@@ -18,13 +18,13 @@ from eagercache.base.operators import described_name
 from eagercache.base.toolchain import pick_isa
 from eagercache.calls.call import Call
 from eagercache.calls.integers import known_ranges
-from eagercache.calls.numerics import is_device_error, is_out_of_memory
+from eagercache.calls.numerics import CannotProve, is_device_error, is_out_of_memory
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, FunctionRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan
 from eagercache.worker.timing import timing
 from eagercache.worker.validation import validate
-from eagercache.worker.validation.validate import CannotProve, NotBitwise, ProofFailed, Reshaped
+from eagercache.worker.validation.validate import NotBitwise, ProofFailed, Reshaped
 
 if TYPE_CHECKING:
     import torch.fx

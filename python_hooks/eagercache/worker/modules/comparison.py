@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from eagercache.base.load import core
 from eagercache.callables.module_transfer import Transferred
 from eagercache.worker.validation.validate import ProofFailed, same_bits
 
@@ -45,48 +42,6 @@ class Moved:
             finally:
                 self._restore()
         return [run[index] for run in self._runs if run[index] is not None]
-
-
-def compare_structure(native: Any, answer: Any, where: str) -> None:
-    """Raises ProofFailed unless both are the same but for the tensors' values."""
-    mine, mine_spec = pytree.tree_flatten(answer)
-    natives, native_spec = pytree.tree_flatten(native)
-    if mine_spec != native_spec or type(answer) is not type(native):
-        raise ProofFailed(f"the answer has another structure ({where})")
-    for index, (a, b) in enumerate(zip(mine, natives, strict=True)):
-        if not isinstance(b, torch.Tensor):
-            if type(a) is not type(b) or a != b:
-                raise ProofFailed(f"output {index} is {a!r}, not {b!r} ({where})")
-            continue
-        for name in ("dtype", "device", "shape", "requires_grad"):
-            if getattr(a, name) != getattr(b, name):
-                raise ProofFailed(f"output {index} has another {name} ({where})")
-        if a.stride() != b.stride():
-            raise ProofFailed(
-                f"output {index} has the strides {a.stride()}, not {b.stride()} ({where})"
-            )
-        if a.is_inference() != b.is_inference():
-            raise ProofFailed(f"output {index} is of another mode ({where})")
-
-
-def difference_from_forward(answer: Any, expected: Any) -> str:
-    """Why a kernel's answer may not stand for the forward's, of one call; "" where it may.
-
-    Floating-point values as `EAGERCACHE_VERIFY` compares those of operators (verification.h).
-    """
-    assert core is not None
-    try:
-        compare_structure(expected, answer, "")
-    except ProofFailed as failure:
-        return str(failure).removesuffix(" ()")
-    for index, (mine, native) in enumerate(
-        zip(pytree.tree_leaves(answer), pytree.tree_leaves(expected), strict=True)
-    ):
-        if isinstance(native, torch.Tensor):
-            difference = core.difference_from_native(mine, native)
-            if difference:
-                return f"output {index}: {difference}"
-    return ""
 
 
 def compare(

@@ -23,6 +23,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.callables import call_hooks
+from eagercache.callables.answers import compare_structure
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import FunctionRecorder, Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred, unpack
 from eagercache.callables.outputs import build_unflatten
@@ -38,9 +40,9 @@ from eagercache.calls.call import decode_state
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
-from eagercache.worker.modules.comparison import Moved, compare, compare_structure
+from eagercache.worker.modules.comparison import Moved, compare
 from eagercache.worker.modules.reads import Reads, check_names
-from eagercache.worker.modules.trace import ModuleGraph, argument_tensors, trace_module
+from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.timing import cuda_timing, timing
 from eagercache.worker.validation.validate import ProofFailed, same_bits
 

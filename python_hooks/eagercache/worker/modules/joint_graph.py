@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
@@ -45,7 +46,6 @@ from eagercache.worker.modules.trace import (
     INDEXING,
     MAX_CONSTANT_BYTES,
     Range,
-    argument_tensors,
     first_line,
     index_ranges,
     read_outputs,

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eagercache.callables.arguments import OPEN, argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.outputs import build_unflatten
-from eagercache.modules.shapes import OPEN
 from eagercache.worker.modules.compile import (
     Answers,
     ModuleResult,
@@ -30,7 +30,7 @@ from eagercache.worker.modules.compile import (
     time_answers,
 )
 from eagercache.worker.modules.symbolic import SHAPE_FUNCTION
-from eagercache.worker.modules.trace import ModuleGraph, argument_tensors
+from eagercache.worker.modules.trace import ModuleGraph
 from eagercache.worker.samples.shape_class import SMALLEST, ends, groups, sizes_text
 from eagercache.worker.timing import timing
 from eagercache.worker.validation.validate import ProofFailed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
@@ -92,25 +93,6 @@ class ModuleGraph:
     def device(self) -> torch.device:
         """Where everything is."""
         return self.examples[0].device if self.examples else torch.device("cpu")
-
-
-def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors of a call in the order in which the core meets them."""
-    found: list[torch.Tensor] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            for item in value:
-                walk(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                walk(item)
-
-    for value in (*args, *kwargs.values()):
-        walk(value)
-    return found
 
 
 def trace_module(

@@ -23,10 +23,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.callables import call_hooks
+from eagercache.callables.answers import compare_structure
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import FunctionRecorder, Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred, unpack
 from eagercache.callables.outputs import build_unflatten
+from eagercache.callables.replay import Replayed
 from eagercache.callables.surroundings import (
     Listener,
     attention_order,
@@ -40,7 +43,7 @@ from eagercache.calls.call import decode_state
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
-from eagercache.worker.modules.comparison import Moved, compare, compare_structure
+from eagercache.worker.modules.comparison import Moved, compare
 from eagercache.worker.modules.compile import (
     MAX_FUNCTIONS,
     SEEDS,
@@ -54,10 +57,9 @@ from eagercache.worker.modules.compile import (
     time_answers,
     wide,
 )
-from eagercache.worker.modules.dropout_masks import Draw, Replayed
+from eagercache.worker.modules.dropout_masks import Draw
 from eagercache.worker.modules.joint_graph import TrainingGraphs, trace_training
 from eagercache.worker.modules.reads import Reads, check_names
-from eagercache.worker.modules.trace import argument_tensors
 from eagercache.worker.validation.validate import ProofFailed, same_bits
 
 

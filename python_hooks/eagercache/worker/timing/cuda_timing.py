@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from eagercache.calls.call import Call, Sample
+from eagercache.calls.numerics import CannotProve
 from eagercache.worker.timing.timing import Probe, Timing, median_interval, quiet_pairs
-from eagercache.worker.validation.validate import CannotProve
 
 # Data of calls larger than this is not in the cache when an operator begins: its inputs rotate
 # through more than the cache holds.

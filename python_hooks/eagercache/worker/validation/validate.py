@@ -19,6 +19,7 @@ from eagercache.calls.numerics import (
     FLOAT64_NOISE,
     FORMATS,
     HALF,
+    CannotProve,
     NotBitwise,
     ProofFailed,
     Tolerance,
@@ -80,10 +81,6 @@ _ACCUMULATING = frozenset({
 
 class Reshaped(Exception):
     """Native gives an argument another size, other strides or other memory."""
-
-
-class CannotProve(Exception):
-    """No comparison could be made. ``str()`` says why; the kernel says nothing about it."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,30 @@
+"""The tensors among the arguments of a module's call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+# What stands for a size that is left open (ModuleShapeClass::kOpen).
+OPEN = -1
+
+
+def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call in the order in which the core meets them."""
+    found: list[torch.Tensor] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                walk(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                walk(item)
+
+    for value in (*args, *kwargs.values()):
+        walk(value)
+    return found
