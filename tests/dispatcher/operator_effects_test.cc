@@ -1,5 +1,5 @@
 // What the table of effects says. That it says what native does is tested in
-// tests/python/test_operator_effects.py.
+// tests/python/programs/test_operator_effects.py.
 
 #include "dispatcher/operator_effects.h"
 

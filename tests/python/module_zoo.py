@@ -1,4 +1,4 @@
-"""Small modules for tests/python/test_modules.py. Importable, so that other processes know them."""
+"""Small modules for the tests of modules. Importable, so that other processes know them."""
 
 from __future__ import annotations
 

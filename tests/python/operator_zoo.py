@@ -1,6 +1,6 @@
 """Calls of the operators of examples/fused_functions.py.
 
-Imported by tests/gpu; tests/python/test_custom_operators.py puts both texts before its programs.
+Imported by tests/gpu; test_custom_operators.py puts both texts before its programs.
 """
 
 from __future__ import annotations

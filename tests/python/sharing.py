@@ -27,7 +27,7 @@ _OWN = re.compile(r"@pytest\.fixture\(scope=\"(session|module)\"")
 
 @functools.cache
 def _scope_of_file(name: str) -> str:
-    text = (FOLDER / name).read_text()
+    text = next(FOLDER.rglob(name)).read_text()
     for fixture, scope in SHARED.items():
         if re.search(rf"\b{fixture}\b", text):
             return scope

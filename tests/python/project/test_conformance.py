@@ -27,7 +27,7 @@ from conformance.runner import State
 from conftest import PACKAGE_ROOT, clean_environment
 from eagercache.service.worker_process import worker_environment
 
-TESTS = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent.parent.parent
 OPERATORS = "roll,amax,where,index_select,softmax"  # one of each kind of risk
 # Only of these: to count the samples of the whole database takes minutes.
 CHOSEN = (

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "python_hooks" / "eagercache"
 TOP = "(top)"
 

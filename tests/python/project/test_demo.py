@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
 
 import demo_report
 

@@ -19,7 +19,7 @@ IMPORT = "from fused_functions import"
 
 def _operators() -> str:
     """The functions and their calls as one text, without imports of files and of __future__."""
-    zoo = Path(__file__).with_name("operator_zoo.py")
+    zoo = Path(__file__).parent.with_name("operator_zoo.py")
     lines = zoo.read_text().splitlines(keepends=True)
     kept = [line for line in lines if "EXAMPLES" not in line and not line.startswith(IMPORT)]
     functions = zoo.parents[2] / "examples" / "fused_functions.py"

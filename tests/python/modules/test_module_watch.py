@@ -21,7 +21,7 @@ from eagercache.base.load import core
 from eagercache.modules import watch as module_watch
 from eagercache.modules.manager import explain_module, manager
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parent.parent)
 
 FILL = """
 import sys

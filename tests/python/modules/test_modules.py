@@ -23,7 +23,7 @@ from eagercache.worker.modules.compile import ModuleResult
 from eagercache.worker.timing.timing import Timing
 from torch import nn
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parent.parent)
 
 # Fills the store, in a process of its own, and says what was compiled and how the answers compare.
 FILL = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import run_program
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parent.parent)
 
 AUTOCAST = """
 import sys

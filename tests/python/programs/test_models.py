@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import run_program
 
-TESTS = str(Path(__file__).resolve().parent.parent)
+TESTS = str(Path(__file__).resolve().parent.parent.parent)
 
 pytest.importorskip("transformers")
 

@@ -26,7 +26,7 @@ from fuzz.__main__ import POOL, merge
 from fuzz.both_ways import Totals
 from fuzz.judge import Lockstep
 
-FUZZ = str(Path(__file__).resolve().parent.parent)
+FUZZ = str(Path(__file__).resolve().parent.parent.parent)
 KEYS = 32
 CALLS = 1000
 

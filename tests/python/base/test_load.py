@@ -65,11 +65,11 @@ def test_on_another_platform_the_import_says_so_once_and_does_nothing() -> None:
 
 
 def test_the_check_comes_before_the_module_is_loaded(tmp_path: Path) -> None:
-    package = tmp_path / "eagercache"
-    package.mkdir()
-    for file in Path(PACKAGE_ROOT, "eagercache").iterdir():
-        if file.suffix == ".py":
-            (package / file.name).write_bytes(file.read_bytes())
+    installed, package = Path(PACKAGE_ROOT, "eagercache"), tmp_path / "eagercache"
+    for file in installed.rglob("*.py"):
+        copy = package / file.relative_to(installed)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
     info = package / "_build_info.py"
     info.write_text(info.read_text().replace('TORCH_VERSION = "2.', 'TORCH_VERSION = "1.'))
     (package / "_C.py").write_text("raise SystemExit('the module was loaded')")

@@ -121,7 +121,7 @@ def test_inductor_and_triton_make_plans_without_a_gpu(program: Program) -> None:
     result = program(
         f"""
         import sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
         import json, fake_cuda
         report(**fake_cuda.compile_some())
         """

@@ -17,7 +17,7 @@ from conftest import clean_environment
 
 pytestmark = [pytest.mark.once, pytest.mark.long]
 
-PROGRAMS = Path(__file__).resolve().parent.parent / "training_loops"
+PROGRAMS = Path(__file__).resolve().parent.parent.parent / "training_loops"
 # Library, program, and the operators whose kernels answer: forward, backward and the optimizer's.
 LOOPS = {
     "transformers": (

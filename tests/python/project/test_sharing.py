@@ -13,10 +13,11 @@ pytestmark = pytest.mark.once
 
 
 def test_tests_of_a_file_whose_fixture_compiles_are_of_one_scope() -> None:
-    assert scope_of("tests/python/test_writes.py::test_a[1]") == "test_writes.py"
-    assert scope_of("tests/python/test_neighbours.py::test_b") == "shared"
-    assert scope_of("tests/python/test_bundle.py::test_c") == "shared"
-    assert scope_of("tests/python/test_prove.py::test_d") == "tests/python/test_prove.py::test_d"
+    assert scope_of("tests/python/programs/test_writes.py::test_a[1]") == "test_writes.py"
+    assert scope_of("tests/python/programs/test_neighbours.py::test_b") == "shared"
+    assert scope_of("tests/python/ahead/test_bundle.py::test_c") == "shared"
+    alone = "tests/python/worker/test_prove.py::test_d"
+    assert scope_of(alone) == alone
 
 
 def test_the_fixtures_that_files_share_exist() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import Program
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROWS: list[dict[str, Any]] = json.loads((ROOT / "tests" / "hazards.json").read_text())
 DEFECTS = {
     *(f"A{n}" for n in range(1, 7)),

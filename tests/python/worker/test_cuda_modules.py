@@ -20,7 +20,7 @@ from eagercache.worker.inductor import compile as compile_module
 from eagercache.worker.inductor.commands import CompileFailed
 from eagercache.worker.timing import cuda_timing
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parent.parent)
 
 # A driver that loads and fails: what a container asks of it by name is what matters here.
 DRIVER = """
