@@ -55,6 +55,11 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.replace(",", " ").split() if name)
 
 
+def _command(text: str) -> str:
+    # Compile workers are in another folder.
+    return os.path.abspath(text) if os.sep in text and " " not in text else text  # noqa: PTH100
+
+
 def parse_size(text: str) -> int:
     """Bytes of "500M", "1.5G" or "4096"; raises BadValue for anything else."""
     units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -173,7 +178,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "EAGERCACHE_CXX",
         "cxx",
-        str,
+        _command,
         None,
         "The C++ compiler for kernels; by default CXX, then g++.",
     ),

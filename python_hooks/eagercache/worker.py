@@ -224,6 +224,7 @@ class Worker:
                 folder = self._scratch / name
                 folder.mkdir()
                 os.environ[variable] = str(folder)
+            os.chdir(self._scratch)  # for what libraries write where they are
         # The store removes temporary folders that nobody has touched for an hour.
         os.utime(self._scratch)
         return self._scratch
@@ -295,6 +296,8 @@ def limit_memory(limit: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serves until the end of the input."""
+    from .worker_environment import add_late_paths
+
     requests = os.fdopen(os.dup(0), "rb")
     responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -307,6 +310,7 @@ def main(arguments: list[str]) -> int:
         limit_memory(int(arguments[0]))
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
+    add_late_paths(os.environ)
     # While a quarter of a million objects are imported, none of them is garbage worth looking for.
     gc.disable()
     worker = Worker()

@@ -21,6 +21,7 @@ from .choices import WORKER_VARIABLE
 from .log import event
 from .service_request import Response
 from .service_settings import ServiceSettings
+from .worker_environment import START_FOLDER, absolute_entries, import_paths
 
 INFO, DEBUG = logging.INFO, logging.DEBUG
 
@@ -80,8 +81,11 @@ def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) ->
         for name, value in worker_variables(environ).items()
         if name not in _DROPPED_VARIABLES and not name.startswith("EAGERCACHE_")
     }
-    paths = [str(_PACKAGE_PARENT), *filter(None, [environ.get("PYTHONPATH")])]
-    kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    kept.update(import_paths(_PACKAGE_PARENT, environ))
+    if "PATH" in kept:  # the worker is in another folder
+        kept["PATH"] = os.pathsep.join(absolute_entries(kept["PATH"]))
+    if os.sep in kept.get("CXX", "") and " " not in kept["CXX"]:
+        kept["CXX"] = os.path.abspath(kept["CXX"])  # noqa: PTH100
     kept[WORKER_VARIABLE] = "1"
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     bytecode = bytecode_folder(Path(settings.store_root), environ)
@@ -160,6 +164,8 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=worker_environment(settings, os.environ),
+            cwd=START_FOLDER,
+            umask=0o077,  # the bytecode that it keeps is believed where nobody else may write it
             start_new_session=True,
         )
         assert self._process.stdout is not None

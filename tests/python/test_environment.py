@@ -46,7 +46,7 @@ def test_a_changed_field_alone_changes_the_key_and_is_named(
 OTHER_SOURCES = {
     *("_load", "api", "choices", "config", "cuda_gate", "left_native", "log", "module_selection"),
     *("modules", "operators", "private_file", "service", "service_request", "service_settings"),
-    *("session", "slots", "version", "worker_process"),
+    *("session", "slots", "version", "worker_environment", "worker_process"),
 }
 
 
