@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
 import select
+import shlex
 import signal
 import subprocess
 import threading
@@ -17,13 +19,18 @@ from typing import Any
 
 import torch
 
+from . import private_file, shared_header
 from .choices import WORKER_VARIABLE
 from .log import event
 from .service_request import Response
 from .service_settings import ServiceSettings
 from .worker_environment import START_FOLDER, absolute_entries, import_paths
 
+log = logging.getLogger("eagercache")
 INFO, DEBUG = logging.INFO, logging.DEBUG
+
+# In a store: Inductor's compiled sources.
+BYTECODE_FOLDER = "PYTHON"
 
 # Not resolved: in a build tree the modules are links, and the extension module lies beside those.
 _PACKAGE_PARENT = Path(__file__).absolute().parent.parent
@@ -126,14 +133,24 @@ def bytecode_folder(store_root: Path, environ: Mapping[str, str]) -> Path | None
     kept_by_python = not environ.get("PYTHONDONTWRITEBYTECODE") and os.access(
         inductor_folder(), os.W_OK
     )
-    if has_bytecode() or kept_by_python or not _is_ours_alone(store_root):
+    if has_bytecode() or kept_by_python or not private_file.is_private(store_root):
         return None
-    return store_root / "PYTHON"
+    folder = store_root / BYTECODE_FOLDER
+    return None if private_file.foreign_entry(folder) else folder
 
 
-def _is_ours_alone(folder: Path) -> bool:
-    status = folder.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+@functools.cache
+def warn_about_foreign_entries(store_root: Path) -> None:
+    """Says once what others may have left in a store's folders of code, which is not used then."""
+    for name in (BYTECODE_FOLDER, shared_header.FOLDER):
+        if problem := private_file.foreign_entry(store_root / name):
+            log.warning(
+                "eagercache: %s, so %s is not used; other users were able to put files into this "
+                "store: delete it (rm -r %s), it fills again",
+                problem,
+                store_root / name,
+                shlex.quote(str(store_root)),
+            )
 
 
 def _gpu_name(index: int, visible: str | None) -> str:
@@ -151,6 +168,7 @@ class WorkerProcess:
         self._ending = threading.Lock()  # guards _ended
         self._ended = False
         self._last_lines: collections.deque[str] = collections.deque(maxlen=20)
+        warn_about_foreign_entries(Path(settings.store_root))
         # A session of its own: Ctrl-C in the terminal does not reach it, and one signal ends it
         # together with its compilers. exec'ed, never a fork of this (threaded) process.
         self._process = subprocess.Popen(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import clean_environment
+from eagercache.service_settings import ServiceSettings
 from eagercache.worker_environment import LATE_PATHS_VARIABLE, import_paths, is_trusted
+from eagercache.worker_process import warn_about_foreign_entries, worker_environment
 
 pytestmark = pytest.mark.once
 
@@ -82,3 +85,44 @@ def test_a_worker_imports_from_where_the_program_does_if_nobody_else_writes_ther
     monkeypatch.chdir(shared)
     assert import_paths(Path("/package"), {}, [""])["PYTHONPATH"] == "/package"
     assert is_trusted(own) and not is_trusted(shared) and not is_trusted(shared / "below")
+
+
+def make_writable(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def give_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(path, 12345, -1)
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("spoil", [make_writable, give_away, replace_by_link])
+@pytest.mark.parametrize("place", ["PYTHON", "PYTHON/usr", "PYTHON/usr/lowering.pyc"])
+def test_bytecode_that_was_planted_while_others_could_write_is_not_used(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], None],
+    place: str,
+) -> None:
+    # As in an image whose packages have none.
+    monkeypatch.setattr("torch.__file__", str(tmp_path / "torch" / "__init__.py"))
+    store = tmp_path / "store"
+    (store / "PYTHON/usr").mkdir(mode=0o755, parents=True)
+    (store / "PYTHON/usr/lowering.pyc").write_bytes(b"made here")
+    settings = ServiceSettings(store_root=str(store), environment="")
+    environ = {"PYTHONDONTWRITEBYTECODE": "1"}
+    kept = worker_environment(settings, environ)
+    assert kept["PYTHONPYCACHEPREFIX"] == str(store / "PYTHON")
+    spoil(store / place)
+    assert "PYTHONPYCACHEPREFIX" not in worker_environment(settings, environ)
+    for _ in range(2):
+        warn_about_foreign_entries(store)
+    assert len(caplog.records) == 1
+    assert f"delete it (rm -r {store})" in caplog.records[0].getMessage()
