@@ -24,7 +24,7 @@ import torch.fx
 from . import _compat
 from .bare import BareBuilder
 from .calls import Call, TensorSpec
-from .commands import CompileFailed, CompileRefused
+from .commands import CompileFailed, CompileRefused, causes, is_passing
 from .container import SEAMS, BuildCommands
 from .foreach import each_alone
 from .generated_text import GeneratedText, admit, read_generated_text
@@ -346,9 +346,7 @@ class Tools:
                 raise ours from error
             if not isinstance(error, Exception):
                 raise
-            raise CompileFailed(
-                _one_line(error), transient=isinstance(error, (OSError, MemoryError))
-            ) from error
+            raise CompileFailed(_one_line(error), transient=is_passing(error)) from error
         finally:
             self._taker = None
 
@@ -453,17 +451,9 @@ def refuse_other_writes(plan: LaunchPlan, call: Call) -> None:
 
 def find_cause(error: BaseException) -> CompileRefused | CompileFailed | None:
     """Our own exception inside the ones that Inductor wrapped around it."""
-    seen: set[int] = set()
-    chain: list[Any] = [error]
-    while chain:
-        current = chain.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        if isinstance(current, (CompileRefused, CompileFailed)):
-            return current
-        chain += [current.__cause__, current.__context__, getattr(current, "inner_exception", None)]
-    return None
+    ours = (CompileRefused, CompileFailed)
+    found = (one for one in causes(error, handled=True) if isinstance(one, ours))
+    return next(found, None)
 
 
 def _one_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ import torch
 
 from . import _compat
 from .calls import Call
-from .commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
+from .commands import CompileFailed, CompileRefused, NoKernelOfItsOwn, is_passing
 from .compile import Lowered, Tools, build_graph, example_inputs, find_cause
 from .cuda_plan import CudaPlan, TritonKernel, make_plan
 from .cuda_text import WrapperText, read_wrapper
@@ -175,7 +175,7 @@ def _generate(call: Call, graph: torch.fx.GraphModule, options: dict[str, Any]) 
         ours = find_cause(error)
         if ours is not None:
             raise ours from error
-        transient = isinstance(error, (OSError, MemoryError, torch.OutOfMemoryError))
+        transient = is_passing(error) or isinstance(error, torch.OutOfMemoryError)
         lines = str(error).splitlines() or ["no message"]
         raise CompileFailed(
             f"{type(error).__name__}: {lines[0][:200]}", transient=transient

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 from . import prove, timing
 from .call_integers import known_ranges
 from .calls import Call
-from .commands import CompileFailed, CompileRefused, FunctionRefused
+from .commands import (
+    CompileFailed,
+    CompileRefused,
+    FunctionRefused,
+    is_certainly_passing,
+    is_passing,
+)
 from .compile import Tools
 from .launch_plan import IndexRange, LaunchPlan
 from .numerics import is_device_error, is_out_of_memory
@@ -333,6 +339,9 @@ class Job:
             step()
         except CompileRefused as refused:
             forget_locals(refused)
+            if is_certainly_passing(refused):
+                self.outcome = Outcome("failed", str(refused), transient=True)
+                return
             self.outcome = Outcome(
                 "native", str(refused), refused=isinstance(refused, FunctionRefused)
             )
@@ -503,9 +512,7 @@ def forget_locals(error: BaseException) -> None:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the machine, not the call, may be the reason."""
-    if isinstance(error, OSError) or is_out_of_memory(error):
-        return True
-    return bool(getattr(error, "transient", False))
+    return is_passing(error) or is_out_of_memory(error)
 
 
 def one_line(error: BaseException) -> str:
