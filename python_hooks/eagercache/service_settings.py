@@ -15,7 +15,10 @@ IDLE_SHARE = 0.25
 
 def machine_is_idle() -> bool:
     """Whether little ran on this machine in the last minute."""
-    return os.getloadavg()[0] < IDLE_SHARE * (os.cpu_count() or 1)
+    try:
+        return os.getloadavg()[0] < IDLE_SHARE * (os.cpu_count() or 1)
+    except OSError:  # as in a container without /proc
+        return False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import functools
 import importlib.util
 import logging
 import os
-import select
 import shlex
 import signal
 import subprocess
@@ -21,10 +20,12 @@ import torch
 
 from . import private_file, shared_header
 from .choices import WORKER_VARIABLE
+from .commands import is_trouble_of_machine
 from .log import event
 from .service_request import Response
 from .service_settings import ServiceSettings
 from .worker_environment import START_FOLDER, absolute_entries, import_paths
+from .worker_pipe import PipeTimeout, WorkerPipe
 
 log = logging.getLogger("eagercache")
 INFO, DEBUG = logging.INFO, logging.DEBUG
@@ -51,17 +52,41 @@ _DROPPED_VARIABLES = (
 )
 
 
+# What code that is wrong raises in itself. Every other signal is somebody else's: the kernel's when
+# memory or a disk is full, an administrator's, a terminal's.
+_SIGNALS_OF_CODE = frozenset(
+    {
+        signal.SIGABRT,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    }
+)
+# The same of what a worker says last.
+_ERRORS_OF_MACHINE = ("ImportError:", "MemoryError", "ModuleNotFoundError:", "OSError:")
+
+
 class WorkerLost(Exception):
-    """The worker is gone. ``timed_out`` when we ended it.
+    """The worker is gone. ``timed_out`` when we ended it; ``transient``: not the call's fault.
 
     ``at`` is the index of the request of a batch that it was at, where that is known.
     """
 
     at: int | None = None
 
-    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+    def __init__(self, reason: str, *, timed_out: bool = False, transient: bool = False) -> None:
         super().__init__(reason)
         self.timed_out = timed_out
+        self.transient = transient or timed_out
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the many real-time signals
+        return "a real-time signal"
 
 
 def give_way_to_callers() -> None:
@@ -164,6 +189,7 @@ class WorkerProcess:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.served = 0
+        self.thread = threading.get_ident()  # whose it is
         self._ready = False
         self._ending = threading.Lock()  # guards _ended
         self._ended = False
@@ -187,12 +213,16 @@ class WorkerProcess:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        # Without a buffer, in which a second frame would lie where `select` does not see it.
-        self._answers: Any = open(self._process.stdout.fileno(), "rb", 0, closefd=False)  # noqa: SIM115
+        assert self._process.stdin is not None
+        self._pipe = WorkerPipe(self._process.stdin.fileno(), self._process.stdout.fileno())
         self._reader = threading.Thread(
             target=self._read_errors, name="eagercache-worker-log", daemon=True
         )
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError:  # no more threads
+            self.kill()
+            raise
         event(INFO, "worker_start", pid=self._process.pid)
 
     @property
@@ -218,16 +248,12 @@ class WorkerProcess:
     def _exchange(
         self, frame: Mapping[str, Any], count: int, settings: ServiceSettings
     ) -> Iterator[Response]:
-        from .worker import write_frame
-
-        stdin = self._process.stdin
-        assert stdin is not None
         at: int | None = None
         try:
             if not self._ready:
                 self._read(settings.start_timeout, "start")
                 self._ready = True
-            write_frame(stdin, frame)
+            self._write(frame, settings.start_timeout)
             while count > 0:
                 response = self._read(settings.request_timeout, "answer")
                 if "at" in response:
@@ -236,39 +262,60 @@ class WorkerProcess:
                 count -= 1
                 self.served += 1
                 yield response
-        except (OSError, ValueError) as error:
-            lost = WorkerLost(self._obituary())
-            lost.at = at
-            raise lost from error
         except WorkerLost as lost:
             lost.at = at
             raise
+        except Exception as error:
+            death = self._death()
+            death.at = at
+            raise death from error
+
+    def _write(self, frame: Mapping[str, Any], timeout: float) -> None:
+        try:
+            self._pipe.write(frame, timeout)
+        except PipeTimeout:
+            self.kill()
+            raise WorkerLost(
+                f"the compile worker did not read its request within {timeout:.0f} s",
+                timed_out=True,
+            ) from None
+        except ValueError as error:  # the worker is well, but is given up with what it was to do
+            self.kill()
+            raise WorkerLost(str(error)) from error
 
     def _read(self, timeout: float, what: str) -> Response:
-        """One frame. The worker writes frames whole, so that only their beginning is waited for."""
-        from .worker import read_frame
-
-        ready, _, _ = select.select([self._answers.fileno()], [], [], timeout)
-        if not ready:
+        try:
+            frame = self._pipe.read(timeout)
+        except PipeTimeout:
             self.kill()
             raise WorkerLost(
                 f"the compile worker did not {what} within {timeout:.0f} s", timed_out=True
-            )
-        frame = read_frame(self._answers)
+            ) from None
         if frame is None:
-            raise WorkerLost(self._obituary())
+            raise self._death()
         return frame
 
-    def _obituary(self) -> str:
+    def _death(self) -> WorkerLost:
+        """What is to be said of a worker that speaks no more."""
         try:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
-            return "the compile worker closed its output"
+            return WorkerLost("the compile worker closed its output", transient=True)
         self._reader.join(1.0)
-        last = next((line for line in reversed(self._last_lines) if line), "")
+        lines = list(self._last_lines)
         if code < 0:
-            return f"the compile worker was killed by signal {-code} ({signal.Signals(-code).name})"
-        return f"the compile worker exited with {code}: {last[:200]}"
+            name = _signal_name(-code)
+            return WorkerLost(
+                f"the compile worker was killed by signal {-code} ({name})",
+                transient=-code not in _SIGNALS_OF_CODE or is_trouble_of_machine("\n".join(lines)),
+            )
+        last = next((line for line in reversed(lines) if line), "")
+        # One that never started was given nothing that it could die of.
+        transient = not self._ready or last.startswith(_ERRORS_OF_MACHINE)
+        return WorkerLost(
+            f"the compile worker exited with {code}: {last[:200]}",
+            transient=transient or is_trouble_of_machine(last),
+        )
 
     def _read_errors(self) -> None:
         give_way_to_callers()
