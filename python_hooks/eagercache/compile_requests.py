@@ -25,6 +25,7 @@ def start_service(
         slots=settings.slots,
         cxx=settings.cxx,
         max_bytes=settings.max_bytes,
+        allow_untrusted=settings.allow_untrusted,
     )
     core.set_handler(_submit)
 

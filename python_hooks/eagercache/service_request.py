@@ -56,6 +56,7 @@ def message(request: Request) -> dict[str, Any]:
         "numerics": settings.numerics,
         "margin": settings.margin,
         "max_bytes": settings.max_bytes,
+        "allow_untrusted": settings.allow_untrusted,
         "cxx": settings.cxx,
     }
 

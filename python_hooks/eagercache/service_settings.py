@@ -36,6 +36,7 @@ class ServiceSettings:
     numerics: str = "accurate"
     margin: float = 0.03
     max_bytes: int = 10 << 30
+    allow_untrusted: bool = False  # EAGERCACHE_ALLOW_UNTRUSTED
     workers: int = 0
     slots: int = 0
     memory_bytes: int = 0

@@ -675,6 +675,7 @@ def _service(
             slots=max(workers, settings.slots),
             cxx=settings.cxx,
             max_bytes=settings.max_bytes,
+            allow_untrusted=settings.allow_untrusted,
             **cuda,
         )
     )

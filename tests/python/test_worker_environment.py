@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import clean_environment, run_program
 from eagercache.service_settings import ServiceSettings
 from eagercache.worker_environment import LATE_PATHS_VARIABLE, import_paths, is_trusted
 from eagercache.worker_process import warn_about_foreign_entries, worker_environment
@@ -126,3 +126,24 @@ def test_bytecode_that_was_planted_while_others_could_write_is_not_used(
         warn_about_foreign_entries(store)
     assert len(caplog.records) == 1
     assert f"delete it (rm -r {store})" in caplog.records[0].getMessage()
+
+
+SHARED_STORE = """
+import torch, eagercache
+eagercache.enable(["var.correction"], on_miss="wait", choose="always")
+x = torch.randn(64, 96)
+torch.var(x, -1)
+(row,) = eagercache.kernels()
+report(decision=row.decision, reason=row.reason)
+"""
+
+
+@pytest.mark.parametrize(("allowed", "decisions"), [("1", ["kernel"]), ("0", [])])
+def test_a_store_that_others_may_write_is_filled_where_that_is_allowed(
+    cache: Path, allowed: str, decisions: list[str]
+) -> None:
+    cache.chmod(0o777)
+    code = SHARED_STORE if allowed == "1" else SHARED_STORE.partition("(row,)")[0]
+    done = run_program(code, cache, fills=True, EAGERCACHE_ALLOW_UNTRUSTED=allowed)
+    assert [done["decision"] for _ in decisions] == decisions, done
+    assert len(list(cache.rglob("*.so"))) == len(decisions)
