@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -94,13 +95,24 @@ def write(folder: Path, name: str, content: Any) -> None:
     """Puts ``content`` in place at once. Errors are nobody's concern: it can be made again."""
     if not is_private(folder):
         return
-    # One name, so that a process that dies here leaves one file, which a later one takes away.
-    temporary = folder / f"{name}.new"
-    with contextlib.suppress(OSError):
-        if time.time() - temporary.lstat().st_mtime > _ABANDONED_SECONDS:
-            temporary.unlink()
+    _remove_abandoned(folder, f"{name}.new")
+    # Random: in containers processes that died had the numbers of those that live.
+    temporary = folder / f"{name}.new{secrets.token_hex(8)}"
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        temporary.rename(folder / name)
+        try:
+            with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            temporary.rename(folder / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    """Takes away what processes left that died; a clock that was put back dates it ahead."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):
+                if abs(time.time() - path.lstat().st_mtime) > _ABANDONED_SECONDS:
+                    path.unlink()
