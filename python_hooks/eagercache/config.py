@@ -15,6 +15,9 @@ NUMERICS = ("accurate", "bitwise")
 LOG_LEVELS = {"off": 0, "warning": 1, "info": 2, "debug": 3}
 
 
+_LONGEST_WAIT = 1e6
+
+
 class BadValue(ValueError):
     """A setting's text cannot be read; the message says what would be right."""
 
@@ -84,6 +87,16 @@ def _count(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= _LONGEST_WAIT:
+        raise BadValue(f"use a number of seconds from 0 to {_LONGEST_WAIT:.0f}")
+    return seconds
+
+
 @dataclass(frozen=True)
 class Variable:
     """One environment variable.
@@ -129,6 +142,14 @@ VARIABLES: tuple[Variable, ...] = (
         _choice(ON_MISS),
         None,
         "Overrides `enable(on_miss=...)`: background, wait or native.",
+    ),
+    Variable(
+        "EAGERCACHE_WAIT_SECONDS",
+        "wait_seconds",
+        _seconds,
+        600,
+        "How long a call waits for its kernel where misses wait. Then it goes on with native's "
+        "answer, and until some kernel is done no other call waits. Said once a process.",
     ),
     Variable(
         "EAGERCACHE_NUMERICS",
@@ -223,6 +244,7 @@ class Settings:
     disable: bool
     skip: tuple[str, ...]
     on_miss: str | None
+    wait_seconds: float
     numerics: str | None
     choose: str | None
     max_bytes: int

@@ -29,6 +29,7 @@ class Configuration:
     choose: str
     numerics: str
     replicas: bool = False  # one of several processes that hold the same parameters
+    wait_seconds: float = 600.0  # at most, for a kernel, where on_miss is "wait"
 
 
 class Session:
@@ -45,6 +46,7 @@ class Session:
         self.store_identity: tuple[Path, str] | None = None  # directory, environment text
         self.configuration: Configuration | None = None
         self.enables = 0  # calls of enable()
+        self.waited_in_vain = False  # a call of a module, since the latest verdict on one
         self.warned: set[str] = set()
 
     def services(self) -> list[CompileService]:
