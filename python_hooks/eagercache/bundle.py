@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagercache import config, environment, facts
+from eagercache import config, environment, facts, store_directory
 from eagercache._load import core
 
 
@@ -68,6 +68,13 @@ def mismatches(theirs: str, ours: str) -> tuple[tuple[str, str, str], ...]:
     )
 
 
+def _name(path: Path) -> str:
+    """A file's name, as the core takes it."""
+    if not store_directory.has_utf8_name(path):
+        raise BundleError(f"{str(path)!r} has a name that is not UTF-8; use another one")
+    return str(path)
+
+
 def _require_core() -> Any:
     if core is None:
         raise BundleError("eagercache works on Linux x86-64 only")
@@ -84,7 +91,7 @@ def keygen(name: Path) -> tuple[Path, Path]:
     private, public = name.with_name(f"{name.name}.pem"), name.with_name(f"{name.name}.pub")
     module = _require_core()
     try:
-        module.make_signing_key(str(private), str(public))
+        module.make_signing_key(_name(private), _name(public))
     except module.StoreError as error:
         raise BundleError(str(error)) from error
     return private, public
@@ -97,8 +104,8 @@ def export(path: Path, *, store: Path, key: Path) -> dict[str, int]:
         raise BundleError(f"there is no store at {store}; name one with --dir or EAGERCACHE_DIR")
     text = _environment_text(store)
     try:
-        opened = module.Store(str(store), text, read_only=True)
-        return dict(module.write_bundle(str(path), opened, text, str(key)))
+        opened = module.Store(_name(store), text, read_only=True)
+        return dict(module.write_bundle(_name(path), opened, text, _name(key)))
     except module.StoreError as error:
         raise BundleError(str(error)) from error
 
@@ -117,7 +124,7 @@ def import_into(path: Path, *, store: Path, keys: Sequence[Path]) -> BundleInfo:
     settings = config.read_settings()
     try:
         opened = module.Store(
-            str(store),
+            _name(store),
             _environment_text(store),
             max_bytes=settings.max_bytes,
             allow_untrusted=settings.allow_untrusted,
@@ -139,7 +146,7 @@ def describe(differing: Sequence[tuple[str, str, str]]) -> str:
 def _read(path: Path, keys: Sequence[Path], store: Path | None) -> tuple[Any, BundleInfo]:
     module = _require_core()
     try:
-        bundle = module.read_bundle(str(path), [str(key) for key in keys])
+        bundle = module.read_bundle(_name(path), [_name(key) for key in keys])
     except module.StoreError as error:
         raise BundleError(str(error)) from error
     differing = mismatches(bundle.environment, _environment_text(store))

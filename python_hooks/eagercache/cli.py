@@ -6,6 +6,7 @@ store that cannot be opened (one line says why).
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,9 @@ from eagercache.version import __version__
 @click.version_option(__version__, prog_name="eagercache")
 def main() -> None:
     """Runs programs with compiled kernels, makes kernels ahead of time, looks after their store."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
+            stream.reconfigure(errors="backslashreplace")
 
 
 main.add_command(run_command)

@@ -22,6 +22,15 @@ _NETWORK_MAGIC = {
 }
 
 
+def has_utf8_name(path: Path) -> bool:
+    """Whether the name is text, as the core needs it."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def nearest_existing(path: Path) -> Path:
     """`path`, or the nearest directory above it that exists."""
     while not path.exists() and path != path.parent:
