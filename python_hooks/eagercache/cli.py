@@ -16,6 +16,7 @@ import click
 
 from eagercache import config
 from eagercache.cli_bundle import bundle_group
+from eagercache.cli_clear import clear_command
 from eagercache.cli_common import (
     OneLine,
     Unusable,
@@ -54,6 +55,7 @@ main.add_command(bundle_group)
 main.add_command(stats_command)
 main.add_command(explain_command)
 main.add_command(bench_command)
+main.add_command(clear_command)
 
 
 @main.command("ls")
