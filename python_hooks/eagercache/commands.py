@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,17 @@ class CompileFailed(Exception):
         self.transient = transient
 
 
+# All that a compiler is told by its environment. What changes what it compiles (CPATH,
+# GCC_EXEC_PREFIX and their like) is in no key and is not handed to it.
+_COMPILER_VARIABLES = ("HOME", "PATH", "TMPDIR")
+
+
+def compiler_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that compilers run in: the same for all who share kernels."""
+    kept = {name: environ[name] for name in _COMPILER_VARIABLES if name in environ}
+    return {**kept, "LC_ALL": "C"}  # its errors are read
+
+
 class Command:
     """One running command; its output is kept in a file, so that it never blocks on a full pipe."""
 
@@ -125,7 +136,12 @@ class Command:
         with self._log.open("wb") as log:
             try:
                 self._process = subprocess.Popen(
-                    words, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    words,
+                    cwd=directory,
+                    env=compiler_environment(os.environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                 )
             except OSError as error:
                 raise CompileFailed(
