@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from .module_trace import argument_tensors
 from .module_transfer import NotTransferable, pack
 from .service_settings import ServiceSettings
 from .toolchain import pick_isa
+from .worker_environment import trusted_paths
 from .worker_process import WorkerLost, WorkerProcess
 
 _TIMEOUT = 3600.0  # seconds, for all that a worker does
@@ -256,7 +256,7 @@ class _Export:
             "identity": self._identity.digest,
             "payload": pack(self._module, self._args, self._kwargs),
             "open": places,
-            "python_path": [entry for entry in sys.path if entry],
+            "python_path": trusted_paths(),
             "autocast": autocast_here("cpu"),
             "state": {**state.as_json(), "num_threads": threads or state.num_threads},
         }

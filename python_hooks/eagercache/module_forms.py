@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from .module_shapes import Places, SizeClass
 from .module_trace import argument_tensors
 from .module_transfer import NotTransferable, pack
 from .session import session
+from .worker_environment import trusted_paths
 
 FORMAT = 4
 
@@ -98,7 +98,7 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
         "payload": pack(module, missed.args, missed.kwargs),
         "open": missed.open,
         "met": missed.met,
-        "python_path": [path for path in sys.path if path],
+        "python_path": trusted_paths(),
         "autocast": missed.autocast,
         "gradients": missed.form.gradients,
         "state": state.as_json() if gpu is None else {**state.as_json(), "num_threads": 1},

@@ -58,6 +58,16 @@ def add_late_paths(environ: Mapping[str, str]) -> None:
     sys.path.extend(entry for entry in entries if entry not in sys.path)
 
 
+def trusted_paths() -> list[str]:
+    """What of `sys.path` workers may import a module's classes from, where they find none sooner.
+
+    The current folder is never there by that name.
+    """
+    named = absolute_entries(os.environ.get("PYTHONPATH", ""))
+    entries = [os.path.abspath(entry) for entry in sys.path if entry]  # noqa: PTH100
+    return [entry for entry in entries if entry in named or is_trusted(Path(entry))]
+
+
 def _own_folders(path: Sequence[str]) -> tuple[list[str], list[str]]:
     """The folders of a `sys.path` that are not Python's own, before and after those that are."""
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import clean_environment, run_program
 from eagercache.service_settings import ServiceSettings
-from eagercache.worker_environment import LATE_PATHS_VARIABLE, import_paths, is_trusted
+from eagercache.worker_environment import (
+    LATE_PATHS_VARIABLE,
+    import_paths,
+    is_trusted,
+    trusted_paths,
+)
 from eagercache.worker_process import warn_about_foreign_entries, worker_environment
 
 pytestmark = pytest.mark.once
@@ -80,6 +85,9 @@ def test_a_worker_imports_from_where_the_program_does_if_nobody_else_writes_ther
     assert variables["PYTHONPATH"].split(":") == ["/package", str(own), "/named", "/other"]
     assert variables[LATE_PATHS_VARIABLE] == str(late)
     assert variables["PYTHONSAFEPATH"] == "1"
+    monkeypatch.setenv("PYTHONPATH", "/named")
+    monkeypatch.setattr(sys, "path", ["", str(shared), str(own), "/named", library])
+    assert trusted_paths() == [str(own), "/named", library]
     monkeypatch.chdir(own)
     assert import_paths(Path("/package"), {}, [""])["PYTHONPATH"] == f"/package:{own}"
     monkeypatch.chdir(shared)
