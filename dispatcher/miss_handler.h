@@ -24,9 +24,10 @@ class MissHandler {
   // the key then stays native in this process.
   virtual void submit(const CompileRequest& request) = 0;
 
-  // Runs `wait`, which blocks, on the calling thread, after letting go of whatever lock of the
-  // handler's world (the GIL) this thread holds, and takes it again afterwards.
-  virtual void run_blocking(const std::function<void()>& wait) = 0;
+  // Runs `wait`, which blocks for a moment and says whether the waiting is over, on the calling
+  // thread until it is, after letting go of whatever lock of the handler's world (the GIL) this
+  // thread holds; takes it again afterwards. Ends early when this thread is interrupted (Ctrl-C).
+  virtual void run_blocking(const std::function<bool()>& wait) = 0;
 };
 
 }  // namespace eagercache

@@ -69,6 +69,9 @@ class Runtime {
   // Another number after each change of policy or of a function's code.
   std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
   Policy policy() const noexcept { return policy_.load(std::memory_order_relaxed); }
+  // How long a call waits for its kernel under kWait; then it goes on with native's answer, and
+  // until some key has a verdict no other call waits at all.
+  void set_wait_seconds(double seconds) noexcept { wait_seconds_.store(seconds); }
   // What of the policy is part of an entry's key in the store.
   std::string policy_tag() const;
 
@@ -210,6 +213,7 @@ class Runtime {
                      const Manifest& manifest);
   void submit_again(Pending pending);
   void complete_again(const std::string& digest);
+  void wait_for_verdict(MissHandler& handler, const std::shared_ptr<Ticket>& ticket);
   void loader_loop();
   void process(Pending pending);
   void submit(Pending pending, const CompileRequest& request);
@@ -229,6 +233,8 @@ class Runtime {
 
   std::atomic<Policy> policy_;  // read by every miss
   static_assert(std::atomic<Policy>::is_always_lock_free);
+  std::atomic<double> wait_seconds_{600.0};
+  std::atomic<bool> waited_in_vain_{false};  // since the latest verdict
   std::atomic<std::uint64_t> generation_{0};
   std::atomic<bool> forked_{false};
   // freeze() sets the one and waits for the other to be 0; put_kernel() counts itself in and then

@@ -444,7 +444,7 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
     pending.may_compile = ask == Ask::kCompile;
     pending.integers = std::move(integers);
     std::shared_ptr<Ticket> ticket;
-    if (policy().on_miss == OnMiss::kWait && note.inserted) {
+    if (policy().on_miss == OnMiss::kWait && note.inserted && !waited_in_vain_.load()) {
       ticket = std::make_shared<Ticket>();
       pending.tickets.push_back(ticket);
     }
@@ -465,10 +465,7 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
     }
     queue_changed_.notify_all();
     if (ticket && handler) {
-      handler->run_blocking([&ticket] {
-        std::unique_lock lock(ticket->mutex);
-        ticket->done_changed.wait(lock, [&ticket] { return ticket->done; });
-      });
+      wait_for_verdict(*handler, ticket);
     }
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning, std::string("a missed call could not be queued: ") + error.what());
@@ -601,6 +598,7 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
     complete_again(digest);
     return;
   }
+  waited_in_vain_.store(false);
   pending.hook->note_compile_cost(cpu_seconds);
   try {
     if (pending.class_number) {

@@ -1,13 +1,19 @@
 #include "kernel_cache/bundle.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <fstream>
+#include <cerrno>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "kernel_cache/byte_fields.h"
 #include "kernel_cache/cpu_features.h"
+#include "kernel_cache/file_layer.h"
+#include "kernel_cache/guarded.h"
 #include "kernel_cache/whole_file.h"
 
 namespace eagercache {
@@ -16,28 +22,92 @@ namespace {
 constexpr std::string_view kMark = "eagercache-bundle ";
 constexpr std::string_view kFirstLine = "eagercache-bundle 1\n";
 constexpr std::string_view kDomain = "eagercache-bundle-v1";
+constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;
 constexpr std::size_t kHead = kFirstLine.size() + PublicKey::kBytes + Signature::kBytes;
 
 Status damaged(const std::filesystem::path& path, const std::string& what) {
   return Status(StatusCode::kCorrupt, path.string() + " is no whole bundle: " + what);
 }
 
-Result<std::string> read_file(const std::filesystem::path& path) {
-  std::error_code error;
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) {
-    return Status::from_errno(error.value(), "read", path.string());
+// Calls take(bytes) for pieces of `size` bytes of the file from `offset` on.
+template <typename Take>
+Status read_pieces(int fd, std::uint64_t offset, std::uint64_t size,
+                   const std::filesystem::path& path, Take take) {
+  std::string piece(static_cast<std::size_t>(std::min(size, kPiece)), '\0');
+  while (size > 0) {
+    const ssize_t moved = ::pread(fd, piece.data(), std::min<std::uint64_t>(size, piece.size()),
+                                  static_cast<off_t>(offset));
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0) return Status::from_errno(errno, "read", path.string());
+    if (moved == 0) return damaged(path, "it ends early");
+    take(std::string_view(piece.data(), static_cast<std::size_t>(moved)));
+    offset += static_cast<std::uint64_t>(moved);
+    size -= static_cast<std::uint64_t>(moved);
   }
+  return Status::ok();
+}
+
+Result<std::uint64_t> size_of(int fd, const std::filesystem::path& path) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return Status::from_errno(errno, "ask about", path.string());
+  if (!S_ISREG(info.st_mode)) return damaged(path, "it is no regular file");
+  const auto size = static_cast<std::uint64_t>(info.st_size);
   if (size > kMaxBundleBytes) {
     return Status(StatusCode::kFull, path.string() + " is larger than a bundle may be");
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes(static_cast<std::size_t>(size), '\0');
-  if (!file.read(bytes.data(), static_cast<std::streamsize>(bytes.size())) ||
-      file.peek() != std::ifstream::traits_type::eof()) {
-    return Status(StatusCode::kIoError, path.string() + " cannot be read whole");
+  return size;
+}
+
+// The head alone: whose signature of what. kRefused unless the signer is trusted.
+Status read_head(int fd, std::uint64_t size, const std::filesystem::path& path,
+                 const std::vector<PublicKey>& trusted, PublicKey* signer, Signature* signature) {
+  std::string head;
+  if (Status status = read_pieces(fd, 0, std::min<std::uint64_t>(size, kHead), path,
+                                  [&head](std::string_view piece) { head.append(piece); });
+      !status) {
+    return status;
   }
-  return bytes;
+  if (!head.starts_with(kFirstLine)) {
+    if (head.starts_with(kMark)) {
+      return {StatusCode::kIncompatible,
+              path.string() + " is a bundle of another version than this eagercache reads"};
+    }
+    return damaged(path, "it does not begin like one");
+  }
+  FieldReader reader(std::string_view(head).substr(kFirstLine.size()));
+  if (!reader.bytes(&signer->bytes) || !reader.bytes(&signature->bytes)) {
+    return damaged(path, "it ends in its signature");
+  }
+  if (std::ranges::find(trusted, *signer) == trusted.end()) {
+    return {StatusCode::kRefused, path.string() + " is signed by the key " + signer->hex() +
+                                      ", which is not among those that are trusted"};
+  }
+  return Status::ok();
+}
+
+// The body, once it is known to be what was signed: no memory is taken for anything else.
+Result<std::string> read_signed_body(int fd, std::uint64_t size, const std::filesystem::path& path,
+                                     const PublicKey& signer, const Signature& signature) {
+  Sha256 first;
+  const auto hash = [&first](std::string_view piece) { first.add(piece); };
+  if (Status status = read_pieces(fd, kHead, size - kHead, path, hash); !status) {
+    return status;
+  }
+  const Digest digest = first.finish();
+  if (!is_signed_by(signer, signature, digest_message(kDomain, digest))) {
+    return Status(StatusCode::kRefused,
+                  path.string() + " was altered or cut off: its signature is of other bytes");
+  }
+  std::string body;
+  body.reserve(static_cast<std::size_t>(size - kHead));
+  const auto keep = [&body](std::string_view piece) { body.append(piece); };
+  if (Status status = read_pieces(fd, kHead, size - kHead, path, keep); !status) {
+    return status;
+  }
+  if (sha256(body) != digest) {
+    return Status(StatusCode::kRefused, path.string() + " is being written");
+  }
+  return body;
 }
 
 // Complete under its name, or not there.
@@ -225,37 +295,35 @@ Result<BundleCounts> write_bundle(const std::filesystem::path& path, DiskStore& 
 
 Result<Bundle> read_bundle(const std::filesystem::path& path,
                            const std::vector<PublicKey>& trusted) {
-  const Result<std::string> file = read_file(path);
-  if (!file) {
-    return file.status();
-  }
-  std::string_view bytes = file.value();
-  if (!bytes.starts_with(kFirstLine)) {
-    if (bytes.starts_with(kMark)) {
-      return Status(StatusCode::kIncompatible,
-                    path.string() + " is a bundle of another version than this eagercache reads");
+  return guarded([&]() -> Result<Bundle> {
+    // A pipe in its place is not waited for.
+    const int flags = O_RDONLY | O_NONBLOCK | O_NOCTTY;
+    const ScopedFd file(FileLayer::posix(),
+                        FileLayer::posix().open(AT_FDCWD, path.c_str(), flags, 0));
+    if (!file.valid()) {
+      return Status::from_errno(-file.get(), "read", path.string());
     }
-    return damaged(path, "it does not begin like one");
-  }
-  FieldReader head(bytes.substr(kFirstLine.size()));
-  Bundle bundle;
-  Signature signature;
-  if (!head.bytes(&bundle.signer.bytes) || !head.bytes(&signature.bytes)) {
-    return damaged(path, "it ends in its signature");
-  }
-  if (std::ranges::find(trusted, bundle.signer) == trusted.end()) {
-    return Status(StatusCode::kRefused, path.string() + " is signed by the key " +
-                                            bundle.signer.hex() +
-                                            ", which is not among those that are trusted");
-  }
-  if (!is_signed_by(bundle.signer, signature, digest_message(kDomain, head.rest()))) {
-    return Status(StatusCode::kRefused,
-                  path.string() + " was altered or cut off: its signature is of other bytes");
-  }
-  if (Status status = read_body(path, head.rest(), &bundle); !status) {
-    return status;
-  }
-  return bundle;
+    const Result<std::uint64_t> size = size_of(file.get(), path);
+    if (!size) {
+      return size.status();
+    }
+    Bundle bundle;
+    Signature signature;
+    if (Status status =
+            read_head(file.get(), size.value(), path, trusted, &bundle.signer, &signature);
+        !status) {
+      return status;
+    }
+    const Result<std::string> body =
+        read_signed_body(file.get(), size.value(), path, bundle.signer, signature);
+    if (!body) {
+      return body.status();
+    }
+    if (Status status = read_body(path, body.value(), &bundle); !status) {
+      return status;
+    }
+    return bundle;
+  });
 }
 
 Result<BundleCounts> import_bundle(const Bundle& bundle, DiskStore& store) {

@@ -43,10 +43,12 @@ struct BundleCounts {
 Result<BundleCounts> write_bundle(const std::filesystem::path& path, DiskStore& store,
                                   const std::string& environment, const SigningKey& key);
 
-// Reads a bundle whole. Everything in it is checked: the signer is one of `trusted` and has signed
-// these very bytes, each manifest is canonical and of the bundle's environment, each object is
-// there, is what its digest says, and is needed. kRefused for an unknown signer or a wrong
-// signature, kCorrupt for what is no bundle, kIncompatible for another version.
+// Reads a bundle whole: nothing beyond its head before the signer is known to be trusted, and
+// nothing into memory before the signature is. Everything in it is checked: the signer is one of
+// `trusted` and has signed these very bytes, each manifest is canonical and of the bundle's
+// environment, each object is there, is what its digest says, and is needed. kRefused for an
+// unknown signer or a wrong signature, kCorrupt for what is no bundle, kIncompatible for another
+// version.
 Result<Bundle> read_bundle(const std::filesystem::path& path,
                            const std::vector<PublicKey>& trusted);
 

@@ -36,6 +36,14 @@ void update(void* context, const void* data, std::size_t size) noexcept {
   require(EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context), data, size) == 1);
 }
 
+Digest finish_digest(void* context) {
+  Digest digest;
+  unsigned int size = 0;
+  require(EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context), digest.bytes.data(), &size) == 1 &&
+          size == digest.bytes.size());
+  return digest;
+}
+
 void start_field(void* context, std::uint8_t tag, std::uint64_t length) noexcept {
   update(context, &tag, 1);
   const auto bytes = little_endian(length);
@@ -94,6 +102,17 @@ Digest sha256(std::string_view data) {
   return sha256(std::as_bytes(std::span<const char>(data.data(), data.size())));
 }
 
+Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
+  require(context_ != nullptr &&
+          EVP_DigestInit_ex(static_cast<EVP_MD_CTX*>(context_), algorithm(), nullptr) == 1);
+}
+
+Sha256::~Sha256() { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context_)); }
+
+void Sha256::add(std::string_view bytes) { update(context_, bytes.data(), bytes.size()); }
+
+Digest Sha256::finish() { return finish_digest(context_); }
+
 void prepare_libcrypto() noexcept {
   require(OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1);
   algorithm();
@@ -120,12 +139,6 @@ void Hasher::add_words(std::span<const std::uint64_t> words) {
   }
 }
 
-Digest Hasher::finish() {
-  Digest digest;
-  unsigned int size = 0;
-  require(EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context_), digest.bytes.data(), &size) == 1 &&
-          size == digest.bytes.size());
-  return digest;
-}
+Digest Hasher::finish() { return finish_digest(context_); }
 
 }  // namespace eagercache

@@ -25,6 +25,22 @@ struct Digest {
 Digest sha256(std::span<const std::byte> data);
 Digest sha256(std::string_view data);
 
+// SHA-256 of what comes in pieces.
+class Sha256 {
+ public:
+  Sha256();
+  ~Sha256();
+  Sha256(const Sha256&) = delete;
+  Sha256& operator=(const Sha256&) = delete;
+
+  void add(std::string_view bytes);
+  // The digest of everything added. Call once.
+  Digest finish();
+
+ private:
+  void* context_;  // EVP_MD_CTX, owned
+};
+
 // For who hashes in threads that the end of the process does not wait for. Where nobody has used
 // libcrypto before, it does not clean up at exit; where somebody has, its clean-up has been
 // registered when this returns, and runs after whatever is registered with atexit() from now on.

@@ -157,9 +157,12 @@ bool is_signed_by(const PublicKey& key, const Signature& signature, std::string_
 }
 
 std::string digest_message(std::string_view domain, std::string_view body) {
-  const Digest digest = sha256(body);
+  return digest_message(domain, sha256(body));
+}
+
+std::string digest_message(std::string_view domain, const Digest& body) {
   std::string message(domain);
-  put_bytes(digest.bytes, &message);
+  put_bytes(body.bytes, &message);
   return message;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernel_cache/digest.h"
 #include "kernel_cache/status.h"
 
 namespace eagercache {
@@ -59,5 +60,6 @@ bool is_signed_by(const PublicKey& key, const Signature& signature, std::string_
 
 // What is signed of a file: `domain`, which tells uses of a key apart, and the SHA-256 of `body`.
 std::string digest_message(std::string_view domain, std::string_view body);
+std::string digest_message(std::string_view domain, const Digest& body);
 
 }  // namespace eagercache

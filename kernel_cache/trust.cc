@@ -151,7 +151,10 @@ Status check_trust(const struct stat& info, FileRole role, const std::string& pa
   }
   if ((info.st_mode & kWritableByOthers) == 0) return Status::ok();
   if (role == FileRole::kAncestor && (info.st_mode & S_ISVTX) != 0) return Status::ok();
-  return refused(path, "may be written by other users; run: chmod go-w '" + path + "'");
+  return refused(path,
+                 "may be written by other users, who may have left code in the store: delete that, "
+                 "and run: chmod go-w '" +
+                     path + "'");
 }
 
 Result<OpenedRoot> open_trusted_root(FileLayer& files, const std::filesystem::path& path,

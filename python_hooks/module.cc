@@ -241,6 +241,9 @@ void bind_runtime(py::module_& module) {
   module.def("set_policy", &set_policy, py::arg("on_miss"), py::arg("choose"), py::arg("numerics"),
              py::arg("compile_after") = Policy{}.compile_after, py::arg("replicas") = false,
              py::arg("shape_classes") = false);
+  module.def(
+      "set_wait_seconds", [](double seconds) { Runtime::instance().set_wait_seconds(seconds); },
+      py::arg("seconds"));
   module.def("set_verification_share", &set_verification_share, py::arg("share"));
   module.def("set_answering",
              [](bool answering) { return Runtime::instance().set_answering(answering); });

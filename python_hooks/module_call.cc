@@ -24,6 +24,7 @@
 #include "dispatcher/verification.h"
 #include "guards/key_builder.h"
 #include "python_hooks/module_training.h"
+#include "python_hooks/raise_later.h"
 
 namespace eagercache {
 namespace {
@@ -48,7 +49,8 @@ class WatchedScope {
   WatchedScope& operator=(const WatchedScope&) = delete;
 };
 
-// Calls a handler; what it raises is reported as unraisable and dropped.
+// Calls a handler; what it raises is reported as unraisable and dropped. But for what a signal's
+// handler raised meanwhile (KeyboardInterrupt), which is the program's.
 template <typename... Args>
 py::object call_handler(const py::object& handler, const Args&... args) noexcept {
   if (!handler) {
@@ -57,7 +59,12 @@ py::object call_handler(const py::object& handler, const Args&... args) noexcept
   try {
     return handler(args...);
   } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("eagercache");
+    if (is_first_thread() && !error.matches(PyExc_Exception)) {
+      error.restore();
+      raise_later();
+    } else {
+      error.discard_as_unraisable("eagercache");
+    }
   } catch (...) {
   }
   return py::none();

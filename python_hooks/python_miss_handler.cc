@@ -3,11 +3,30 @@
 #include <stdexcept>
 #include <string>
 
+#include "python_hooks/raise_later.h"
 #include "python_hooks/without_gil.h"
 
 namespace eagercache {
 
 namespace py = pybind11;
+
+namespace {
+
+// Runs the handlers of signals that have come, which Python does on the main thread alone; whether
+// one of them raised.
+bool is_interrupted() {
+  if (!is_first_thread() || Py_IsInitialized() == 0) {
+    return false;
+  }
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() == 0) {
+    return false;
+  }
+  raise_later();
+  return true;
+}
+
+}  // namespace
 
 PythonMissHandler::PythonMissHandler(py::function submit) : submit_(submit.release().ptr()) {}
 
@@ -29,12 +48,16 @@ void PythonMissHandler::submit(const CompileRequest& request) {
   }
 }
 
-void PythonMissHandler::run_blocking(const std::function<void()>& wait) {
-  if (PyGILState_Check() != 0) {
+void PythonMissHandler::run_blocking(const std::function<bool()>& wait) {
+  const bool locked = PyGILState_Check() != 0;
+  const auto wait_unlocked = [&] {
     const WithoutGil no_gil;
-    wait();
-  } else {
-    wait();
+    return wait();
+  };
+  while (!(locked ? wait_unlocked() : wait())) {
+    if (is_interrupted()) {
+      return;
+    }
   }
 }
 

@@ -16,7 +16,10 @@ class PythonMissHandler final : public MissHandler {
   explicit PythonMissHandler(pybind11::function submit);
 
   void submit(const CompileRequest& request) override;
-  void run_blocking(const std::function<void()>& wait) override;
+  // Signals are looked at between two calls of `wait`. What their handlers raise
+  // (KeyboardInterrupt) ends the waiting, and is raised once the interpreter goes on: the call
+  // itself has its answer.
+  void run_blocking(const std::function<bool()>& wait) override;
 
  private:
   PyObject* submit_;  // an owned reference, never released

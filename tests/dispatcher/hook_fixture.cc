@@ -88,9 +88,10 @@ void FakeHandler::submit(const CompileRequest& request) {
   }
 }
 
-void FakeHandler::run_blocking(const std::function<void()>& wait) {
+void FakeHandler::run_blocking(const std::function<bool()>& wait) {
   ++waits_;
-  wait();
+  while (!wait()) {
+  }
 }
 
 std::vector<CompileRequest> FakeHandler::requests() const {

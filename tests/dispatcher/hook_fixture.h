@@ -49,7 +49,7 @@ class FakeHandler final : public MissHandler {
   explicit FakeHandler(Action action = {}) : action_(std::move(action)) {}
 
   void submit(const CompileRequest& request) override;
-  void run_blocking(const std::function<void()>& wait) override;
+  void run_blocking(const std::function<bool()>& wait) override;
 
   std::vector<CompileRequest> requests() const;
   // The request number `index`, waiting until the action is over, for up to 20 seconds. Fails the

@@ -4,7 +4,11 @@
 #include "kernel_cache/bundle.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <fstream>
 #include <sstream>
 
@@ -126,6 +130,62 @@ TEST_F(BundleTest, AnotherSignerIsNamedAndRefused) {
   std::copy(own.begin(), own.end(), forged.begin() + 20);
   replace(forged);
   EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kRefused);
+}
+
+// Kilobytes of memory that this process has had at most.
+long peak_kilobytes() {
+  struct rusage usage {};
+  EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+  return usage.ru_maxrss;
+}
+
+TEST_F(BundleTest, OfALargeFileNothingIsReadBeyondTheHeadBeforeItsSignerIsTrusted) {
+  std::unique_ptr<DiskStore> store = filled();
+  ASSERT_TRUE(write(*store, "other.pem"));
+  std::filesystem::resize_file(at("bundle"), kMaxBundleBytes);  // sparse
+  const long before = peak_kilobytes();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kRefused);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_LT(peak_kilobytes() - before, 64 << 10);
+}
+
+TEST_F(BundleTest, WhatATrustedSignerDidNotSignTakesNoMemory) {
+  std::unique_ptr<DiskStore> store = filled();
+  ASSERT_TRUE(write(*store));
+  std::filesystem::resize_file(at("bundle"), 256 << 20);
+  const long before = peak_kilobytes();
+  EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kRefused);
+  EXPECT_LT(peak_kilobytes() - before, 64 << 10);
+}
+
+TEST_F(BundleTest, APipeOrAFolderInPlaceOfABundleIsRefusedAtOnce) {
+  ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
+  EXPECT_EQ(read_bundle(at("pipe"), trusted()).code(), StatusCode::kCorrupt);
+  EXPECT_EQ(read_bundle(directory_.path(), trusted()).code(), StatusCode::kCorrupt);
+}
+
+TEST_F(BundleTest, WhatAKilledProcessLeftBesideTheFileNeitherBlocksNorStays) {
+  std::unique_ptr<DiskStore> store = filled();
+  const std::string pid = std::to_string(::getpid());
+  const std::filesystem::path mine = at("bundle.part" + pid);
+  const std::filesystem::path ahead = at("bundle.part77");
+  const std::filesystem::path fresh = at("bundle.part78");
+  const std::filesystem::path other = at("bundle.parts");
+  const auto now = std::filesystem::file_time_type::clock::now();
+  for (const auto& path : {mine, ahead, fresh, other}) {
+    write_bytes(path, "half");
+  }
+  std::filesystem::last_write_time(mine, now - std::chrono::hours(2));
+  std::filesystem::last_write_time(ahead, now + std::chrono::hours(2000));
+  std::filesystem::last_write_time(other, now - std::chrono::hours(2));
+  const Result<BundleCounts> written = write(*store);
+  ASSERT_TRUE(written) << written.status().to_string();
+  EXPECT_TRUE(read_bundle(at("bundle"), trusted()));
+  EXPECT_FALSE(std::filesystem::exists(mine));
+  EXPECT_FALSE(std::filesystem::exists(ahead));
+  EXPECT_TRUE(std::filesystem::exists(fresh));
+  EXPECT_TRUE(std::filesystem::exists(other));
 }
 
 TEST_F(BundleTest, OtherFilesAndVersionsAreToldApart) {

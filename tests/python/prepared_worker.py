@@ -88,7 +88,7 @@ def use(address: str) -> None:
     class Popen(real):  # type: ignore[type-arg]
         def __new__(cls, args: Any, *rest: Any, **settings: Any) -> Any:
             if list(args[1:3]) == ["-m", "eagercache.worker"]:
-                return _PreparedWorker(address, args[3:], settings["env"])
+                return _PreparedWorker(address, args[3:], settings["env"], settings["cwd"])
             return super().__new__(cls)
 
     subprocess.Popen = Popen  # type: ignore[misc]
@@ -97,7 +97,9 @@ def use(address: str) -> None:
 class _PreparedWorker:
     """As much of subprocess.Popen as the compile service uses."""
 
-    def __init__(self, address: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, address: str, arguments: Sequence[str], environment: dict[str, str], folder: str
+    ) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(address)
         theirs_in, mine_in = os.pipe()
@@ -107,7 +109,7 @@ class _PreparedWorker:
         request = {
             "arguments": list(arguments),
             "environment": environment,
-            "folder": str(Path.cwd()),
+            "folder": folder,
         }
         body = json.dumps(request).encode()
         socket.send_fds(self._connection, [struct.pack("<I", len(body))], theirs)

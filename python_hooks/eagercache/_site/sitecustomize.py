@@ -104,7 +104,15 @@ def _main() -> None:
         return
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or not isinstance(body.get("package"), str):
+        # Of another program, or of another version of eagercache.
+        print(
+            f"eagercache: is not active in process {os.getpid()}: EAGERCACHE_PROGRAM is not what "
+            "`eagercache run` sets; unset it",
+            file=sys.stderr,
+        )
         return
     sys.meta_path.insert(0, _TorchFinder(body))
 

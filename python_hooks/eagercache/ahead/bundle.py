@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagercache.base import config, environment, facts
+from eagercache.base import config, environment, facts, store_directory
 from eagercache.base.load import core
 
 
@@ -58,6 +58,13 @@ class BundleInfo:
         }
 
 
+def _name(path: Path) -> str:
+    """A file's name, as the core takes it."""
+    if not store_directory.has_utf8_name(path):
+        raise BundleError(f"{str(path)!r} has a name that is not UTF-8; use another one")
+    return str(path)
+
+
 def _require_core() -> Any:
     if core is None:
         raise BundleError("eagercache works on Linux x86-64 only")
@@ -74,7 +81,7 @@ def keygen(name: Path) -> tuple[Path, Path]:
     private, public = name.with_name(f"{name.name}.pem"), name.with_name(f"{name.name}.pub")
     module = _require_core()
     try:
-        module.make_signing_key(str(private), str(public))
+        module.make_signing_key(_name(private), _name(public))
     except module.StoreError as error:
         raise BundleError(str(error)) from error
     return private, public
@@ -87,8 +94,8 @@ def export(path: Path, *, store: Path, key: Path) -> dict[str, int]:
         raise BundleError(f"there is no store at {store}; name one with --dir or EAGERCACHE_DIR")
     text = _environment_text(store)
     try:
-        opened = module.Store(str(store), text, read_only=True)
-        return dict(module.write_bundle(str(path), opened, text, str(key)))
+        opened = module.Store(_name(store), text, read_only=True)
+        return dict(module.write_bundle(_name(path), opened, text, _name(key)))
     except module.StoreError as error:
         raise BundleError(str(error)) from error
 
@@ -107,7 +114,7 @@ def import_into(path: Path, *, store: Path, keys: Sequence[Path]) -> BundleInfo:
     settings = config.read_settings()
     try:
         opened = module.Store(
-            str(store),
+            _name(store),
             _environment_text(store),
             max_bytes=settings.max_bytes,
             allow_untrusted=settings.allow_untrusted,
@@ -129,7 +136,7 @@ def describe(differing: Sequence[tuple[str, str, str]]) -> str:
 def _read(path: Path, keys: Sequence[Path], store: Path | None) -> tuple[Any, BundleInfo]:
     module = _require_core()
     try:
-        bundle = module.read_bundle(str(path), [str(key) for key in keys])
+        bundle = module.read_bundle(_name(path), [_name(key) for key in keys])
     except module.StoreError as error:
         raise BundleError(str(error)) from error
     differing = environment.mismatches(bundle.environment, _environment_text(store))

@@ -254,7 +254,9 @@ def _read_file(
         if not trace.is_trace(file):
             if in_folder:
                 return False  # a licence, a page of notes
-            raise WarmError(f"{file} is neither a trace of `eagercache record` nor an operator log")
+            raise WarmError(  # noqa: TRY301 - it passes the handlers
+                f"{file} is neither a trace of `eagercache record` nor an operator log"
+            )
         with file.open("rb") as opened:
             is_log = opened.read(len(trace.LOG_MARK)).decode(errors="replace") == trace.LOG_MARK
         if is_log:
@@ -265,8 +267,12 @@ def _read_file(
             trace.read(file, merged)
     except OSError as error:
         raise WarmError(f"the trace {file} cannot be read: {error.strerror}") from error
+    except WarmError:
+        raise
     except trace.TraceError as error:
         raise WarmError(str(error)) from error
+    except _MALFORMED as error:
+        raise WarmError(f"{file} is damaged ({_one_line(error)}); record the trace anew") from error
     return True
 
 
@@ -303,30 +309,41 @@ def _description(call: trace.TracedCall) -> dict[str, Any]:
     return description
 
 
+# What code raises that reads a description of another form than ours.
+_MALFORMED = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+)
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+
+
 def _plan(
     calls: Iterable[trace.TracedCall], store: Any, choose: str, experience: Experience
 ) -> list[Planned]:
     assert core is not None
     entries: dict[str, Planned] = {}
     for call in calls:
-        description = _description(call)
-        native_ns = expected_gain(description)
-        gain = native_ns * experience.share_saved(call.name)
-        entry = Planned(
-            call,
-            description,
-            "",
-            native_ns,
-            gain,
-            experience.seconds(call.name, description["args"]),
-        )
+        try:
+            description = _description(call)
+            native_ns = expected_gain(description)
+            gain = native_ns * experience.share_saved(call.name)
+            seconds = experience.seconds(call.name, description["args"])
+            empty = _is_empty(description["args"])
+        except _MALFORMED as error:
+            raise WarmError(
+                f"the trace has a damaged call of {call.name[:100]!r} ({_one_line(error)}); "
+                "record the trace anew"
+            ) from error
+        entry = Planned(call, description, "", native_ns, gain, seconds)
         text = json.dumps({k: description[k] for k in ("state", "args")})
         operator = (description["op"], description["overload"], description["dispatch_key"])
         try:
-            if _is_empty(description["args"]):
+            if empty:
                 raise ValueError("a tensor has no elements")  # noqa: TRY301 - told like the others
             entry.digest = core.call_digest(*operator, text, choose)
-        except ValueError as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             entry.state, entry.reason, entry.seconds = "ineligible", str(error), 0.0
             entries[f"{len(entries)}"] = entry
             continue
@@ -667,6 +684,7 @@ def _service(
             slots=max(workers, settings.slots),
             cxx=settings.cxx,
             max_bytes=settings.max_bytes,
+            allow_untrusted=settings.allow_untrusted,
             **cuda,
         )
     )

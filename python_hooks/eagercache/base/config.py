@@ -19,6 +19,9 @@ NUMERICS = ("accurate", "bitwise")
 LOG_LEVELS = {"off": 0, "warning": 1, "info": 2, "debug": 3}
 
 
+_LONGEST_WAIT = 1e6
+
+
 class BadValue(ValueError):
     """A setting's text cannot be read; the message says what would be right."""
 
@@ -59,6 +62,11 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.replace(",", " ").split() if name)
 
 
+def _command(text: str) -> str:
+    # Compile workers are in another folder.
+    return os.path.abspath(text) if os.sep in text and " " not in text else text  # noqa: PTH100
+
+
 def parse_size(text: str) -> int:
     """Bytes of "500M", "1.5G" or "4096"; raises BadValue for anything else."""
     units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -81,6 +89,16 @@ def _count(text: str) -> int:
     if value < 0:
         raise BadValue("use a number that is not negative")
     return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= _LONGEST_WAIT:
+        raise BadValue(f"use a number of seconds from 0 to {_LONGEST_WAIT:.0f}")
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Overrides `enable(on_miss=...)`: background, wait or native.",
     ),
     Variable(
+        "EAGERCACHE_WAIT_SECONDS",
+        "wait_seconds",
+        _seconds,
+        600,
+        "How long a call waits for its kernel where misses wait. Then it goes on with native's "
+        "answer, and until some kernel is done no other call waits. Said once a process.",
+    ),
+    Variable(
         "EAGERCACHE_NUMERICS",
         "numerics",
         _choice(NUMERICS),
@@ -177,7 +203,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "EAGERCACHE_CXX",
         "cxx",
-        str,
+        _command,
         None,
         "The C++ compiler for kernels; by default CXX, then g++.",
     ),
@@ -222,6 +248,7 @@ class Settings:
     disable: bool
     skip: tuple[str, ...]
     on_miss: str | None
+    wait_seconds: float
     numerics: str | None
     choose: str | None
     max_bytes: int

@@ -69,7 +69,7 @@ VARIABLES = (
 VARIABLE_PREFIXES = ("AOT_INDUCTOR_", "AOTINDUCTOR_", "AOTI_", "TORCHINDUCTOR_", "TRITON_")
 
 
-# Folders of this package that decide what a kernel is and whether it is right: all that workers use.
+# Folders of this package that decide what a kernel is, and whether it is right: what workers use.
 SOURCE_FOLDERS = ("base", "callables", "calls", "deploy", "worker")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,45 @@ def is_private(folder: Path) -> bool:
         and _is_ours(own)
         and all(_is_ours(s) or (s.st_uid == 0 and s.st_mode & stat.S_ISVTX) for s in above)
     )
+
+
+def foreign_entry(tree: Path) -> str | None:
+    """What others than this user and root may have put into ``tree``, or as ``tree``: one clause.
+
+    None where there is nothing of the kind, or no ``tree``. Folders and regular files alone belong
+    there. A store that was open to others once may hold what they left, whatever its mode is now.
+    """
+    left = [tree]
+    try:
+        if problem := _foreign(str(tree), tree.lstat()):
+            return problem
+        while left:
+            for path, status in _entries(left.pop()):
+                if problem := _foreign(path, status):
+                    return problem
+                if stat.S_ISDIR(status.st_mode):
+                    left.append(Path(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{tree} cannot be read: {error}"
+    return None
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """What is in a folder; what is taken away meanwhile is not."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.path, entry.stat(follow_symlinks=False)
+
+
+def _foreign(path: str, status: os.stat_result) -> str | None:
+    if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+        return f"{path} is neither a file nor a folder"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to user {status.st_uid}"
+    return None if _is_ours(status) else f"{path} may be written by other users"
 
 
 def _is_ours(status: os.stat_result) -> bool:
@@ -54,13 +95,24 @@ def write(folder: Path, name: str, content: Any) -> None:
     """Puts ``content`` in place at once. Errors are nobody's concern: it can be made again."""
     if not is_private(folder):
         return
-    # One name, so that a process that dies here leaves one file, which a later one takes away.
-    temporary = folder / f"{name}.new"
-    with contextlib.suppress(OSError):
-        if time.time() - temporary.lstat().st_mtime > _ABANDONED_SECONDS:
-            temporary.unlink()
+    _remove_abandoned(folder, f"{name}.new")
+    # Random: in containers processes that died had the numbers of those that live.
+    temporary = folder / f"{name}.new{secrets.token_hex(8)}"
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        temporary.rename(folder / name)
+        try:
+            with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            temporary.rename(folder / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    """Takes away what processes left that died; a clock that was put back dates it ahead."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):
+                if abs(time.time() - path.lstat().st_mtime) > _ABANDONED_SECONDS:
+                    path.unlink()

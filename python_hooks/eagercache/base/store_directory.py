@@ -6,6 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+# Of a store: precompiled headers, and Inductor's compiled sources.
+HEADERS_FOLDER = "HEADERS"
+BYTECODE_FOLDER = "PYTHON"
+
 # statfs(2) f_type of file systems that other machines write too: files may vanish or change under a
 # mapping, and locks do not hold. Values from linux/magic.h and the file systems' own headers.
 _NETWORK_MAGIC = {
@@ -20,6 +24,15 @@ _NETWORK_MAGIC = {
     0x00C36400: "Ceph",
     0x5346414F: "AFS",
 }
+
+
+def has_utf8_name(path: Path) -> bool:
+    """Whether the name is text, as the core needs it."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def nearest_existing(path: Path) -> Path:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,10 @@ VERSION = 1
 MARK = "eagercache_trace"
 # What a file of operator logs begins with.
 LOG_MARK = "Operator: "
+
+# What is larger is not read.
+MAX_FILE_BYTES = 1 << 30
+_MAX_COUNT = 1 << 62
 
 _CALL_FIELDS = ("op", "overload", "dispatch_key", "state", "args")
 
@@ -138,6 +143,8 @@ def is_trace(path: Path) -> bool:
 def read(path: Path, trace: Trace) -> None:
     """Adds a file of this format to a trace. Raises TraceError; OSError when it cannot be read."""
     expected = 0
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise TraceError(f"{path}: is no trace: it has {size} bytes; record the trace anew")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -158,6 +165,10 @@ def _rows(path: Path, lines: list[str], trace: Trace) -> Iterator[tuple[int, dic
             continue
         try:
             row = json.loads(line)
+        except RecursionError as error:
+            raise TraceError(
+                f"{path}:{number}: is nested too deeply; record the trace anew"
+            ) from error
         except ValueError as error:
             torn = number == len(lines) or lines[number].startswith(f'{{"{MARK}"')
             if not torn or number == 1:
@@ -174,22 +185,39 @@ def _rows(path: Path, lines: list[str], trace: Trace) -> Iterator[tuple[int, dic
 def _read_header(path: Path, number: int, row: Mapping[str, Any], trace: Trace) -> int:
     if row[MARK] != VERSION:
         raise TraceError(
-            f"{path}:{number}: is of version {row[MARK]} and this eagercache reads {VERSION}; "
-            "record the trace anew with this version"
+            f"{path}:{number}: is of version {str(row[MARK])[:40]} and this eagercache reads "
+            f"{VERSION}; record the trace anew with this version"
         )
+    try:
+        lost, lines = _count(row.get("lost", 0)), _count(row.get("lines", 0))
+    except ValueError as error:
+        raise TraceError(
+            f"{path}:{number}: is no header of a trace ({error}); record the trace anew"
+        ) from error
     trace.sections += 1
-    trace.lost += int(row.get("lost", 0))
-    return int(row.get("lines", 0))
+    trace.lost += lost
+    return lines
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ValueError(f"{str(value)[:40]!r} is no count")
+    return value
 
 
 def _call_of(path: Path, number: int, row: Mapping[str, Any]) -> TracedCall:
     try:
         description = {name: row[name] for name in _CALL_FIELDS}
-        calls = int(row["calls"])
+        calls = _count(row["calls"])
         native_ns = float(row["native_ns"]) if "native_ns" in row else None
         well_formed = calls > 0 and isinstance(row["state"], dict)
+        well_formed = well_formed and all(isinstance(row[name], str) for name in _CALL_FIELDS[:3])
+        well_formed = well_formed and isinstance(row["args"], list)
         well_formed = well_formed and all(isinstance(arg, dict) for arg in row["args"])
-    except (KeyError, TypeError, ValueError) as error:
+        well_formed = well_formed and (native_ns is None or 0 <= native_ns < math.inf)
+        if well_formed:
+            identity(description)  # which goes as deep as the JSON does
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise TraceError(
             f"{path}:{number}: is no call of a trace ({error!r}); record the trace anew"
         ) from error

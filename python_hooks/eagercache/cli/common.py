@@ -89,6 +89,8 @@ def open_store(directory: Path | None, *, read_only: bool, max_bytes: int | None
     path = store_path(directory)
     if not path.is_dir():
         raise Unusable(f"there is no store at {path}; name one with --dir or EAGERCACHE_DIR")
+    if not store_directory.has_utf8_name(path):
+        raise Unusable(f"{str(path)!r} has a name that is not UTF-8; use another one")
     limit = config.read_settings().max_bytes if max_bytes is None else max_bytes
     try:
         return module.Store(str(path), environment_text(), read_only=read_only, max_bytes=limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,26 @@ def diagnose(store_path: Path) -> list[Check]:
     checks = list(_platform_checks())
     if core is None:
         return checks
-    checks.extend(_torch_checks())
-    checks.extend(_toolchain_checks())
-    checks.extend(_bytecode_checks(store_path))
-    checks.extend(_directory_checks(store_path))
-    checks.extend(_store_checks(store_path))
+    checks.extend(_safely("torch", _torch_checks))
+    checks.extend(_safely("compiler", _toolchain_checks))
+    checks.extend(_safely("bytecode", lambda: _bytecode_checks(store_path)))
+    checks.extend(_safely("file system", lambda: _directory_checks(store_path)))
+    checks.extend(_safely("store", lambda: _store_checks(store_path)))
     return checks
+
+
+def _safely(name: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+    """The checks; one that cannot be made is a finding too, and hinders no other."""
+    try:
+        yield from checks()
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        yield Check(
+            name,
+            "problem",
+            f"cannot be checked: {type(error).__name__}: {text}",
+            "mend what it names, or set EAGERCACHE_DIR to a directory of your own",
+        )
 
 
 def _platform_checks() -> Iterator[Check]:
@@ -181,7 +195,7 @@ def _other_environments(
     for other in others:
         count = sum(entry["environment"] == other for entry in entries)
         try:
-            stored = (path / "v1" / other / "ENV").read_text(encoding="utf-8")
+            stored = (path / "v1" / other / "ENV").read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             yield Check(
                 "environment", "note", f"{other}: {count} entries; ENV is unreadable: {error}"

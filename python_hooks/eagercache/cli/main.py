@@ -6,6 +6,7 @@ store that cannot be opened (one line says why).
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 
 from eagercache.base import config
 from eagercache.cli.bundle import bundle_group
+from eagercache.cli.clear import clear_command
 from eagercache.cli.common import (
     OneLine,
     Unusable,
@@ -41,6 +43,9 @@ from eagercache.version import __version__
 @click.version_option(__version__, prog_name="eagercache")
 def main() -> None:
     """Runs programs with compiled kernels, makes kernels ahead of time, looks after their store."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be text
+            stream.reconfigure(errors="backslashreplace")
 
 
 main.add_command(run_command)
@@ -50,6 +55,7 @@ main.add_command(bundle_group)
 main.add_command(stats_command)
 main.add_command(explain_command)
 main.add_command(bench_command)
+main.add_command(clear_command)
 
 
 @main.command("ls")

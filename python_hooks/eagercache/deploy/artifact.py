@@ -25,6 +25,13 @@ _KINDS = ("parameter", "buffer", "folded")
 _WAIT, _TRY, _ALONE = range(3)
 
 
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 class DeployError(ValueError):
     """An artifact, or what is asked of it, cannot be used: one line with the reason.
 
@@ -111,8 +118,8 @@ def load_module(
     return DeployedModule(
         _asked(
             module.DeployedProgram.open,
-            os.fspath(path),
-            [os.fspath(key) for key in keys],
+            _name(path),
+            [_name(key) for key in keys],
             running_text(),
             copy=not mmap,
             verify=verify_weights,
@@ -135,11 +142,37 @@ class DeployedModule:
     def __init__(self, program: Any) -> None:
         """``program``: the core's object."""
         self._program = program
-        in_text, out_text = program.call_spec
-        given = json.loads(in_text)
-        self._in_spec = pytree.treespec_loads(given["spec"])
-        self._in_leaves = given["leaves"]
-        self._unflatten = _build_unflatten(out_text)
+        try:
+            in_text, out_text = program.call_spec
+            given = json.loads(in_text)
+            self._in_spec = pytree.treespec_loads(given["spec"])
+            self._in_leaves = given["leaves"]
+            self._unflatten = _build_unflatten(out_text)
+            self._check()
+        except Exception as error:  # a header that is signed may still be anything
+            raise DeployError(
+                f"the artifact's description of its calls is malformed ({_brief(error)}); "
+                "export the module again",
+                "corrupt",
+            ) from error
+
+    def _check(self) -> None:
+        """Reads all that the header says, which is not looked at again. Raises whatever."""
+        tensors = [leaf["tensor"] for leaf in self._in_leaves if "tensor" in leaf]
+        if tensors != list(range(len(self.inputs))) or self._in_spec.num_leaves != len(
+            self._in_leaves
+        ):
+            raise ValueError("the inputs are not numbered in order")
+        for leaf in self._in_leaves:
+            if "tensor" not in leaf and not isinstance(leaf["value"], _PLAIN):
+                raise TypeError("an argument is no plain value")
+        dtypes = [info.dtype for info in (*self.inputs, *self.outputs)]
+        dtypes += [constant.dtype for constant in self.constants]
+        if not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
+            raise TypeError("a dtype is none")
+        if len(self._keyword_names) != len(set(self._keyword_names)):
+            raise ValueError("an argument is there twice")
+        str(self.facts)  # they must be text
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -405,7 +438,7 @@ class ArtifactInfo:
 
 def is_artifact(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins like a module's artifact."""
-    return core is not None and bool(core.is_module_artifact(os.fspath(path)))
+    return core is not None and bool(core.is_module_artifact(_name(path)))
 
 
 def verify_module(
@@ -415,15 +448,25 @@ def verify_module(
 
     Raises DeployError for one that is not whole, or not signed by one of ``keys``.
     """
-    from eagercache.base.environment import mismatches, running_text
-
     module = _require_core()
     row = _asked(
-        module.read_module_artifact, os.fspath(path), [os.fspath(key) for key in keys], verify=True
+        module.read_module_artifact, _name(path), [_name(key) for key in keys], verify=True
     )
-    missing = set(row["cpu_features"]) - set(module.host_cpu_features())
+    try:
+        return _info_of(Path(path), row, module.host_cpu_features())
+    except Exception as error:  # a header that is signed may still be anything
+        raise DeployError(
+            f"{path} describes itself in a malformed way ({_brief(error)}); export it again",
+            "corrupt",
+        ) from error
+
+
+def _info_of(path: Path, row: Mapping[str, Any], features: Iterable[str]) -> ArtifactInfo:
+    from eagercache.base.environment import mismatches, running_text
+
+    missing = set(row["cpu_features"]) - set(features)
     return ArtifactInfo(
-        path=Path(path),
+        path=path,
         signer=row["signer"],
         mismatches=(
             *mismatches(row["environment"], running_text()),
@@ -463,6 +506,22 @@ def _asked(function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
     except core.StoreError as error:
         raise DeployError(str(error), error.code) from None
+    except UnicodeError as error:
+        raise DeployError(
+            f"the artifact holds text that is not UTF-8 ({_brief(error)})", "corrupt"
+        ) from error
+
+
+def _name(path: str | os.PathLike[str]) -> str:
+    """A file's name, as the core takes it."""
+    name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DeployError(
+            f"{name!r} is a name that is not UTF-8; use another one", "invalid_argument"
+        ) from None
+    return name
 
 
 def _seconds(timeout: float | None) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from eagercache.base import config, environment
 from eagercache.base.load import core
 from eagercache.base.toolchain import pick_isa
+from eagercache.base.worker_environment import trusted_paths
 from eagercache.callables import call_hooks
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Unfit, identify
@@ -257,7 +257,7 @@ class _Export:
             "identity": self._identity.digest,
             "payload": pack(self._module, self._args, self._kwargs),
             "open": places,
-            "python_path": [entry for entry in sys.path if entry],
+            "python_path": trusted_paths(),
             "autocast": autocast_here("cpu"),
             "state": {**state.as_json(), "num_threads": threads or state.num_threads},
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from eagercache.base.load import core
+from eagercache.base.worker_environment import trusted_paths
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_transfer import NotTransferable, pack
 from eagercache.callables.outputs import build_unflatten
@@ -98,7 +98,7 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
         "payload": pack(module, missed.args, missed.kwargs),
         "open": missed.open,
         "met": missed.met,
-        "python_path": [path for path in sys.path if path],
+        "python_path": trusted_paths(),
         "autocast": missed.autocast,
         "gradients": missed.form.gradients,
         "state": state.as_json() if gpu is None else {**state.as_json(), "num_threads": 1},

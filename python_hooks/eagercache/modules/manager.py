@@ -22,6 +22,7 @@ import torch
 
 from eagercache.base.config import read_settings
 from eagercache.base.load import core
+from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Unfit, changed_function, identify
@@ -202,8 +203,19 @@ class ModuleManager:
             self._post(lambda: self._ask_store(missed))
             return
         self._ask_store(missed)
-        if waits:
-            missed.done.wait()
+        if waits and not session.waited_in_vain:
+            self._wait(missed, configuration.wait_seconds)
+
+    def _wait(self, missed: Missed, seconds: float) -> None:
+        # A signal ends it with what its handler raises, which the core passes on.
+        if not missed.done.wait(seconds):
+            session.waited_in_vain = True
+            warn_once(
+                "wait",
+                f"a module's call waited {seconds:.0f} s for its kernel (EAGERCACHE_WAIT_SECONDS); "
+                "its forward answers, and no call waits until some kernel is done. "
+                "EAGERCACHE_LOG=info says what is compiled.",
+            )
 
     def _unfit(self, module: torch.nn.Module) -> None:
         info = self._infos.get(module)
@@ -543,6 +555,7 @@ class ModuleManager:
         """The service's answer, on one of its threads."""
         with self._lock:
             waiting = self._in_flight.pop(digest, [])
+        session.waited_in_vain = False
         try:
             for missed in waiting:
                 if missed.size_class is not None:

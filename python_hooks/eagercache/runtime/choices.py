@@ -47,6 +47,7 @@ def configuration(
         choose=settings.choose or choose,
         numerics=settings.numerics or numerics,
         replicas=_has_replicas(),
+        wait_seconds=settings.wait_seconds,
     )
 
 

@@ -25,6 +25,7 @@ def start_service(
         slots=settings.slots,
         cxx=settings.cxx,
         max_bytes=settings.max_bytes,
+        allow_untrusted=settings.allow_untrusted,
     )
     core.set_handler(_submit)
 
@@ -54,13 +55,15 @@ def _submit(call_json: str) -> None:
 
     def done(response: Mapping[str, Any]) -> None:
         assert core is not None
-        _note_refusal(description, response)
-        core.complete(
-            description["digest"],
-            str(response.get("verdict", "failed")),
-            str(response.get("reason", "")),
-            service.cpu_seconds(response),
-        )
+        try:
+            _note_refusal(description, response)
+        finally:  # somebody may be waiting for it
+            core.complete(
+                description["digest"],
+                str(response.get("verdict", "failed")),
+                str(response.get("reason", "")),
+                service.cpu_seconds(response),
+            )
 
     active.submit(description, done)
 

@@ -26,6 +26,7 @@ class Configuration:
     choose: str
     numerics: str
     replicas: bool = False  # one of several processes that hold the same parameters
+    wait_seconds: float = 600.0  # at most, for a kernel, where on_miss is "wait"
 
 
 class Session:
@@ -42,6 +43,7 @@ class Session:
         self.store_identity: tuple[Path, str] | None = None  # directory, environment text
         self.configuration: Configuration | None = None
         self.enables = 0  # calls of enable()
+        self.waited_in_vain = False  # a call of a module, since the latest verdict on one
 
     def services(self) -> list[CompileService]:
         """The compile services that have been started."""

@@ -26,6 +26,11 @@ def open_at(
 ) -> Any:
     """The store at ``path``. Raises StoreError."""
     assert core is not None
+    for named in (path, *settings.tiers):
+        if not store_directory.has_utf8_name(named):
+            error = core.StoreError(f"{str(named)!r} has a name that is not UTF-8; use another one")
+            error.code = "invalid_argument"
+            raise error
     return core.Store(
         str(path),
         environment_text,

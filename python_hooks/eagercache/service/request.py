@@ -37,6 +37,7 @@ class Request:
     again: bool = False  # to be measured again, when the machine is idle: nobody waits for it
     alone: bool = False  # not in a batch: one that it was in has failed
     lost_batches: int = 0  # batches that it was in whose worker was lost
+    answered: bool = False  # or about to be
 
     @property
     def gain(self) -> float:
@@ -55,6 +56,7 @@ def message(request: Request) -> dict[str, Any]:
         "numerics": settings.numerics,
         "margin": settings.margin,
         "max_bytes": settings.max_bytes,
+        "allow_untrusted": settings.allow_untrusted,
         "cxx": settings.cxx,
     }
 

@@ -4,6 +4,8 @@
 feeds it one request at a time, and replaces it when it crashes, hangs or has served long enough.
 Threads and workers start with the first request. After a fork the child's copy does nothing.
 
+Whatever goes wrong here, every request is answered: somebody may be waiting.
+
 A request to measure something again waits until nothing else does and the machine is idle.
 """
 
@@ -43,6 +45,8 @@ INFO = logging.INFO
 # A whole model takes this many times as long as an operator.
 MODULE_TIMEOUT_FACTOR = 6
 
+_PAUSE_AFTER_FAILURE = 0.5
+
 
 class CompileService:
     """Compiles calls in the background. Thread-safe.
@@ -60,6 +64,7 @@ class CompileService:
         self._unanswered: dict[int, Request] = {}  # by order
         self._threads: list[threading.Thread] = []
         self._processes: set[WorkerProcess] = set()
+        self._said: set[str] = set()  # warnings that were given
         self._idle = 0
         self._closed = False
         self._owner = os.getpid()
@@ -90,6 +95,7 @@ class CompileService:
 
         Once the service is closed, or in a forked child, it is called at once with a failure.
         """
+        why_not = "the compile service is closed"
         inert = os.getpid() != self._owner
         if not inert:
             with self._changed:
@@ -116,9 +122,13 @@ class CompileService:
                     if not again:
                         self._unanswered[request.order] = request
                     self._push(request, delay=settings.again_delay if again else 0.0)
-                    self._start_thread_locked()
+                    if not self._start_thread_locked():
+                        why_not = "no thread can be started"
+                        inert = True
+                        self._queue.remove(request)
+                        self._unanswered.pop(request.order, None)
         if inert:
-            on_done(failure_of(description, "the compile service is closed", transient=True))
+            on_done(failure_of(description, why_not, transient=True))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until every request is answered; False when ``timeout`` seconds passed first."""
@@ -161,30 +171,65 @@ class CompileService:
         self._queue.append(request)
         self._changed.notify()
 
-    def _start_thread_locked(self) -> None:
+    def _start_thread_locked(self) -> bool:
+        """Whether there is a thread that will serve what is queued."""
         limit = self._settings.workers or max(1, len(os.sched_getaffinity(0)) // 2)
         if self._idle > 0 or len(self._threads) >= limit:
-            return
+            return True
         thread = threading.Thread(
             target=self._serve, name=f"eagercache-compile-{len(self._threads)}", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._threads and "threads" not in self._said:
+                self._said.add("threads")
+                log.warning("nothing is compiled now: %s", error)
+            return bool(self._threads)
         self._threads.append(thread)
-        thread.start()
+        return True
 
     def _serve(self) -> None:
         """One thread: one worker, one batch of requests at a time, and never without a slot."""
         give_way_to_callers()
         process: WorkerProcess | None = None
         try:
-            while self._wait_for_work(process):
-                slot = self._wait_for_slot()
+            while True:
+                batch: list[Request] = []
                 try:
-                    process = self._serve_batch(process, self._take_batch(process))
-                finally:
-                    slot.release()
+                    if not self._wait_for_work(process):
+                        return
+                    slot = self._wait_for_slot()
+                    try:
+                        batch = self._take_batch(process)
+                        process = self._serve_batch(process, batch)
+                    finally:
+                        slot.release()
+                except BaseException as error:  # whoever waits for the batch must not wait for ever
+                    process = None
+                    self._give_up(batch, error)
         finally:
             if process is not None:
                 self._discard(process)
+
+    def _give_up(self, batch: list[Request], error: BaseException) -> None:
+        """After what should not happen: ends this thread's worker, answers the batch's requests."""
+        log.error("compiling failed as it should not; %d calls stay native for now", len(batch))
+        log.debug("the reason:", exc_info=error)
+        with self._changed:
+            mine = [p for p in self._processes if p.thread == threading.get_ident()]
+        for process in mine:
+            with contextlib.suppress(Exception):
+                self._discard(process)
+        reason = f"the compile service failed: {type(error).__name__}: {error}"[:300]
+        with self._changed:
+            queued = {request.order for request in self._queue}
+        for request in batch:
+            if not request.answered and request.order not in queued:
+                with contextlib.suppress(Exception):
+                    self._finish(request, failure_of(request.description, reason, transient=True))
+        with self._changed:  # what fails at once does not keep a processor busy
+            self._changed.wait_for(lambda: self._closed, _PAUSE_AFTER_FAILURE)
 
     def _wait_for_slot(self) -> Slot:
         deadline = time.monotonic() + self._settings.slot_timeout
@@ -285,8 +330,10 @@ class CompileService:
             self._discard(process)
         try:
             process = WorkerProcess(request.settings)
-        except OSError as error:
-            log.warning("the compile worker cannot be started: %s", error)
+        except Exception as error:  # no memory, no process, no thread, no such program
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                log.warning("the compile worker cannot be started: %s", error)
             return None
         with self._changed:
             self._processes.add(process)
@@ -366,7 +413,7 @@ class CompileService:
             with self._changed:
                 self._push(request, delay=0.0)
             return None
-        transient = closed or lost.timed_out
+        transient = closed or lost.transient
         failure = failure_of(request.description, str(lost), transient=transient)
         process = None if closed else self._record(request, failure)
         self._finish(request, failure)
@@ -417,9 +464,10 @@ class CompileService:
             reason=response.get("reason"),
             cpu_seconds=f"{seconds:.2f}",
         )
+        request.answered = True
         try:
             request.on_done(response)
-        except Exception:
+        except BaseException:  # SystemExit too: this thread is not the callback's to end
             log.exception(
                 "delivering the verdict on %s failed", described_name(request.description)
             )

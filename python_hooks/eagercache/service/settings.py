@@ -15,7 +15,10 @@ IDLE_SHARE = 0.25
 
 def machine_is_idle() -> bool:
     """Whether little ran on this machine in the last minute."""
-    return os.getloadavg()[0] < IDLE_SHARE * (os.cpu_count() or 1)
+    try:
+        return os.getloadavg()[0] < IDLE_SHARE * (os.cpu_count() or 1)
+    except OSError:  # as in a container without /proc
+        return False
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class ServiceSettings:
     numerics: str = "accurate"
     margin: float = 0.03
     max_bytes: int = 10 << 30
+    allow_untrusted: bool = False  # EAGERCACHE_ALLOW_UNTRUSTED
     workers: int = 0
     slots: int = 0
     memory_bytes: int = 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
-import select
+import shlex
 import signal
 import subprocess
 import threading
@@ -17,13 +18,23 @@ from typing import Any
 
 import torch
 
+from eagercache.base import private_file
 from eagercache.base.config import WORKER_VARIABLE
-from eagercache.base.frames import read_frame, write_frame
 from eagercache.base.log import event
+from eagercache.base.store_directory import BYTECODE_FOLDER, HEADERS_FOLDER
+from eagercache.base.trouble import is_trouble_of_machine
+from eagercache.base.worker_environment import (
+    START_FOLDER,
+    absolute_entries,
+    import_paths,
+)
 from eagercache.service.request import Response
 from eagercache.service.settings import ServiceSettings
+from eagercache.service.worker_pipe import PipeTimeout, WorkerPipe
 
+log = logging.getLogger("eagercache")
 INFO, DEBUG = logging.INFO, logging.DEBUG
+
 
 # Not resolved: in a build tree the modules are links, and the extension module lies beside those.
 _PACKAGE_PARENT = Path(__file__).absolute().parent.parent.parent
@@ -44,17 +55,41 @@ _DROPPED_VARIABLES = (
 )
 
 
+# What code that is wrong raises in itself. Every other signal is somebody else's: the kernel's when
+# memory or a disk is full, an administrator's, a terminal's.
+_SIGNALS_OF_CODE = frozenset(
+    {
+        signal.SIGABRT,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    }
+)
+# The same of what a worker says last.
+_ERRORS_OF_MACHINE = ("ImportError:", "MemoryError", "ModuleNotFoundError:", "OSError:")
+
+
 class WorkerLost(Exception):
-    """The worker is gone. ``timed_out`` when we ended it.
+    """The worker is gone. ``timed_out`` when we ended it; ``transient``: not the call's fault.
 
     ``at`` is the index of the request of a batch that it was at, where that is known.
     """
 
     at: int | None = None
 
-    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+    def __init__(self, reason: str, *, timed_out: bool = False, transient: bool = False) -> None:
         super().__init__(reason)
         self.timed_out = timed_out
+        self.transient = transient or timed_out
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the many real-time signals
+        return "a real-time signal"
 
 
 def give_way_to_callers() -> None:
@@ -81,8 +116,11 @@ def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) ->
         for name, value in worker_variables(environ).items()
         if name not in _DROPPED_VARIABLES and not name.startswith("EAGERCACHE_")
     }
-    paths = [str(_PACKAGE_PARENT), *filter(None, [environ.get("PYTHONPATH")])]
-    kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    kept.update(import_paths(_PACKAGE_PARENT, environ))
+    if "PATH" in kept:  # the worker is in another folder
+        kept["PATH"] = os.pathsep.join(absolute_entries(kept["PATH"]))
+    if os.sep in kept.get("CXX", "") and " " not in kept["CXX"]:
+        kept["CXX"] = os.path.abspath(kept["CXX"])  # noqa: PTH100
     kept[WORKER_VARIABLE] = "1"
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     bytecode = bytecode_folder(Path(settings.store_root), environ)
@@ -123,14 +161,24 @@ def bytecode_folder(store_root: Path, environ: Mapping[str, str]) -> Path | None
     kept_by_python = not environ.get("PYTHONDONTWRITEBYTECODE") and os.access(
         inductor_folder(), os.W_OK
     )
-    if has_bytecode() or kept_by_python or not _is_ours_alone(store_root):
+    if has_bytecode() or kept_by_python or not private_file.is_private(store_root):
         return None
-    return store_root / "PYTHON"
+    folder = store_root / BYTECODE_FOLDER
+    return None if private_file.foreign_entry(folder) else folder
 
 
-def _is_ours_alone(folder: Path) -> bool:
-    status = folder.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+@functools.cache
+def warn_about_foreign_entries(store_root: Path) -> None:
+    """Says once what others may have left in a store's folders of code, which is not used then."""
+    for name in (BYTECODE_FOLDER, HEADERS_FOLDER):
+        if problem := private_file.foreign_entry(store_root / name):
+            log.warning(
+                "eagercache: %s, so %s is not used; other users were able to put files into this "
+                "store: delete it (rm -r %s), it fills again",
+                problem,
+                store_root / name,
+                shlex.quote(str(store_root)),
+            )
 
 
 def _gpu_name(index: int, visible: str | None) -> str:
@@ -144,10 +192,12 @@ class WorkerProcess:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.served = 0
+        self.thread = threading.get_ident()  # whose it is
         self._ready = False
         self._ending = threading.Lock()  # guards _ended
         self._ended = False
         self._last_lines: collections.deque[str] = collections.deque(maxlen=20)
+        warn_about_foreign_entries(Path(settings.store_root))
         # A session of its own: Ctrl-C in the terminal does not reach it, and one signal ends it
         # together with its compilers. exec'ed, never a fork of this (threaded) process.
         self._process = subprocess.Popen(
@@ -161,15 +211,21 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=worker_environment(settings, os.environ),
+            cwd=START_FOLDER,
+            umask=0o077,  # the bytecode that it keeps is believed where nobody else may write it
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        # Without a buffer, in which a second frame would lie where `select` does not see it.
-        self._answers: Any = open(self._process.stdout.fileno(), "rb", 0, closefd=False)  # noqa: SIM115
+        assert self._process.stdin is not None
+        self._pipe = WorkerPipe(self._process.stdin.fileno(), self._process.stdout.fileno())
         self._reader = threading.Thread(
             target=self._read_errors, name="eagercache-worker-log", daemon=True
         )
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError:  # no more threads
+            self.kill()
+            raise
         event(INFO, "worker_start", pid=self._process.pid)
 
     @property
@@ -195,15 +251,12 @@ class WorkerProcess:
     def _exchange(
         self, frame: Mapping[str, Any], count: int, settings: ServiceSettings
     ) -> Iterator[Response]:
-
-        stdin = self._process.stdin
-        assert stdin is not None
         at: int | None = None
         try:
             if not self._ready:
                 self._read(settings.start_timeout, "start")
                 self._ready = True
-            write_frame(stdin, frame)
+            self._write(frame, settings.start_timeout)
             while count > 0:
                 response = self._read(settings.request_timeout, "answer")
                 if "at" in response:
@@ -212,37 +265,60 @@ class WorkerProcess:
                 count -= 1
                 self.served += 1
                 yield response
-        except (OSError, ValueError) as error:
-            lost = WorkerLost(self._obituary())
-            lost.at = at
-            raise lost from error
         except WorkerLost as lost:
             lost.at = at
             raise
+        except Exception as error:
+            death = self._death()
+            death.at = at
+            raise death from error
+
+    def _write(self, frame: Mapping[str, Any], timeout: float) -> None:
+        try:
+            self._pipe.write(frame, timeout)
+        except PipeTimeout:
+            self.kill()
+            raise WorkerLost(
+                f"the compile worker did not read its request within {timeout:.0f} s",
+                timed_out=True,
+            ) from None
+        except ValueError as error:  # the worker is well, but is given up with what it was to do
+            self.kill()
+            raise WorkerLost(str(error)) from error
 
     def _read(self, timeout: float, what: str) -> Response:
-        """One frame. The worker writes frames whole, so that only their beginning is waited for."""
-        ready, _, _ = select.select([self._answers.fileno()], [], [], timeout)
-        if not ready:
+        try:
+            frame = self._pipe.read(timeout)
+        except PipeTimeout:
             self.kill()
             raise WorkerLost(
                 f"the compile worker did not {what} within {timeout:.0f} s", timed_out=True
-            )
-        frame = read_frame(self._answers)
+            ) from None
         if frame is None:
-            raise WorkerLost(self._obituary())
+            raise self._death()
         return frame
 
-    def _obituary(self) -> str:
+    def _death(self) -> WorkerLost:
+        """What is to be said of a worker that speaks no more."""
         try:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
-            return "the compile worker closed its output"
+            return WorkerLost("the compile worker closed its output", transient=True)
         self._reader.join(1.0)
-        last = next((line for line in reversed(self._last_lines) if line), "")
+        lines = list(self._last_lines)
         if code < 0:
-            return f"the compile worker was killed by signal {-code} ({signal.Signals(-code).name})"
-        return f"the compile worker exited with {code}: {last[:200]}"
+            name = _signal_name(-code)
+            return WorkerLost(
+                f"the compile worker was killed by signal {-code} ({name})",
+                transient=-code not in _SIGNALS_OF_CODE or is_trouble_of_machine("\n".join(lines)),
+            )
+        last = next((line for line in reversed(lines) if line), "")
+        # One that never started was given nothing that it could die of.
+        transient = not self._ready or last.startswith(_ERRORS_OF_MACHINE)
+        return WorkerLost(
+            f"the compile worker exited with {code}: {last[:200]}",
+            transient=transient or is_trouble_of_machine(last),
+        )
 
     def _read_errors(self) -> None:
         give_way_to_callers()

@@ -132,8 +132,6 @@ class Worker:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _store(self, request: Mapping[str, Any]) -> Any:
-        from eagercache.base import config
-
         key = (request["store_root"], request["environment"])
         if key not in self._stores:
             from eagercache.worker.jobs.job import Failure
@@ -149,7 +147,8 @@ class Worker:
                 key[0],
                 key[1],
                 max_bytes=limit,
-                allow_untrusted=config.read_settings().allow_untrusted,
+                # The program's choice: a worker has none of its settings.
+                allow_untrusted=bool(request.get("allow_untrusted", False)),
             )
         return self._stores[key]
 
@@ -190,6 +189,7 @@ class Worker:
                 folder = self._scratch / name
                 folder.mkdir()
                 os.environ[variable] = str(folder)
+            os.chdir(self._scratch)  # for what libraries write where they are
         # The store removes temporary folders that nobody has touched for an hour.
         os.utime(self._scratch)
         return self._scratch
@@ -231,6 +231,8 @@ def limit_memory(limit: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serves until the end of the input."""
+    from eagercache.base.worker_environment import add_late_paths
+
     requests = os.fdopen(os.dup(0), "rb")
     responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -243,6 +245,7 @@ def main(arguments: list[str]) -> int:
         limit_memory(int(arguments[0]))
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
+    add_late_paths(os.environ)
     # While a quarter of a million objects are imported, none of them is garbage worth looking for.
     gc.disable()
     worker = Worker()

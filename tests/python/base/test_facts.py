@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import run_program
-from eagercache.base import environment, facts
+from eagercache.base import environment, facts, private_file
 from eagercache.base.facts import Facts
 
 pytestmark = pytest.mark.once
@@ -231,3 +231,21 @@ def test_a_second_process_runs_no_program_and_makes_no_service_before_it_compile
     """
     result = run_program(code, warm_cache)
     assert (result["active"], result["started"], result["service"]) == (True, [], False)
+
+
+def test_what_a_killed_process_left_blocks_nobody_and_goes_after_an_hour(folder: Path) -> None:
+    left = {name: folder / f"{facts.NAME}.new{name}" for name in ("", "0f", "1e", "fresh")}
+    for path in left.values():
+        path.write_text("{")
+    for name, hours in (("", 2000), ("0f", -2), ("1e", 2000)):
+        when = time.time() + 3600 * hours
+        os.utime(left[name], (when, when))
+    private_file.write(folder, facts.NAME, {"known": 1})
+    assert private_file.read(folder, facts.NAME) == {"known": 1}
+    assert sorted(path.name for path in folder.iterdir()) == ["FACTS", "FACTS.newfresh"]
+
+
+def test_what_cannot_be_written_leaves_nothing(folder: Path) -> None:
+    with pytest.raises(TypeError):
+        private_file.write(folder, facts.NAME, {"known": object()})
+    assert list(folder.iterdir()) == []

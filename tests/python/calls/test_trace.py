@@ -112,6 +112,55 @@ def test_what_is_no_trace_is_refused_with_its_place(
     assert "\n" not in str(raised.value)
 
 
+BEGIN = '{"eagercache_trace": 1}\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BEGIN + "[" * 100_000,
+        BEGIN + '{"op": ' + '{"a": ' * 100_000,
+        BEGIN + line(3, 1).replace('"wrapped": false', '"wrapped": ' + "[" * 900 + "]" * 900),
+        BEGIN + line(3, 1).replace('"calls": 1', '"calls": 1e400'),
+        BEGIN + line(3, 1).replace('"calls": 1', '"calls": ' + "9" * 5000),
+        BEGIN + line(3, 1).replace('"calls": 1', '"calls": ' + "9" * 400),
+        BEGIN + line(3, 1, native_ns=float("nan")),
+        BEGIN + line(3, 1, native_ns=10**400),
+        BEGIN + line(3, 1, native_ns=-1),
+        BEGIN + line(3, 1, native_ns=None),
+        BEGIN + line(3, 1, args={"kind": "tensor"}),
+        BEGIN + line(3, 1, args="text"),
+        BEGIN + line(3, 1, op=["aten::abs"]),
+        BEGIN + line(3, 1, overload=None),
+        BEGIN + line(3, 1, dispatch_key={}),
+        '{"eagercache_trace": 1, "lost": "many"}\n',
+        '{"eagercache_trace": 1, "lost": null}\n',
+        '{"eagercache_trace": 1, "lines": 1e999}\n',
+        '{"eagercache_trace": 1, "lines": [1]}\n',
+        '{"eagercache_trace": [' + "1," * 5000 + "1]}\n",
+    ],
+    ids=range(20),
+)
+def test_a_hostile_trace_is_one_error_of_our_own(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text + "\n")
+    with pytest.raises(trace.TraceError) as raised:
+        read(path)
+        # What is deep and can be read all the same is no error.
+        raise trace.TraceError(f"{path}: is read")
+    message = str(raised.value)
+    assert str(path) in message and "\n" not in message and len(message) < 500 + len(str(path))
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with path.open("wb") as file:
+        file.write(BEGIN.encode())
+        file.truncate(trace.MAX_FILE_BYTES + 1)  # sparse
+    with pytest.raises(trace.TraceError, match="is no trace: it has"):
+        read(path)
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(b'{"eagercache_trace": 1}\n\xff\xfe\n')

@@ -64,8 +64,8 @@ def store(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return opened
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.main, list(arguments))
+def run(*arguments: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(cli.main, list(arguments), input=input)
 
 
 def test_ls_lists_this_environment_and_all_of_them(store: Any) -> None:
@@ -277,3 +277,51 @@ def test_bench_names_a_kernel_that_cannot_be_measured(warm_cache: Path, tmp_path
     )
     assert result.returncode == 0, result.stderr
     assert "does not answer here" in result.stdout
+
+
+def test_clear_removes_a_cache_and_nothing_else(store: Any, cache: Path, tmp_path: Path) -> None:
+    own = cache / "notes.txt"
+    own.write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("mine too")
+    (cache / "HEADERS").symlink_to(elsewhere)
+    (cache / "PYTHON/usr").mkdir(parents=True)
+    (cache / "v1.cleared-0123").mkdir()
+    (cache / "FACTS.new0123").write_text("{")
+    asked = run("clear", input="n\n")
+    assert asked.exit_code == 1 and (cache / "v1").is_dir()
+    done = run("clear", "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["left"] == ["notes.txt"]
+    assert [path.name for path in cache.iterdir()] == ["notes.txt"]
+    assert (elsewhere / "file").read_text() == "mine too"
+    again = run("clear", "--yes")
+    assert again.exit_code == 2 and "is no cache" in again.output
+
+
+def test_clear_leaves_a_folder_alone_that_is_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "v1").mkdir()
+    monkeypatch.setenv("EAGERCACHE_DIR", str(tmp_path))
+    assert run("clear", "--yes").exit_code == 2
+    assert (tmp_path / "v1").is_dir()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["environment.environment_text", "shutil.disk_usage", "worker_process.bytecode_folder"],
+)
+def test_doctor_says_what_it_cannot_check(
+    store: Any, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/somewhere")
+
+    monkeypatch.setattr(f"eagercache.diagnosis.{broken}", fail)
+    result = run("doctor", "--json")
+    assert result.exit_code == 1 and result.exception.__class__ is SystemExit
+    checks = json.loads(result.output)
+    assert any("cannot be checked: PermissionError" in check["text"] for check in checks)
+    assert {"platform", "torch"} < {check["name"] for check in checks}

@@ -83,7 +83,8 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_the_environment_table_knows_every_variable_that_code_reads() -> None:
-    known = {variable.name for variable in config.VARIABLES} | {"EAGERCACHE_INSIDE_WORKER"}
+    known = {variable.name for variable in config.VARIABLES}
+    known |= {"EAGERCACHE_INSIDE_WORKER", "EAGERCACHE_INSIDE_WORKER_PATHS"}  # set for workers
     known.add("EAGERCACHE_PROGRAM")  # from `run` and `record` to the program's processes
     known.add("EAGERCACHE_MUTATE")  # read in builds of scripts/mutate alone
     read = set()

@@ -69,6 +69,19 @@ for index, request in requests():
     if do == "crash" or (do == "crash_once" and not os.path.exists(os.environ["NOTES"] + ".once")):
         open(os.environ["NOTES"] + ".once", "w").close()
         os.kill(os.getpid(), signal.SIGSEGV)
+    if do.startswith("signal "):
+        os.kill(os.getpid(), int(do.split()[1]))
+    if do.startswith("says "):
+        print(do[5:], file=sys.stderr, flush=True)
+        os._exit(1)
+    if do == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if do == "half":
+        sink.write(b"\\x40\\0\\0\\0half of it"); sink.flush()
+        time.sleep(600)
+    if do == "odd":
+        write_frame(sink, {"id": 1, "index": 0, "verdict": "kernel", "seconds": {"compile": []}})
+        continue
     if do == "exit":
         print("the last words", file=sys.stderr, flush=True)
         os._exit(9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,6 +331,40 @@ def test_another_compiler_has_a_header_of_its_own(builds: Builds) -> None:
 def test_a_header_that_others_may_have_written_is_not_used(builds: Builds) -> None:
     builds.fill()
     builds.store.chmod(0o777)
+    assert not any("-include" in line for line in builds.build(builds.builder()))
+
+
+def make_writable(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def give_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(path, 12345, -1)
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("spoil", [make_writable, give_away, replace_by_link])
+@pytest.mark.parametrize("place", ["HEADERS", "HEADERS/*", "HEADERS/*/*.gch", "HEADERS/*/sources"])
+def test_a_header_that_was_planted_while_others_could_write_is_not_used(
+    builds: Builds, spoil: Callable[[Path], None], place: str
+) -> None:
+    builds.fill()
+    assert any("-include" in line for line in builds.build(builds.builder()))
+    (path,) = builds.store.glob(place)
+    spoil(path)
+    assert not any("-include" in line for line in builds.build(builds.builder()))
+
+
+def test_a_header_of_other_bytes_than_were_made_is_not_used(builds: Builds) -> None:
+    header = builds.fill()
+    made = header.with_suffix(".h.gch")
+    made.write_bytes(b"x" + made.read_bytes()[1:])
     assert not any("-include" in line for line in builds.build(builds.builder()))
 
 

@@ -374,6 +374,7 @@ def test_what_hindered_one_request_is_the_reason_of_the_next_one_too(
 ) -> None:
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR"):
         monkeypatch.setenv(variable, os.environ.get(variable, str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
     serving = worker.Worker()
     store: Any = SimpleNamespace(make_work_directory=lambda: tmp_path)
     for _ in range(2):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from eagercache.base.trouble import is_passing
 from eagercache.calls.call import Call
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
 from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
@@ -181,7 +182,7 @@ def _generate(call: Call, graph: torch.fx.GraphModule, options: dict[str, Any]) 
         ours = find_cause(error)
         if ours is not None:
             raise ours from error
-        transient = isinstance(error, (OSError, MemoryError, torch.OutOfMemoryError))
+        transient = is_passing(error) or isinstance(error, torch.OutOfMemoryError)
         lines = str(error).splitlines() or ["no message"]
         raise CompileFailed(
             f"{type(error).__name__}: {lines[0][:200]}", transient=transient

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from eagercache.base.trouble import causes, is_trouble_of_machine
 
 # A compiler run that takes longer than this is killed.
 COMMAND_TIMEOUT = 240.0  # seconds
+
+
+_ERRNOS_OF_MACHINE = frozenset(
+    {
+        *(errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE),
+        *(errno.ENODEV, errno.ENOMEM, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.ESTALE),
+        *(errno.ENOTCONN, errno.ETXTBSY),
+    }
+)
+
+
+def is_certainly_passing(error: BaseException) -> bool:
+    """The same of what is otherwise a refusal: code that is traced may raise errors of its own."""
+    return any(
+        isinstance(one, MemoryError)
+        or (isinstance(one, OSError) and one.errno in _ERRNOS_OF_MACHINE)
+        or "can't allocate memory" in str(one)
+        for one in causes(error)
+        if not isinstance(one, CompileRefused)
+    )
 
 
 class CompileRefused(Exception):
@@ -32,6 +55,17 @@ class CompileFailed(Exception):
         self.transient = transient
 
 
+# All that a compiler is told by its environment. What changes what it compiles (CPATH,
+# GCC_EXEC_PREFIX and their like) is in no key and is not handed to it.
+_COMPILER_VARIABLES = ("HOME", "PATH", "TMPDIR")
+
+
+def compiler_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that compilers run in: the same for all who share kernels."""
+    kept = {name: environ[name] for name in _COMPILER_VARIABLES if name in environ}
+    return {**kept, "LC_ALL": "C"}  # its errors are read
+
+
 class Command:
     """One running command; its output is kept in a file, so that it never blocks on a full pipe."""
 
@@ -42,7 +76,12 @@ class Command:
         with self._log.open("wb") as log:
             try:
                 self._process = subprocess.Popen(
-                    words, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    words,
+                    cwd=directory,
+                    env=compiler_environment(os.environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                 )
             except OSError as error:
                 raise CompileFailed(
@@ -79,15 +118,7 @@ class Command:
         output = self._log.read_text(errors="replace")
         lines = output.splitlines()
         line = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
-        transient = code < 0 or any(
-            sign in output
-            for sign in (
-                "No space left",
-                "Cannot allocate memory",
-                "out of memory",
-                "Killed signal",
-            )
-        )
+        transient = code < 0 or is_trouble_of_machine(output)
         return CompileFailed(
             f"the compiler's {self.step} step exited with {code}: {line.strip()[:200]}",
             transient=transient,

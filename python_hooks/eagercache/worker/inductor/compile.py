@@ -22,6 +22,7 @@ import torch
 import torch.fx
 
 from eagercache.base.toolchain import Compiler, Isa
+from eagercache.base.trouble import causes, is_passing
 from eagercache.calls.call import Call, TensorSpec
 from eagercache.calls.numerics import in_double
 from eagercache.worker.inductor import compat
@@ -344,9 +345,7 @@ class Tools:
                 raise ours from error
             if not isinstance(error, Exception):
                 raise
-            raise CompileFailed(
-                _one_line(error), transient=isinstance(error, (OSError, MemoryError))
-            ) from error
+            raise CompileFailed(_one_line(error), transient=is_passing(error)) from error
         finally:
             self._taker = None
 
@@ -451,17 +450,9 @@ def refuse_other_writes(plan: LaunchPlan, call: Call) -> None:
 
 def find_cause(error: BaseException) -> CompileRefused | CompileFailed | None:
     """Our own exception inside the ones that Inductor wrapped around it."""
-    seen: set[int] = set()
-    chain: list[Any] = [error]
-    while chain:
-        current = chain.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        if isinstance(current, (CompileRefused, CompileFailed)):
-            return current
-        chain += [current.__cause__, current.__context__, getattr(current, "inner_exception", None)]
-    return None
+    ours = (CompileRefused, CompileFailed)
+    found = (one for one in causes(error, handled=True) if isinstance(one, ours))
+    return next(found, None)
 
 
 def _one_line(error: BaseException) -> str:

@@ -4,6 +4,10 @@ It costs 5 s of CPU time and 120 MB, and each compile without it 2 s. In the fol
 one folder for a compiler and its flags, with the header, what the compiler made of it, and the
 identity of every file that it was made from; where one of those has changed it is made anew. What
 is there may be deleted at any time.
+
+What the compiler makes of a header is code in every kernel. So it is used only where every folder
+and file on the way belongs to this user or root, nobody else may write it, and it has the bytes
+that were noted when it was made.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagercache.base import private_file
+from eagercache.base.store_directory import HEADERS_FOLDER
 
-FOLDER = "HEADERS"
 NAME = "bare.h"
 _SOURCES = "sources"
 _UNUSED_SECONDS = 7 * 24 * 3600.0
@@ -41,18 +45,20 @@ class SharedHeader:
     def __init__(self, store: Path, compiler: str, words: Sequence[str]) -> None:
         name = hashlib.sha256("\0".join([compiler, *words]).encode()).hexdigest()[:32]
         self._store = store
-        self._folder = store / FOLDER / name
+        self._folder = store / HEADERS_FOLDER / name
 
     def find(self) -> Path | None:
         """The header, if it is there and what it was made from is what it was."""
         header = self._folder / NAME
-        if not private_file.is_private(self._store):
+        if not self._is_private():
             return None
         try:
-            sources = json.loads((self._folder / _SOURCES).read_text())
-            if not header.exists() or compiled(header).stat().st_size != sources["bytes"]:
-                return None
+            sources = private_file.read(self._folder, _SOURCES)
             if any(_identity(path) != known for path, known in sources["files"].items()):
+                return None
+            if any(_digest(self._folder / n) != known for n, known in sources["digests"].items()):
+                return None
+            if sources["digests"].keys() != {NAME, compiled(header).name}:
                 return None
             os.utime(self._folder)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -69,18 +75,32 @@ class SharedHeader:
             return None
         try:
             files = {path: _identity(path) for path in _read_dependencies(dependencies, header)}
-            sources = {"bytes": compiled(header).stat().st_size, "files": files}
-            (header.parent / _SOURCES).write_text(json.dumps(sources))
+            digests = {path.name: _digest(path) for path in (header, compiled(header))}
+            known = header.parent / _SOURCES
+            known.write_text(json.dumps({"digests": digests, "files": files}))
+            for path in (known, header, compiled(header)):
+                path.chmod(0o600)
+            header.parent.chmod(0o700)
             self._folder.parent.mkdir(mode=0o700, exist_ok=True)
             quicker = self.find()
             if quicker is not None:
                 return quicker
+            if private_file.foreign_entry(self._folder.parent):
+                return None
             self.remove()
             self._remove_unused()
             header.parent.rename(self._folder)
         except (OSError, ValueError):
             return None
         return self._folder / header.name
+
+    def _is_private(self) -> bool:
+        return (
+            private_file.is_private(self._store)
+            and not self._folder.parent.is_symlink()
+            and private_file.foreign_entry(self._folder) is None
+            and private_file.is_private(self._folder)
+        )
 
     def remove(self) -> None:
         """Takes the header away: it is stale, or does not work."""
@@ -96,6 +116,14 @@ class SharedHeader:
 def _identity(path: str) -> list[int]:
     status = Path(path).stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _read_dependencies(dependencies: Path, header: Path) -> list[str]:

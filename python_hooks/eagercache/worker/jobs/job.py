@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from eagercache.base.operators import described_name
 from eagercache.base.toolchain import pick_isa
+from eagercache.base.trouble import is_passing
 from eagercache.calls.call import Call
 from eagercache.calls.integers import known_ranges
 from eagercache.calls.numerics import CannotProve, is_device_error, is_out_of_memory
-from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, FunctionRefused
+from eagercache.worker.inductor.commands import (
+    CompileFailed,
+    CompileRefused,
+    FunctionRefused,
+    is_certainly_passing,
+)
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan
 from eagercache.worker.timing import timing
@@ -334,6 +340,9 @@ class Job:
             step()
         except CompileRefused as refused:
             forget_locals(refused)
+            if is_certainly_passing(refused):
+                self.outcome = Outcome("failed", str(refused), transient=True)
+                return
             self.outcome = Outcome(
                 "native", str(refused), refused=isinstance(refused, FunctionRefused)
             )
@@ -504,9 +513,7 @@ def forget_locals(error: BaseException) -> None:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the machine, not the call, may be the reason."""
-    if isinstance(error, OSError) or is_out_of_memory(error):
-        return True
-    return bool(getattr(error, "transient", False))
+    return is_passing(error) or is_out_of_memory(error)
 
 
 def one_line(error: BaseException) -> str:

@@ -1,0 +1,87 @@
+"""The service's end of the pipes to a worker, with an end to every wait.
+
+A worker may be stopped, or may die in the middle of a frame while a child of its holds the pipe
+open. The frames are those of worker.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from eagercache.base.frames import MAX_FRAME_BYTES
+
+# Workers write frames whole: what follows a frame's first bytes is there at once.
+FRAME_SECONDS = 30.0
+
+
+class PipeTimeout(Exception):
+    """The other end did not move in time."""
+
+
+class WorkerPipe:
+    """Writes to one descriptor and reads from another, which stay the caller's. One thread's."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        self._requests = requests
+        self._answers = answers
+        for descriptor in (requests, answers):
+            os.set_blocking(descriptor, False)
+
+    def write(self, frame: Mapping[str, Any], seconds: float) -> None:
+        """Writes a frame within ``seconds``. Raises PipeTimeout, OSError; ValueError: too large."""
+        body = json.dumps(frame).encode()
+        if len(body) > MAX_FRAME_BYTES:
+            raise ValueError(f"a request of {len(body) >> 20} MiB is more than a worker takes")
+        left = memoryview(len(body).to_bytes(4, "little") + body)
+        deadline = time.monotonic() + seconds
+        while left:
+            self._wait(self._requests, select.POLLOUT, deadline)
+            try:
+                left = left[os.write(self._requests, left) :]
+            except BlockingIOError:
+                continue
+
+    def read(self, seconds: float) -> dict[str, Any] | None:
+        """The next frame, whose beginning comes within ``seconds``; None at the end of the stream.
+
+        Raises PipeTimeout, OSError; ValueError on a malformed frame.
+        """
+        head = self._exactly(4, time.monotonic() + seconds)
+        if head is None:
+            return None
+        length = int.from_bytes(head, "little")
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes")
+        body = self._exactly(length, time.monotonic() + FRAME_SECONDS)
+        if body is None:
+            return None
+        frame = json.loads(body)
+        if not isinstance(frame, dict):
+            raise ValueError("a frame that is not an object")  # noqa: TRY004 - it is the data
+        return frame
+
+    def _exactly(self, count: int, deadline: float) -> bytes | None:
+        parts: list[bytes] = []
+        while count > 0:
+            self._wait(self._answers, select.POLLIN, deadline)
+            try:
+                part = os.read(self._answers, min(count, 1 << 20))
+            except BlockingIOError:
+                continue
+            if not part:
+                return None
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
+        # Looks once more after the deadline: this process may have been stopped meanwhile.
+        poll = select.poll()
+        poll.register(descriptor, event)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise PipeTimeout

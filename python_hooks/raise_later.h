@@ -1,0 +1,13 @@
+#pragma once
+
+namespace eagercache {
+
+// Whether this is the thread on which Python runs the handlers of signals.
+bool is_first_thread() noexcept;
+
+// Takes the interpreter's current error away and has it raised as soon as the interpreter's first
+// thread goes on: for what a signal's handler raised (KeyboardInterrupt) where a call of ours must
+// not fail. Needs the GIL and an error.
+void raise_later() noexcept;
+
+}  // namespace eagercache
