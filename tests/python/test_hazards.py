@@ -70,7 +70,7 @@ def test_every_rule_that_can_be_left_out_is_in_the_map_and_the_other_way_round()
     asides = set(names) - {"none", "unknown"}
     checks: set[str] = set()
     for folder in ("guards", "dispatcher"):
-        for path in (ROOT / folder).glob("*.[ch]*"):
+        for path in (ROOT / folder).rglob("*.[ch]*"):
             text = path.read_text()
             checks.update(".".join(m) for m in re.findall(r'left_out\("(\w+)", "(\w+)"\)', text))
     assert (
