@@ -9,7 +9,7 @@ foreach(layer IN ITEMS dispatcher guards kernel_cache python_hooks)
   endforeach()
 endforeach()
 string(SHA256 digest "${lines}")
-file(WRITE "${OUTPUT}" "#include \"dispatcher/source_digest.h\"
+file(WRITE "${OUTPUT}" "#include \"dispatcher/base/source_digest.h\"
 
 namespace eagercache {
 const char* source_digest() noexcept { return \"${digest}\"; }
