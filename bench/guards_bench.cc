@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "guards/call_key.h"
-#include "guards/epoch.h"
-#include "guards/guard_table.h"
+#include "guards/key/call_key.h"
+#include "guards/table/epoch.h"
+#include "guards/table/guard_table.h"
 
 // Price of the guards on the path of a hit: writing the key, hashing it, looking it up.
 namespace eagercache {

@@ -21,13 +21,13 @@
 #include <vector>
 
 #include "bench/overhead_calls.h"
-#include "dispatcher/counters.h"
-#include "dispatcher/kernel_forms.h"
-#include "dispatcher/loaded_kernel.h"
-#include "dispatcher/long_run.h"
-#include "dispatcher/operator_hook.h"
-#include "dispatcher/output_allocation.h"
-#include "dispatcher/runtime.h"
+#include "dispatcher/hook/counters.h"
+#include "dispatcher/hook/long_run.h"
+#include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/kernels/kernel_forms.h"
+#include "dispatcher/kernels/loaded_kernel.h"
+#include "dispatcher/memory/output_allocation.h"
+#include "dispatcher/runtime/runtime.h"
 
 // What a call of ATen's own operators costs from C++ in its forms. An override cannot be taken
 // away, so one process has one form, EAGERCACHE_BENCH_FORM, and takes turns with others

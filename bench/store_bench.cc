@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "kernel_cache/disk_store.h"
-#include "kernel_cache/shared_library.h"
+#include "kernel_cache/loading/shared_library.h"
+#include "kernel_cache/store/disk_store.h"
 #include "tests/kernel_cache/test_objects.h"
 #include "tests/support/temporary_directory.h"
 

@@ -24,7 +24,7 @@ def main(table: str, output: str) -> None:
         lines.append("    {" + ", ".join(json.dumps(text) for text in texts) + "},\n")
     text = (
         "// Generated from denied_operators.json.\n"
-        '#include "dispatcher/denied_operators.h"\n\n'
+        '#include "dispatcher/operators/denied_operators.h"\n\n'
         "#include <array>\n\n"
         "namespace eagercache {\n\n"
         "std::span<const DeniedRow> denied_rows() noexcept {\n"

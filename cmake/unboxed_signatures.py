@@ -5,7 +5,8 @@ Usage: unboxed_signatures.py INCLUDE OUTPUT FILES
 INCLUDE is torch's include folder, whose ATen/ops/*_ops.h say each operator's C++ signature. OUTPUT
 gets FILES files with one instantiation a signature, and unboxed_rows.cc with the table of names.
 Taken are the operators that may be hooked by what torch's registry and their schemas say; the hook
-itself decides at registration (dispatcher/eligibility.h), so that one too many costs only size.
+itself decides at registration (dispatcher/operators/eligibility.h), so that one too many costs only
+size.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def main() -> None:
         rows += [(name, index) for name in names]
     for index, part in enumerate(parts):
         text = (
-            '#include <ATen/core/Tensor.h>\n\n#include "dispatcher/unboxed_hook.h"\n\n'
+            '#include <ATen/core/Tensor.h>\n\n#include "dispatcher/hook/unboxed_hook.h"\n\n'
             f"namespace eagercache {{\n\n{''.join(part)}\n}}  // namespace eagercache\n"
         )
         write_if_changed(output / f"unboxed_{index}.cc", text)
@@ -107,7 +108,7 @@ def main() -> None:
     table = "".join(f'    {{"{name}", &kUnboxed{index}}},\n' for name, index in sorted(rows))
     write_if_changed(
         output / "unboxed_rows.cc",
-        f'#include "dispatcher/unboxed_hooks.h"\n\nnamespace eagercache {{\n\n{declared}\n'
+        f'#include "dispatcher/hook/unboxed_hooks.h"\n\nnamespace eagercache {{\n\n{declared}\n'
         f"namespace {{\nconst UnboxedRow kRows[] = {{\n{table}}};\n}}  // namespace\n\n"
         "std::span<const UnboxedRow> unboxed_rows() noexcept { return kRows; }\n\n"
         "}  // namespace eagercache\n",

@@ -7,7 +7,7 @@
 #include "cpp_api/running_environment.h"
 #include "cpp_api/settings.h"
 #include "cpp_api/store_choice.h"
-#include "dispatcher/deployed_program.h"
+#include "dispatcher/deployed/deployed_program.h"
 
 namespace eagercache {
 namespace {

@@ -15,14 +15,14 @@
 #include "cpp_api/running_environment.h"
 #include "cpp_api/settings.h"
 #include "cpp_api/store_choice.h"
-#include "dispatcher/cuda_driver.h"
-#include "dispatcher/cuda_kernel.h"
-#include "dispatcher/eligibility.h"
-#include "dispatcher/log.h"
-#include "dispatcher/runtime.h"
-#include "dispatcher/verification.h"
-#include "guards/call_key.h"
-#include "kernel_cache/shared_library.h"
+#include "dispatcher/base/log.h"
+#include "dispatcher/device/cuda_driver.h"
+#include "dispatcher/kernels/cuda_kernel.h"
+#include "dispatcher/observe/verification.h"
+#include "dispatcher/operators/eligibility.h"
+#include "dispatcher/runtime/runtime.h"
+#include "guards/key/call_key.h"
+#include "kernel_cache/loading/shared_library.h"
 
 namespace eagercache {
 namespace {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "cpp_api/build_facts.h"
-#include "dispatcher/source_digest.h"
-#include "kernel_cache/digest.h"
+#include "dispatcher/base/source_digest.h"
+#include "kernel_cache/base/digest.h"
 
 namespace eagercache {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernel_cache/environment_fields.h"
+#include "kernel_cache/base/environment_fields.h"
 
 namespace eagercache {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dispatcher/log.h"
+#include "dispatcher/base/log.h"
 
 namespace eagercache {
 

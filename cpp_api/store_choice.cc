@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "cpp_api/running_environment.h"
-#include "kernel_cache/cpu_features.h"
+#include "kernel_cache/base/cpu_features.h"
 
 namespace eagercache {
 namespace {

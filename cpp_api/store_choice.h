@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernel_cache/bundle.h"
-#include "kernel_cache/disk_store.h"
-#include "kernel_cache/status.h"
+#include "kernel_cache/base/status.h"
+#include "kernel_cache/store/bundle.h"
+#include "kernel_cache/store/disk_store.h"
 
 namespace eagercache {
 

@@ -22,29 +22,29 @@ TESTS = Path(__file__).resolve().parent
 # Of each program whose tests rows with mutations name, the sources.
 PROGRAMS = {
     "guards_key_test": [
-        "guards/call_key_test.cc",
-        "guards/key_fields_test.cc",
-        "guards/upstream_guard_test.cc",
+        "guards/key/call_key_test.cc",
+        "guards/key/key_fields_test.cc",
+        "guards/key/upstream_guard_test.cc",
     ],
-    "dispatcher_key_builder_test": [
-        "dispatcher/aside_reason_test.cc",
-        "dispatcher/key_builder_kinds_test.cc",
-        "dispatcher/key_builder_state_test.cc",
-        "dispatcher/key_builder_wrong_hits_test.cc",
-        "dispatcher/overlap_test.cc",
+    "guards_builder_test": [
+        "guards/builder/aside_reason_test.cc",
+        "guards/builder/key_builder_kinds_test.cc",
+        "guards/builder/key_builder_state_test.cc",
+        "guards/builder/key_builder_wrong_hits_test.cc",
+        "guards/builder/overlap_test.cc",
     ],
     "dispatcher_eligibility_test": [
-        "dispatcher/eligibility_test.cc",
-        "dispatcher/operator_effects_test.cc",
+        "dispatcher/operators/eligibility_test.cc",
+        "dispatcher/operators/operator_effects_test.cc",
     ],
     "dispatcher_operator_hook_test": [
-        "dispatcher/custom_operator_test.cc",
-        "dispatcher/hazards_test.cc",
-        "dispatcher/numerics_rule_test.cc",
-        "dispatcher/operator_hook_test.cc",
-        "dispatcher/writing_hook_test.cc",
+        "dispatcher/hook/custom_operator_test.cc",
+        "dispatcher/hook/hazards_test.cc",
+        "dispatcher/kernels/numerics_rule_test.cc",
+        "dispatcher/hook/operator_hook_test.cc",
+        "dispatcher/hook/writing_hook_test.cc",
     ],
-    "dispatcher_runtime_test": ["dispatcher/runtime_miss_test.cc"],
+    "dispatcher_runtime_test": ["dispatcher/runtime/runtime_miss_test.cc"],
 }
 TIMEOUT = 60
 

@@ -114,7 +114,7 @@ def document(
         *_disagreements([run for run, _ in runs]),
         "",
         "Calls that no kernel answers because they were found to disagree",
-        "(`dispatcher/denied_operators.json`):",
+        "(`dispatcher/operators/denied_operators.json`):",
         "",
         *_denied(device),
         "",

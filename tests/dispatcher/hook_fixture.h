@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "dispatcher/counters.h"
-#include "dispatcher/loaded_kernel.h"
-#include "dispatcher/miss_handler.h"
-#include "dispatcher/runtime.h"
-#include "tests/dispatcher/reading.h"
+#include "dispatcher/hook/counters.h"
+#include "dispatcher/kernels/loaded_kernel.h"
+#include "dispatcher/runtime/miss_handler.h"
+#include "dispatcher/runtime/runtime.h"
+#include "tests/guards/builder/reading.h"
 #include "tests/support/temporary_directory.h"
 
 namespace eagercache {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "guards/call_key.h"
+#include "guards/key/call_key.h"
 
 // Calls as the tests write them, and random ones over schemas that ATen has.
 namespace eagercache::testing {

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "kernel_cache/shared_library.h"
+#include "kernel_cache/loading/shared_library.h"
 
 namespace eagercache {
 

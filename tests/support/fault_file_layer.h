@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel_cache/file_layer.h"
+#include "kernel_cache/files/file_layer.h"
 
 namespace eagercache {
 

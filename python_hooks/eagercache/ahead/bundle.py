@@ -1,9 +1,10 @@
 """Bundles: the kernels and decisions of one environment as one signed file.
 
-The file itself is read, written and checked in kernel_cache/bundle.h. Here it is decided whether a
-machine may use it: what its kernels meet when they run must be as it was where they were made. What
-only made them (compiler, linker, Python, code generation) may differ or be missing, because the
-signature says who vouches for the result; so an import files them under this machine's environment.
+The file itself is read, written and checked in kernel_cache/store/bundle.h. Here it is decided
+whether a machine may use it: what its kernels meet when they run must be as it was where they were
+made. What only made them (compiler, linker, Python, code generation) may differ or be missing,
+because the signature says who vouches for the result; so an import files them under this machine's
+environment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Events as lines on standard error: the Python half of what `EAGERCACHE_LOG` switches on.
 
-`dispatcher/log.h` is the other half; both write "eagercache: LEVEL: event=NAME FIELD=VALUE ...", a
-line at a time, so that a program's events can be had with grep.
+`dispatcher/base/log.h` is the other half; both write "eagercache: LEVEL: event=NAME FIELD=VALUE
+...", a line at a time, so that a program's events can be had with grep.
 """
 
 from __future__ import annotations

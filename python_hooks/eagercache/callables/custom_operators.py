@@ -2,8 +2,9 @@
 
 A function becomes an operator of torch.library whose kernel, at every key, is the function itself.
 Over that stand the hook at CPU and CUDA, as over any other operator, and at the autograd keys one
-of ours (dispatcher/function_autograd.h). The backward is a second operator, ``<name>_backward``,
-whose function takes the gradient of the first one's by autograd; one graph of that is one kernel.
+of ours (dispatcher/autograd/function_autograd.h). The backward is a second operator,
+``<name>_backward``, whose function takes the gradient of the first one's by autograd; one graph of
+that is one kernel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operator calls rebuilt from their descriptions.
 
-A description is what the hook knows of a call (guards/call_key.h): the operator, every argument
+A description is what the hook knows of a call (guards/key/call_key.h): the operator, every argument
 with its value, and of tensors all but the data; of integer tensors it may say what they held.
 `Call` decodes one; `Call.sample` makes tensors of exactly the described metadata and fills them
 from a seed; `Call.invoke` calls the operator.
@@ -33,7 +33,7 @@ from eagercache.calls.integers import (
 )
 from eagercache.calls.numerics import place_of_reduction
 
-ALIGNMENT = 64  # bytes; kAlignment of guards/call_key.h
+ALIGNMENT = 64  # bytes; kAlignment of guards/key/call_key.h
 
 # What a tensor position of a call is filled with.
 Value: TypeAlias = torch.Tensor | bool | int | float | complex

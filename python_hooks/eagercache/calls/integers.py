@@ -2,9 +2,9 @@
 
 Indices, class labels and lengths must be in range: for others native raises, or ends the process.
 So the hook sends what small integer tensors of the real call held, and some values of large ones
-(dispatcher/integer_samples.h). A proof takes these for the sample `OWN`; and arguments that index,
-by their names in the schema, are filled with values in the range of the real ones by every rule,
-or with what the other arguments make them.
+(dispatcher/hook/integer_samples.h). A proof takes these for the sample `OWN`; and arguments that
+index, by their names in the schema, are filled with values in the range of the real ones by every
+rule, or with what the other arguments make them.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ in one go and under a lock: a header, then one line per key.
      "digest": "9f…", "calls": 12, "native_ns": 5300}
 
 (each of them on one line). A call's line holds what a compile is asked with: `state` and `args` are
-those of `describe_call` in guards/call_key.h, `calls` how often the section's process made the call
-since its last section, `native_ns` the mean time of the calls that native answered, left out where
-none was timed, and `digest` the key's name in a store of the process that recorded it. Lines with
-the same call add up, over sections and files. Unknown fields are ignored; the version changes when
-a field's meaning does.
+those of `describe_call` in guards/key/call_key.h, `calls` how often the section's process made the
+call since its last section, `native_ns` the mean time of the calls that native answered, left out
+where none was timed, and `digest` the key's name in a store of the process that recorded it. Lines
+with the same call add up, over sections and files. Unknown fields are ignored; the version changes
+when a field's meaning does.
 
 `operator_log` reads a second format.
 """

@@ -1,7 +1,7 @@
 """What a deployed module's program takes and gives.
 
 Between the worker that compiles it, the process that writes the artifact, and the core
-(dispatcher/program_spec.h).
+(dispatcher/deployed/program_spec.h).
 """
 
 from __future__ import annotations

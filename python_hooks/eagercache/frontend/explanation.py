@@ -15,7 +15,7 @@ from eagercache.base.load import core
 from eagercache.runtime.left_native import left_native
 from eagercache.runtime.session import session
 
-# What each rule by which a call steps aside is about (guards/aside_reason.h).
+# What each rule by which a call steps aside is about (guards/builder/aside_reason.h).
 ASIDE_RULES: Mapping[str, str] = {
     "tensor_kind": "a tensor is sparse, quantized, nested, a subclass, conjugated or the like",
     "mixed_devices": "a tensor is on another device",

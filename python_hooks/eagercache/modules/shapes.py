@@ -51,7 +51,7 @@ class SizedForm:
 
 
 def sized_form(key: bytes) -> SizedForm:
-    """Takes a form's key (read_arguments of module_arguments.h) apart."""
+    """Takes a form's key (read_arguments of nn_modules/arguments.h) apart."""
     assert core is not None
     words = list(struct.unpack(f"<{len(key) // 8}Q", key))
     structure = list(words)

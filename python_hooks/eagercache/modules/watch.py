@@ -1,9 +1,9 @@
 """Where the values are kept that a module's forward reads beside its tensors and arguments.
 
 `module_identity` and `code_values` write down what they are, once. By the rows made here
-(module_values.h) the core sees before each call that they still are: what is inside of attributes
-of modules, of their classes' values, of defaults and closures; global variables, attributes of the
-program's objects, environment variables.
+(nn_modules/values.h) the core sees before each call that they still are: what is inside of
+attributes of modules, of their classes' values, of defaults and closures; global variables,
+attributes of the program's objects, environment variables.
 
 Not held, so that nothing lives longer because of us, and therefore not watched: objects and
 containers that hold a module or a tensor somewhere inside.
@@ -39,7 +39,7 @@ from eagercache.callables.module_identity import (
     indexed,
 )
 
-# (sort, place, keys, expected): see module_values.h.
+# (sort, place, keys, expected): see nn_modules/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
 
 _NOT_THERE = (None, True)
@@ -51,7 +51,7 @@ _MAX_DEPTH = 12
 def attribute_values(module: torch.nn.Module) -> list[Row]:
     """What is inside of the attributes and classes of ``module`` and of everything below it.
 
-    Another value of an attribute or in a class is noticed otherwise (module_guard.h).
+    Another value of an attribute or in a class is noticed otherwise (nn_modules/guard.h).
     """
     rows = _Rows()
     kinds: dict[type, None] = {}

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernel_cache/elf_check.h"
+#include "kernel_cache/loading/elf_check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   (void)eagercache::check_elf(std::as_bytes(std::span<const std::uint8_t>(data, size))).is_ok();

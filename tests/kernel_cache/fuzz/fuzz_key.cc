@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "guards/call_key.h"
+#include "guards/key/call_key.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::vector<eagercache::Word> words(size / sizeof(eagercache::Word));

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernel_cache/manifest.h"
+#include "kernel_cache/format/manifest.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "kernel_cache/file_names.h"
+#include "kernel_cache/format/file_names.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view name(reinterpret_cast<const char*>(data), size);

@@ -5,9 +5,9 @@
 #include <span>
 #include <string>
 
-#include "guards/call_key.h"
-#include "kernel_cache/file_names.h"
-#include "kernel_cache/manifest.h"
+#include "guards/key/call_key.h"
+#include "kernel_cache/format/file_names.h"
+#include "kernel_cache/format/manifest.h"
 #include "tests/kernel_cache/test_objects.h"
 
 namespace eagercache {

@@ -1,4 +1,4 @@
-"""The table of effects (dispatcher/operator_effects.h) against what native calls really do.
+"""What native calls really do, against dispatcher/operators/operator_effects.h.
 
 Every sample of PyTorch's operator database is run natively, backward included; each call that
 reaches a backend is made again on copies, and all memory that it could have touched is compared

@@ -59,23 +59,23 @@ def test_the_map_has_every_defect_every_rule_and_every_section_once() -> None:
     assert set(ids) >= DEFECTS
     assert {f"5.{n}" for n in range(7)} <= {name[:3] for name in ids}
     rules = [rule for row in ROWS for rule in row.get("asides", [])]
-    known = _enumerators("guards/aside_reason.h", "AsideReason") - {"kNone"}
+    known = _enumerators("guards/builder/aside_reason.h", "AsideReason") - {"kNone"}
     assert sorted(rules) == sorted(known), "each rule by which calls step aside has one row"
 
 
 def test_every_rule_that_can_be_left_out_is_in_the_map_and_the_other_way_round() -> None:
     mapped = {name for row in ROWS for name in row.get("mutations", [])}
-    rows = re.findall(r"^  X\((\w+),", (ROOT / "guards/key_fields.h").read_text(), re.MULTILINE)
-    names = re.findall(r'return "(\w+)";', (ROOT / "guards/aside_reason.h").read_text())
+    rows = re.findall(r"^  X\((\w+),", (ROOT / "guards/key/key_fields.h").read_text(), re.MULTILINE)
+    names = re.findall(r'return "(\w+)";', (ROOT / "guards/builder/aside_reason.h").read_text())
     asides = set(names) - {"none", "unknown"}
     checks: set[str] = set()
     for folder in ("guards", "dispatcher"):
-        for path in (ROOT / folder).glob("*.[ch]*"):
+        for path in (ROOT / folder).rglob("*.[ch]*"):
             text = path.read_text()
             checks.update(".".join(m) for m in re.findall(r'left_out\("(\w+)", "(\w+)"\)', text))
     assert (
         len(rows) > 20
-        and len(asides) == len(_enumerators("guards/aside_reason.h", "AsideReason")) - 1
+        and len(asides) == len(_enumerators("guards/builder/aside_reason.h", "AsideReason")) - 1
     )
     assert mapped == {*(f"field.{r}" for r in rows), *(f"aside.{a}" for a in asides), *checks}
 

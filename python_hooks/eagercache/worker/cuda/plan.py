@@ -18,7 +18,7 @@ from eagercache.worker.inductor.launch_plan import Output, adopt_strides
 from eagercache.worker.inductor.wrapper_text import ITEM_SIZES, NotUnderstood
 
 VERSION = 1
-# CudaPlan's limits in dispatcher/cuda_plan.h: arguments of a launch, and launches or buffers.
+# CudaPlan's limits in dispatcher/plans/cuda_plan.h: arguments of a launch, and launches or buffers.
 MAX_ARGUMENTS = 512
 MAX_NUMBER = 1024
 # Of a manifest (kernel_cache/FORMAT.md): objects, and what of its 64 KiB a plan may take.

@@ -18,7 +18,8 @@ KERNELS_BEFORE_HEADERS = 2
 
 
 # Behind the wrapper's text of an operator's container, whose linker gives it these functions in the
-# place of torch's: what loads the container may answer them, for less (dispatcher/container_frame).
+# place of torch's: what loads the container may answer them, for less
+# (dispatcher/kernels/container_frame).
 SEAMS = """
 extern "C" {
 

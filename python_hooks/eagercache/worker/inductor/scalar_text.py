@@ -3,7 +3,7 @@
 A lowering bakes numbers into its text. So the call is lowered with two sets of numbers that are
 known by sight; where the two texts are the same but for those, the text with an argument in the
 place of each is a kernel for all numbers that are lowered alike. Which those are, the hook decides
-by their size (guards/scalar_class.h) and the proof by trying.
+by their size (guards/key/scalar_class.h) and the proof by trying.
 """
 
 from __future__ import annotations

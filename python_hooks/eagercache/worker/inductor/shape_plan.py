@@ -49,7 +49,7 @@ class ShapePlan:
     """How to launch the kernels of a shape class, and their source.
 
     Attributes:
-        entry, shape: the functions' names; dispatcher/shape_plan.h says what they do.
+        entry, shape: the functions' names; dispatcher/plans/shape_plan.h says what they do.
         guards: C++ conditions on the symbols, all of which must hold.
         pattern: the request's, unchanged.
         symbols: the symbols' names in the text, in the pattern's order.

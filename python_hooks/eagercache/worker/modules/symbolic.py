@@ -1,7 +1,7 @@
 """Sizes that are left open when a module's call is traced, and what the graph assumes of them.
 
 Guards and the outputs' strides are C++ in Inductor's own text. They become a function that is
-compiled beside the kernels (`shape_function`; ModuleShapeFunction of module_record.h), so that
+compiled beside the kernels (`shape_function`; ModuleShapeFunction of nn_modules/record.h), so that
 nothing interprets expressions when a call is answered.
 """
 

@@ -527,7 +527,7 @@ def _judge(
 
 
 def _plan(watched: _Watched, graphs: TrainingGraphs, answers: _TrainingAnswers) -> dict[str, Any]:
-    """What `read_training_plan` of module_training.cc reads."""
+    """What `read_training_plan` of nn_modules/training.cc reads."""
     plan = graphs.plan()
     steps = watched.version_steps
     written = {graphs.inputs[index][1] for index in plan["buffers"]}

@@ -19,7 +19,7 @@ _SMALL_EXPONENTS = range(-2, -13, -1)
 _LARGE_EXPONENTS = range(6)
 
 # What a kernel is proved on, of either side of 1/2: moderate ones, and both ends of what the hook
-# calls ordinary (guards/scalar_class.cc), by whether half precision is among the dtypes.
+# calls ordinary (guards/key/scalar_class.cc), by whether half precision is among the dtypes.
 _SMALL = (0.1, 0.3, 0.4999, 1e-3)
 _LARGE = (0.51, 0.7, 1.7, 33.3)
 _ENDS = {False: (2.0**-100 * 1.3, 2.0**100 / 1.3), True: (2.0**-14 * 1.3, 2.0**15 / 1.3)}

@@ -17,8 +17,8 @@ _MAX_PROOF_ELEMENTS = 1 << 20
 class ShapeFamily:
     """The members of a shape pattern: a call, and all that differ from it in the symbols only.
 
-    ``pattern`` is the hook's (dispatcher/shape_plan.h). Raises CallError when it is not one of
-    the call's.
+    ``pattern`` is the hook's (dispatcher/plans/shape_plan.h). Raises CallError when it is not one
+    of the call's.
     """
 
     def __init__(self, description: Mapping[str, Any]) -> None:

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dispatcher/deployed/program_spec.h"
+#include "kernel_cache/base/status.h"
+
+namespace eagercache {
+
+// One whole version of a module's constants. Immutable: an update makes another one, and whoever
+// holds this one computes with it to the end.
+struct WeightSet {
+  std::uint64_t version = 0;       // 1 for the artifact's own, then counted up; never used again
+  std::vector<at::Tensor> values;  // a row for each constant, the folded ones too
+};
+using WeightSetPtr = std::shared_ptr<const WeightSet>;
+
+// The constants of a deployed module: those that answer, and a second version that is being made
+// ready. Thread-safe. Whoever asks for the active set waits for a pointer to be copied, never for
+// an update, whose work is done before anybody sees it.
+class WeightSets {
+ public:
+  enum class Which { kActive, kInactive };
+  struct Update {
+    Which which = Which::kActive;
+    bool whole = false;  // every constant must be given
+    // The tensors themselves are used, not copies: whoever gives them does not write them while
+    // they may be read, or calls fold() and accepts that answers may mix what he wrote.
+    bool keep = false;
+  };
+  // Fills the folded rows of a set out of the others.
+  using Folder = std::function<Status(std::vector<at::Tensor>* values)>;
+
+  // `folder` may be empty where nothing is folded.
+  WeightSets(std::vector<ConstantForm> forms, const ProgramSpec& spec, Folder folder);
+
+  // The first version; folded rows that are undefined are computed. Before anything else.
+  Status start(std::vector<at::Tensor> values);
+
+  WeightSetPtr active() const;
+
+  // Makes a new version of the set with these values in the place of its own; the inactive set, if
+  // there is none yet, begins as the active one. Nothing changes unless all of it is right:
+  // kInvalidArgument names the constant that is not known, is folded, or has another dtype or other
+  // sizes, or an index that is out of range. Other strides are copied into the constant's own. The
+  // active set is folded before it answers, the inactive one before it is swapped in.
+  Status update(const std::map<std::string, at::Tensor>& values, const Update& how);
+  // The inactive set answers from now on, and the active one is the inactive. kNotFound when there
+  // is none.
+  Status swap();
+  // Computes the folded constants anew. Needed for nothing but constants that were kept.
+  Status fold(Which which);
+  // Lets go of the inactive set's memory, once the last call that uses it has ended.
+  void drop_inactive();
+
+  // Copies of a set's constants, by each of their names. kNotFound without an inactive set.
+  Result<std::map<std::string, at::Tensor>> values(Which which, bool folded) const;
+  // The inactive set's version; 0 without one.
+  std::uint64_t inactive_version() const;
+
+  const std::vector<ConstantForm>& forms() const noexcept { return forms_; }
+
+ private:
+  struct Slot {
+    WeightSetPtr set;
+    bool folded = true;  // the folded rows are those of the others
+  };
+
+  Result<Slot> slot(Which which) const;
+  Status replace(std::vector<at::Tensor>* values, const std::map<std::string, at::Tensor>& given,
+                 const Update& how, bool* folds) const;
+  Result<at::Tensor> accepted(const ConstantForm& form, const std::string& name,
+                              const at::Tensor& value, bool keep) const;
+  Status check_ranges(const std::vector<at::Tensor>& values) const;
+  Result<Slot> folded(Slot slot);
+
+  const std::vector<ConstantForm> forms_;
+  const std::vector<ProgramSpec::IndexRange> ranges_;
+  const Folder folder_;
+  std::vector<bool> is_fold_input_;  // whether a row is read by the folder
+  std::map<std::string, std::size_t> rows_;
+
+  // Held through a whole update, swap or fold; taken before pointers_mutex_.
+  std::mutex writers_mutex_;
+  std::uint64_t next_version_ = 1;  // guarded by writers_mutex_
+
+  mutable std::mutex pointers_mutex_;  // guards the two below; held for a copy of them
+  Slot active_;
+  Slot inactive_;
+};
+
+}  // namespace eagercache

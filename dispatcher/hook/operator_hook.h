@@ -1,0 +1,247 @@
+#pragma once
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dispatcher/classes/scalar_classes.h"
+#include "dispatcher/classes/shape_classes.h"
+#include "dispatcher/hook/counters.h"
+#include "dispatcher/kernels/loaded_kernel.h"
+#include "dispatcher/operators/eligibility.h"
+#include "guards/builder/key_builder.h"
+#include "guards/builder/unboxed_key.h"
+#include "guards/table/guard_table.h"
+#include "kernel_cache/base/digest.h"
+
+namespace eagercache {
+
+// Whether hooks answer in this process right now: enabled, and not in a forked child. One relaxed
+// load a call; flipping it is the only way to leave (removing an override under load crashes
+// PyTorch).
+inline std::atomic<bool> hooks_answer{false};
+
+// The epoch of runs of native calls (counters.h): another one after each change of policy, 0 where
+// every call is to be looked at.
+inline std::atomic<std::uint32_t> native_run_epoch{0};
+
+template <typename Arguments>
+class RunOfCall;
+
+// Where an unboxed call goes on after the hook has looked at it.
+enum class Route {
+  kAnswered,  // a kernel answered; the outputs are there
+  kNative,    // counted; the displaced native kernel answers
+  kBoxed,     // not counted: OperatorHook::call does what is left (a miss, an explainer, a probe)
+};
+
+// Room for the tensors that a kernel makes.
+struct UnboxedOutputs {
+  std::span<at::Tensor> fixed;              // as many as the signature returns by value
+  std::vector<at::Tensor>* list = nullptr;  // or a list of any length
+};
+
+// Marks the thread as being inside one of our kernels or a native kernel that a hook displaced:
+// hooks met below go straight to native.
+class InsideGuard {
+ public:
+  InsideGuard() noexcept { ++depth(); }
+  ~InsideGuard() { --depth(); }
+  InsideGuard(const InsideGuard&) = delete;
+  InsideGuard& operator=(const InsideGuard&) = delete;
+  static bool active() noexcept { return depth() != 0; }
+  static bool nested() noexcept { return depth() > 1; }
+
+ private:
+  // Read on every call: a fixed offset from the thread pointer, in a shared object too.
+  static int& depth() noexcept { return depth_; }
+  [[gnu::tls_model("initial-exec")]] static thread_local int depth_;
+};
+
+// An InsideGuard, where `inside`.
+class InsideIf {
+ public:
+  explicit InsideIf(bool inside) noexcept {
+    if (inside) guard_.emplace();
+  }
+
+ private:
+  std::optional<InsideGuard> guard_;
+};
+
+// One hooked operator at one backend key: the displaced native kernel, the plan of its arguments,
+// its table of keys. Created once, registered once, never destroyed. All methods may be called from
+// any thread, with or without the GIL.
+class OperatorHook {
+ public:
+  // `index` is below kMaxHooks and unique. Copies the kernel that is at `key` now.
+  OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key, Eligibility eligibility,
+               std::size_t index);
+  OperatorHook(const OperatorHook&) = delete;
+  OperatorHook& operator=(const OperatorHook&) = delete;
+
+  // The boxed kernel: steps 1 to 3 of "life of a call" in ARCHITECTURE.md. Takes the operator's
+  // arguments off `stack` and leaves its results. Throws only what native throws, but for one case:
+  // when a kernel that writes arguments fails, they may be half written, and native must not run.
+  void call(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  // Steps 1 to 3 of a call that comes unboxed, but for those that are rare. `arguments` are the
+  // operator's own, and `outputs` what its signature returns by value. Throws as call() does.
+  Route begin_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs);
+  // What the unboxed hook calls for the other two routes.
+  const c10::KernelFunction& native_kernel() const noexcept { return native_; }
+  const c10::KernelFunction& boxed_kernel() const noexcept { return boxed_; }  // call(), that is
+  // Whether native runs with hooks below it disabled.
+  bool guards_native() const noexcept { return guard_native_; }
+  // The argument that return `index` hands back.
+  std::size_t returned_argument(std::size_t index) const noexcept {
+    return eligibility_.returned_arguments[index];
+  }
+  // The number of returns that are no arguments.
+  std::size_t num_fresh() const noexcept { return num_fresh_; }
+  bool returns_list() const noexcept { return eligibility_.returns_list; }
+
+  // The displaced native kernel, with hooks below it disabled.
+  void call_native(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  // Reads the call on top of `stack` (left alone). kNone when `view` holds its key.
+  AsideReason read_call(const torch::jit::Stack& stack, CallView& view) const noexcept;
+
+  // Runs `kernel` on the call that `view` was read from, replaces the arguments by the results on
+  // success, and leaves the stack alone otherwise. Arguments that the operator returns are the very
+  // objects. kFailed also when something went wrong after the kernel answered; native must not run
+  // then if the kernel writes.
+  LoadedKernel::Outcome call_kernel(LoadedKernel& kernel, const CallView& view,
+                                    torch::jit::Stack* stack) noexcept;
+
+  // For an operator that is a Python function: a digest of the function's code, which becomes part
+  // of every entry's key in the store. Empty for all others.
+  void set_identity(std::string identity);
+  std::string identity() const;
+  // Whether set_identity was called.
+  bool is_function() const noexcept { return is_function_.load(std::memory_order_relaxed); }
+
+  // The device that a key's tensors are on, or are made on where there are none.
+  c10::Device device_of(std::span<const Word> words) const;
+  // The entry's key in the store: operator, schema, the function's identity if it has one, dispatch
+  // key (with the GPU's architecture), choice policy and persistent words.
+  Digest entry_digest(std::span<const Word> words, std::string_view policy_tag) const;
+
+  // True when somebody registered over us since; that kernel, not ours, is called by now.
+  bool is_shadowed() const;
+
+  const c10::OperatorHandle& op() const noexcept { return op_; }
+  const std::string& name() const noexcept { return name_; }          // "aten::var"
+  const std::string& overload() const noexcept { return overload_; }  // "correction", or ""
+  // "aten::var.correction"
+  const std::string& full_name() const noexcept { return full_name_; }
+  c10::DispatchKey dispatch_key() const noexcept { return key_; }
+  const ArgumentPlan& plan() const noexcept { return eligibility_.plan; }
+  std::size_t num_returns() const noexcept { return eligibility_.num_returns; }
+  // Whether this very call of the operator writes an argument ("training" may be off).
+  bool writes_in(const DecodedCall& call) const;
+  // Whether what it writes are running statistics of the process's own data, which no replica has
+  // to hold with the same bits: they may be as accurate as an output. On CUDA only, as in
+  // `writes_statistics` of prove.py.
+  bool writes_statistics() const noexcept;
+  // Whether a kernel that makes so many tensors can answer.
+  bool takes_outputs(std::size_t count) const noexcept {
+    return eligibility_.returns_list ? count != 0 : count == num_fresh_;
+  }
+  std::size_t index() const noexcept { return index_; }
+  c10::DeviceType device_type() const noexcept { return device_type_; }
+  GuardTable& table() noexcept { return table_; }
+  const GuardTable& table() const noexcept { return table_; }
+  // How many times as many calls as one of a usual kernel a compile here is worth: a power of two.
+  std::uint64_t compile_cost() const noexcept {
+    return compile_cost_.load(std::memory_order_relaxed);
+  }
+  // What compiling one of this operator's keys took; 0 is no news.
+  void note_compile_cost(double cpu_seconds) noexcept;
+  ShapeClasses& classes() noexcept { return classes_; }
+  ScalarClasses& scalars() noexcept { return scalars_; }
+  const OperatorEffects& effects() const noexcept { return eligibility_.effects; }
+
+  // Whether this operator is among those asked for. Inactive hooks go straight to native,
+  // uncounted.
+  bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
+  void set_active(bool active) noexcept { active_.store(active, std::memory_order_relaxed); }
+
+  // Remembers what the registry holds right after our registration; see is_shadowed.
+  void note_registered();
+
+ private:
+  void answer(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  // Whether native answers without a look at the call, which is counted then: no kernel is known,
+  // and this is one of a long run of calls that were decided for native.
+  bool passes_on() const noexcept;
+  // Why no kernel may answer on this thread; kNone otherwise.
+  AsideReason thread_reason() const noexcept;
+  // Remembers a kernel's error; throws where native must not run after it.
+  void note_failure(LoadedKernel& kernel, std::span<const Word> words);
+  void note_failure(LoadedKernel& kernel, const UnboxedArguments& arguments);
+  // The rest of begin_unboxed for a call whose key, if it has one, the thread has not met lately.
+  Route look_up_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs,
+                        RunOfCall<UnboxedArguments>& run, std::uint64_t mark);
+  LoadedKernel::Outcome run_unboxed(LoadedKernel& kernel, const UnboxedArguments& arguments,
+                                    const CallTensors& call, UnboxedOutputs outputs) noexcept;
+  void answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack);
+  // Counts a call that a kernel answered, and records it while calls are recorded.
+  void count(const CallView& view, std::uint64_t hash, CallOutcome outcome) noexcept;
+  // Native answers a call that is decided; counts, and records with native's time now and then.
+  void answer_decided(const CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack);
+  // call_native, and the nanoseconds that it took on this thread.
+  std::uint64_t time_native(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  // What of that tells about the operator: on CUDA nothing, since native returns before it is done.
+  std::uint64_t recorded_time(std::uint64_t native_ns) const noexcept;
+  // Whether native's results, on top of `stack`, have more elements than 31 bits count.
+  bool returned_large(const torch::jit::Stack& stack) const noexcept;
+  // A hit that native computes too; native's answer stands when they differ.
+  void answer_verified(const void* kernel, const CallView& view, std::uint64_t hash,
+                       c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  bool answer_by_kernel(const void* kernel, const CallView& view, torch::jit::Stack* stack);
+  // A call without an entry of its own, where its scalar class has a verdict; false where it has
+  // none.
+  bool answer_by_class(const CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
+                       torch::jit::Stack* stack);
+  // The same for an unboxed call. kBoxed where the boxed form is to look at it.
+  Route answer_by_class(const UnboxedArguments& arguments, const CallView& view,
+                        UnboxedOutputs outputs);
+  // The results of a call out of what the kernel made and of what it was given.
+  void put_results(std::span<at::Tensor> outputs, torch::jit::Stack* stack) const;
+  std::span<const c10::IValue> arguments(const torch::jit::Stack& stack) const noexcept;
+
+  const c10::OperatorHandle op_;
+  const c10::DispatchKey key_;
+  const c10::DeviceType device_type_;
+  const Eligibility eligibility_;
+  const std::size_t num_fresh_;  // returns that are no arguments
+  const std::size_t index_;
+  const std::string name_;
+  const std::string overload_;
+  const std::string full_name_;
+  const std::string schema_text_;
+  const bool guard_native_;  // operators of ATen: what they call below is theirs
+  const c10::KernelFunction native_;
+  const c10::KernelFunction boxed_;
+  c10::KernelFunction registered_;  // written once by note_registered, before the hook is active
+  std::atomic<bool> active_{false};
+  std::atomic<bool> is_function_{false};
+  mutable std::mutex identity_mutex_;
+  std::string identity_;  // guarded by identity_mutex_
+  std::atomic<std::uint64_t> compile_cost_{1};
+  GuardTable table_;
+  ShapeClasses classes_;
+  ScalarClasses scalars_;
+};
+
+}  // namespace eagercache

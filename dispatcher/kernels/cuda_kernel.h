@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dispatcher/device/cuda_driver.h"
+#include "dispatcher/kernels/loaded_kernel.h"
+#include "dispatcher/plans/cuda_plan.h"
+#include "kernel_cache/base/status.h"
+
+namespace eagercache {
+
+// Generated CUDA kernels, launched by a plan on the current stream of the device that they were
+// loaded for: outputs and scratch come from PyTorch's caching allocator, then one cuLaunchKernel a
+// kernel; no event, no synchronisation. Keeps no state between runs, so that runs may overlap on
+// any number of threads and streams and be captured into graphs.
+class CudaKernel final : public LoadedKernel {
+ public:
+  // Loads the plan's cubins (`objects`, in order) on `device`, whose primary context must exist.
+  // Relaxed for captures under way in other threads; must not be called under a capture of this
+  // one. kIncompatible when there is no driver, when the code is for another GPU, or when a
+  // function is missing.
+  static Result<std::unique_ptr<CudaKernel>> create(c10::Device device, CudaPlan plan,
+                                                    std::span<const std::string> objects);
+
+  // Kernels loaded in this process. Any thread.
+  static std::size_t loaded_count() noexcept;
+
+  // A launch that fails because an earlier kernel broke the context is not this kernel's failure:
+  // kNotStarted, and native reports the error. So is memory that runs out.
+  Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+              c10::Device device) noexcept override;
+  std::size_t num_inputs() const noexcept override { return plan_.num_inputs; }
+  std::size_t num_outputs() const noexcept override { return plan_.outputs.size(); }
+  bool writes_inputs() const noexcept override { return !plan_.writes.empty(); }
+
+ private:
+  CudaKernel(const CudaDriver& driver, c10::Device device, CudaPlan plan);
+  Status load(std::span<const std::string> objects);
+  Outcome launch_all(std::span<const at::Tensor* const> inputs, void* const* pointers,
+                     void* stream) const noexcept;
+
+  const CudaDriver& driver_;
+  const c10::Device device_;
+  const CudaPlan plan_;
+  void* context_ = nullptr;                   // the device's primary one; never released
+  std::vector<void*> functions_;              // one a launch; the modules are never unloaded
+  std::vector<std::size_t> scratch_offsets_;  // into one allocation
+  std::size_t scratch_bytes_ = 0;
+};
+
+}  // namespace eagercache

@@ -1,0 +1,94 @@
+#include "dispatcher/kernels/kernel_forms.h"
+
+#include <utility>
+
+#include "dispatcher/kernels/bare_kernel.h"
+#include "dispatcher/kernels/container_kernel.h"
+#include "dispatcher/kernels/cuda_kernel.h"
+#include "dispatcher/kernels/shape_kernel.h"
+
+namespace eagercache {
+
+std::string kernel_identity(std::span<const ObjectRef> objects, c10::Device device,
+                            const KernelForm& form) {
+  std::string identity = device.str();
+  for (const std::string* part : {&form.form, &form.launch_plan, &form.output_strides}) {
+    identity += '\0' + *part;
+  }
+  for (const ObjectRef& object : objects) {
+    identity += '\0' + object.digest.hex();
+  }
+  return identity;
+}
+
+Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, c10::Device device,
+                                                  const KernelForm& form) {
+  if (form.form == "bare") {
+    Result<LaunchPlan> plan = parse_launch_plan(form.launch_plan);
+    if (!plan) {
+      return plan.status();
+    }
+    Result<std::unique_ptr<BareKernel>> kernel =
+        BareKernel::create(library, device, std::move(plan).value());
+    if (!kernel) {
+      return kernel.status();
+    }
+    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  }
+  if (form.form == "scalars") {
+    Result<ScalarPlan> plan = parse_scalar_plan(form.launch_plan);
+    if (!plan) {
+      return plan.status();
+    }
+    Result<std::unique_ptr<BareKernel>> kernel =
+        BareKernel::create(library, device, std::move(plan.value().plan), plan.value().num_scalars);
+    if (!kernel) {
+      return kernel.status();
+    }
+    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  }
+  if (form.form == "shapes") {
+    Result<ShapePlan> plan = parse_shape_plan(form.launch_plan);
+    if (!plan) {
+      return plan.status();
+    }
+    Result<std::unique_ptr<ShapeKernel>> kernel =
+        ShapeKernel::create(library, device, std::move(plan).value());
+    if (!kernel) {
+      return kernel.status();
+    }
+    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  }
+  if (form.form == "container") {
+    Result<std::unique_ptr<ContainerKernel>> kernel = ContainerKernel::create(library, device);
+    if (!kernel) {
+      return kernel.status();
+    }
+    if (Status status = kernel.value()->set_output_strides(form.output_strides); !status) {
+      return status;
+    }
+    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  }
+  return Status(StatusCode::kIncompatible,
+                "entries of form '" + form.form + "' are not understood");
+}
+
+Result<std::unique_ptr<LoadedKernel>> make_cuda_kernel(std::span<const std::string> objects,
+                                                       c10::Device device, const KernelForm& form) {
+  if (form.form != "cuda") {
+    return Status(StatusCode::kIncompatible,
+                  "entries of form '" + form.form + "' do not run on CUDA");
+  }
+  Result<CudaPlan> plan = parse_cuda_plan(form.launch_plan);
+  if (!plan) {
+    return plan.status();
+  }
+  Result<std::unique_ptr<CudaKernel>> kernel =
+      CudaKernel::create(device, std::move(plan).value(), objects);
+  if (!kernel) {
+    return kernel.status();
+  }
+  return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+}
+
+}  // namespace eagercache

@@ -1,0 +1,145 @@
+#include "dispatcher/observe/recorder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <unordered_map>
+
+#include "dispatcher/base/thread_blocks.h"
+#include "dispatcher/hook/operator_hook.h"
+
+namespace eagercache {
+namespace {
+
+// One in so many native calls is timed: reading the clock twice costs a twentieth of a small one.
+constexpr unsigned kTimedShare = 4;
+
+// Looked up by reference, so that a known key costs no copy.
+struct KeyView {
+  const OperatorHook* hook;
+  std::uint64_t hash;
+  std::span<const Word> words;
+};
+
+struct Key {
+  OperatorHook* hook;
+  std::uint64_t hash;
+  std::vector<Word> words;
+  operator KeyView() const noexcept { return {hook, hash, words}; }  // NOLINT(google-explicit-*)
+};
+
+struct KeyHash {
+  using is_transparent = void;
+  std::size_t operator()(const KeyView& key) const noexcept {
+    return static_cast<std::size_t>(key.hash ^ key.hook->index() * 0x9E3779B97F4A7C15U);
+  }
+};
+
+struct KeyEqual {
+  using is_transparent = void;
+  bool operator()(const KeyView& left, const KeyView& right) const noexcept {
+    return left.hook == right.hook && left.hash == right.hash &&
+           std::ranges::equal(left.words, right.words);
+  }
+};
+
+struct Tally {
+  std::uint64_t calls = 0;
+  std::uint64_t hits = 0;
+  std::uint64_t timed = 0;     // without the first
+  std::uint64_t total_ns = 0;  // of those
+  std::uint64_t first_ns = 0;
+
+  void add(const Tally& other) noexcept {
+    calls += other.calls;
+    hits += other.hits;
+    timed += other.timed;
+    total_ns += other.total_ns;
+    first_ns = first_ns == 0 ? other.first_ns : first_ns;
+  }
+  std::uint64_t native_ns() const noexcept { return timed == 0 ? first_ns : total_ns / timed; }
+};
+
+using Tallies = std::unordered_map<Key, Tally, KeyHash, KeyEqual>;
+
+// One thread's counts.
+struct TallyBlock {
+  std::mutex mutex;
+  Tallies tallies;  // guarded by mutex
+};
+
+std::atomic<std::size_t> num_keys{0};
+std::atomic<std::uint64_t> num_lost{0};
+
+Tally* tally_of(TallyBlock& block, OperatorHook& hook, std::span<const Word> words,
+                std::uint64_t hash) {
+  const auto known = block.tallies.find(KeyView{&hook, hash, words});
+  if (known != block.tallies.end()) [[likely]] {
+    return &known->second;
+  }
+  if (num_keys.fetch_add(1, std::memory_order_relaxed) >= kMaxRecordedKeys) {
+    num_keys.fetch_sub(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+  Key key{&hook, hash, {words.begin(), words.end()}};
+  return &block.tallies.emplace(std::move(key), Tally{}).first->second;
+}
+
+}  // namespace
+
+void record_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                 CallOutcome outcome, std::uint64_t native_ns) noexcept {
+  try {
+    TallyBlock& block = ThreadBlocks<TallyBlock>::own();
+    const std::lock_guard lock(block.mutex);
+    if (Tally* const tally = tally_of(block, hook, words, hash)) [[likely]] {
+      const bool first = tally->calls++ == 0;
+      tally->hits += outcome == CallOutcome::kHit ? 1 : 0;
+      if (native_ns != 0 && first) {
+        tally->first_ns = native_ns;
+      } else if (native_ns != 0) {
+        ++tally->timed;
+        tally->total_ns += native_ns;
+      }
+      return;
+    }
+  } catch (const std::exception&) {
+    // Without memory.
+  }
+  num_lost.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool native_time_wanted() noexcept {
+  thread_local unsigned calls = 0;
+  return ++calls % kTimedShare == 0;
+}
+
+std::vector<RecordedCall> recorded_calls() {
+  Tallies sum;
+  ThreadBlocks<TallyBlock>::for_each([&](TallyBlock& block) {
+    const std::lock_guard lock(block.mutex);
+    for (const auto& [key, tally] : block.tallies) {
+      sum[key].add(tally);
+    }
+  });
+  std::vector<RecordedCall> calls;
+  calls.reserve(sum.size());
+  for (const auto& [key, tally] : sum) {
+    calls.push_back({key.hook, key.words, tally.calls, tally.hits, tally.native_ns()});
+  }
+  return calls;
+}
+
+void forget_recorded_calls() {
+  ThreadBlocks<TallyBlock>::for_each([](TallyBlock& block) {
+    const std::lock_guard lock(block.mutex);
+    block.tallies.clear();
+  });
+  num_keys.store(0, std::memory_order_relaxed);
+  num_lost.store(0, std::memory_order_relaxed);
+}
+
+std::uint64_t lost_calls() noexcept { return num_lost.load(std::memory_order_relaxed); }
+
+}  // namespace eagercache

@@ -1,0 +1,338 @@
+#include "python_hooks/nn_modules/arguments.h"
+
+#include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace eagercache {
+namespace {
+
+namespace py = pybind11;
+
+constexpr c10::DispatchKeySet kPlainKeys = c10::DispatchKeySet(
+    {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCPU,
+     c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA,
+     c10::DispatchKey::ADInplaceOrView});
+
+constexpr std::int64_t kMaxNumel = std::numeric_limits<std::int32_t>::max();
+constexpr int kMaxDepth = 8;
+constexpr std::size_t kMaxWords = 4096;
+
+PyObject* parameter_type = nullptr;
+
+// First word of every value. The encoding is prefix-free value by value, so that two different
+// argument lists never give the same words.
+enum class Tag : std::uint8_t {
+  kNone = 1,
+  kFalse,
+  kTrue,
+  kInt,     // one word
+  kFloat,   // one word: the double's bits
+  kString,  // length in the header, bytes packed
+  kTuple,   // count in the header
+  kList,
+  kDict,     // count in the header; a string and a value each
+  kKeyword,  // length in the header, bytes packed; the value follows
+  kTensor,   // dtype, rank and flags in the header; sizes, strides
+  kEnd,      // after the last one
+};
+
+constexpr Word header(Tag tag, Word payload = 0) noexcept {
+  return static_cast<Word>(tag) | (payload << 8);
+}
+
+bool is_parameter(PyObject* object) noexcept {
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == parameter_type;
+}
+
+// Whether the program gave the tensor attributes of its own.
+bool has_attributes(PyObject* object) noexcept {
+  PyObject* dict = PyObject_GenericGetDict(object, nullptr);
+  if (dict == nullptr) {
+    PyErr_Clear();
+    return true;
+  }
+  const bool has = PyDict_GET_SIZE(dict) > 0;
+  Py_DECREF(dict);
+  return has;
+}
+
+bool is_aligned(const c10::TensorImpl& impl) noexcept {
+  return reinterpret_cast<std::uintptr_t>(impl.data()) % kAlignment == 0;
+}
+
+class Reader {
+ public:
+  explicit Reader(ModuleCallForm& form) noexcept : form_(form) {}
+
+  ModuleAside value(PyObject* object, int depth) {
+    if (form_.words.size() > kMaxWords || depth > kMaxDepth) {
+      return ModuleAside::kArgument;
+    }
+    if (object == Py_None) {
+      put(header(Tag::kNone));
+    } else if (const at::Tensor* tensor = exact_tensor(object)) {
+      // A forward may ask for either.
+      return has_attributes(object) ? ModuleAside::kTensorKind
+                                    : this->tensor(*tensor, is_parameter(object));
+    } else if (object == Py_True || object == Py_False) {
+      put(header(object == Py_True ? Tag::kTrue : Tag::kFalse));
+    } else if (PyLong_CheckExact(object)) {
+      return integer(object);
+    } else if (PyFloat_CheckExact(object)) {
+      put(header(Tag::kFloat));
+      put(std::bit_cast<Word>(PyFloat_AS_DOUBLE(object)));
+    } else if (PyUnicode_CheckExact(object)) {
+      return text(Tag::kString, object);
+    } else if (PyTuple_CheckExact(object)) {
+      return sequence(Tag::kTuple, PySequence_Fast_ITEMS(object), PyTuple_GET_SIZE(object), depth);
+    } else if (PyList_CheckExact(object)) {
+      return sequence(Tag::kList, PySequence_Fast_ITEMS(object), PyList_GET_SIZE(object), depth);
+    } else if (PyDict_CheckExact(object)) {
+      return dict(object, depth);
+    } else {
+      return THPVariable_Check(object) ? ModuleAside::kTensorKind : ModuleAside::kArgument;
+    }
+    return ModuleAside::kNone;
+  }
+
+  ModuleAside text(Tag tag, PyObject* object) {
+    Py_ssize_t size = 0;
+    const char* bytes = PyUnicode_AsUTF8AndSize(object, &size);
+    if (bytes == nullptr) {
+      PyErr_Clear();
+      return ModuleAside::kArgument;
+    }
+    put(header(tag, static_cast<Word>(size)));
+    for (Py_ssize_t at = 0; at < size; at += static_cast<Py_ssize_t>(sizeof(Word))) {
+      Word packed = 0;
+      std::memcpy(&packed, bytes + at, std::min(static_cast<std::size_t>(size - at), sizeof(Word)));
+      put(packed);
+    }
+    return form_.words.size() > kMaxWords ? ModuleAside::kArgument : ModuleAside::kNone;
+  }
+
+ private:
+  void put(Word word) { form_.words.push_back(word); }
+
+  ModuleAside integer(PyObject* object) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow != 0) {
+      return ModuleAside::kArgument;
+    }
+    put(header(Tag::kInt));
+    put(static_cast<Word>(number));
+    return ModuleAside::kNone;
+  }
+
+  ModuleAside sequence(Tag tag, PyObject* const* items, Py_ssize_t count, int depth) {
+    put(header(tag, static_cast<Word>(count)));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      if (const ModuleAside reason = value(items[i], depth + 1); reason != ModuleAside::kNone) {
+        return reason;
+      }
+    }
+    return ModuleAside::kNone;
+  }
+
+  ModuleAside dict(PyObject* object, int depth) {
+    put(header(Tag::kDict, static_cast<Word>(PyDict_GET_SIZE(object))));
+    Py_ssize_t position = 0;
+    PyObject* key = nullptr;
+    PyObject* item = nullptr;
+    while (PyDict_Next(object, &position, &key, &item) != 0) {
+      if (!PyUnicode_CheckExact(key)) {
+        return ModuleAside::kArgument;
+      }
+      ModuleAside reason = text(Tag::kString, key);
+      if (reason == ModuleAside::kNone) {
+        reason = value(item, depth + 1);
+      }
+      if (reason != ModuleAside::kNone) {
+        return reason;
+      }
+    }
+    return ModuleAside::kNone;
+  }
+
+  ModuleAside tensor(const at::Tensor& tensor, bool is_parameter) {
+    if (!tensor.defined()) {
+      return ModuleAside::kTensorKind;
+    }
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (!is_plain(impl)) {
+      return ModuleAside::kTensorKind;
+    }
+    if (impl.requires_grad()) {
+      form_.requires_grad = true;
+    } else if (impl.autograd_meta() != nullptr && tensor._fw_grad(0).defined()) {
+      return ModuleAside::kDispatchState;
+    }
+    if (form_.device.value_or(impl.device()) != impl.device()) {
+      return ModuleAside::kTensorKind;
+    }
+    form_.device = impl.device();
+    const auto dtype = static_cast<Word>(c10::typeMetaToScalarType(impl.dtype()));
+    put(header(Tag::kTensor, dtype | (static_cast<Word>(impl.dim()) << 24) |
+                                 (Word{is_aligned(impl)} << 40) | (Word{is_parameter} << 41)));
+    for (const std::int64_t size : impl.sizes()) {
+      put(static_cast<Word>(size));
+    }
+    for (const std::int64_t stride : impl.strides()) {
+      put(static_cast<Word>(stride));
+    }
+    form_.tensors.push_back(&tensor);
+    return ModuleAside::kNone;
+  }
+
+  ModuleCallForm& form_;
+};
+
+std::size_t words_of_text(Word head) noexcept {
+  return static_cast<std::size_t>(((head >> 8) + sizeof(Word) - 1) / sizeof(Word));
+}
+
+}  // namespace
+
+std::vector<TensorPlace> tensor_places(std::span<const Word> words) {
+  std::vector<TensorPlace> places;
+  std::size_t at = 0;
+  while (at < words.size()) {
+    switch (static_cast<Tag>(words[at] & 0xFF)) {
+      case Tag::kNone:
+      case Tag::kFalse:
+      case Tag::kTrue:
+      case Tag::kTuple:
+      case Tag::kList:
+      case Tag::kDict:
+        at += 1;
+        break;
+      case Tag::kInt:
+      case Tag::kFloat:
+        at += 2;
+        break;
+      case Tag::kString:
+      case Tag::kKeyword:
+        at += 1 + words_of_text(words[at]);
+        break;
+      case Tag::kTensor: {
+        const auto rank = static_cast<std::size_t>((words[at] >> 32) & 0xFFFF);
+        places.push_back({at, rank});
+        at += 1 + 2 * rank;
+        break;
+      }
+      case Tag::kEnd:
+        return places;
+      default:
+        return {};
+    }
+  }
+  return {};
+}
+
+const char* module_aside_name(ModuleAside reason) noexcept {
+  constexpr const char* kNames[] = {
+      "none",           "dispatch_state", "global_state",       "hooks",
+      "changed",        "gradients",      "argument",           "tensor_kind",
+      "too_many_forms", "index_range",    "saved_tensors_hooks"};
+  static_assert(std::size(kNames) == kModuleAsideCount);
+  return kNames[static_cast<std::size_t>(reason)];
+}
+
+bool is_plain(const c10::TensorImpl& impl) noexcept {
+  return (impl.key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && impl.has_storage() &&
+         impl.numel() > 0 && impl.numel() <= kMaxNumel && impl.dim() < 64 &&
+         impl.unsafe_storage().unsafeGetStorageImpl()->data() != nullptr;
+}
+
+TensorForm TensorForm::of(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  TensorForm form;
+  form.dtype = c10::typeMetaToScalarType(impl.dtype());
+  form.device = impl.device();
+  form.aligned = is_aligned(impl);
+  form.sizes.append(impl.sizes().begin(), impl.sizes().end());
+  form.strides.append(impl.strides().begin(), impl.strides().end());
+  return form;
+}
+
+bool TensorForm::matches(const c10::TensorImpl& impl) const noexcept {
+  return is_plain(impl) && impl.dtype() == dtype && impl.device() == device &&
+         impl.sizes() == c10::IntArrayRef(sizes) && impl.strides() == c10::IntArrayRef(strides) &&
+         is_aligned(impl) == aligned;
+}
+
+void set_parameter_type(PyObject* type) noexcept {
+  Py_INCREF(type);
+  parameter_type = type;
+}
+
+const at::Tensor* exact_tensor(PyObject* object) noexcept {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (type != THPVariableClass && type != parameter_type) {
+    return nullptr;
+  }
+  return &THPVariable_Unpack(object);
+}
+
+ModuleAside read_arguments(std::span<PyObject* const> positional, PyObject* keyword_names,
+                           PyObject* const* keyword_values, ModuleCallForm& form) {
+  Reader reader(form);
+  for (PyObject* object : positional) {
+    if (const ModuleAside reason = reader.value(object, 0); reason != ModuleAside::kNone) {
+      return reason;
+    }
+  }
+  const Py_ssize_t count = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    ModuleAside reason = reader.text(Tag::kKeyword, PyTuple_GET_ITEM(keyword_names, i));
+    if (reason == ModuleAside::kNone) {
+      reason = reader.value(keyword_values[i], 0);
+    }
+    if (reason != ModuleAside::kNone) {
+      return reason;
+    }
+  }
+  form.words.push_back(header(Tag::kEnd));
+  return ModuleAside::kNone;
+}
+
+py::object without_tensors(const py::handle& value, std::span<const std::size_t> dropped,
+                           std::size_t* next) {
+  PyObject* const object = value.ptr();
+  if (exact_tensor(object) != nullptr) {
+    const bool drops = std::ranges::binary_search(dropped, (*next)++);
+    return py::reinterpret_borrow<py::object>(drops ? Py_Ellipsis : object);
+  }
+  if (PyTuple_CheckExact(object)) {
+    const auto values = py::reinterpret_borrow<py::tuple>(value);
+    py::tuple made(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      made[i] = without_tensors(values[i], dropped, next);
+    }
+    return made;
+  }
+  if (PyList_CheckExact(object)) {
+    py::list made;
+    for (const py::handle item : py::reinterpret_borrow<py::list>(value)) {
+      made.append(without_tensors(item, dropped, next));
+    }
+    return made;
+  }
+  if (PyDict_CheckExact(object)) {
+    py::dict made;
+    for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
+      made[key] = without_tensors(item, dropped, next);
+    }
+    return made;
+  }
+  return py::reinterpret_borrow<py::object>(value);
+}
+
+}  // namespace eagercache

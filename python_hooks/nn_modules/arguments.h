@@ -1,0 +1,86 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "guards/key/call_key.h"
+
+namespace eagercache {
+
+// Why a call of an accelerated module is answered by its own forward.
+enum class ModuleAside : std::uint8_t {
+  kNone,
+  kDispatchState,  // a Python mode, functorch, tracing, or an unusual floating-point mode
+  kGlobalState,    // attention back ends switched off, or another GPU is the current one
+  kHooks,          // forward or backward hooks on the module, below it, or on all modules
+  kChanged,        // an attribute, submodule or parameter changed; being looked at again
+  kGradients,      // the call needs gradients, and has no kernel with them
+  kArgument,       // an argument that is no tensor, number, string, None or container of them
+  kTensorKind,     // a tensor subclass, sparse, empty, on another device ...
+  kTooManyForms,   // more different calls than are remembered
+  kIndexRange,     // an index out of the range that the kernel may read
+  kSavedHooks,     // the call needs gradients, and hooks look at what is saved for them
+};
+inline constexpr std::size_t kModuleAsideCount = 11;
+const char* module_aside_name(ModuleAside reason) noexcept;
+
+// The metadata of one tensor that a module's kernel depends on.
+struct TensorForm {
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  bool aligned = true;  // the data pointer is a multiple of kAlignment
+  c10::SmallVector<std::int64_t, 5> sizes;
+  c10::SmallVector<std::int64_t, 5> strides;
+
+  static TensorForm of(const at::Tensor& tensor);
+  bool matches(const c10::TensorImpl& impl) const noexcept;
+};
+
+// True for a dense CPU or CUDA tensor of a common kind that has memory.
+bool is_plain(const c10::TensorImpl& impl) noexcept;
+
+// The tensor in `object` when its Python type is exactly torch.Tensor or torch.nn.Parameter, else
+// nullptr. Lives as long as the object.
+const at::Tensor* exact_tensor(PyObject* object) noexcept;
+// torch.nn.Parameter; called once, before the first exact_tensor. Keeps a reference for ever.
+void set_parameter_type(PyObject* type) noexcept;
+
+// What one walk over a call's arguments gives. Positional arguments first, then keyword arguments
+// in the order given; containers depth first: the order in which the Python side walks too.
+struct ModuleCallForm {
+  c10::SmallVector<Word, 128> words;
+  c10::SmallVector<const at::Tensor*, 16> tensors;  // owned by the arguments
+  std::optional<c10::Device> device;                // of the tensors, which all have the same
+  bool requires_grad = false;
+};
+
+// Reads the arguments (without `self`). Needs the GIL; runs no Python code. On anything but kNone
+// the contents of `form` are unspecified.
+ModuleAside read_arguments(std::span<PyObject* const> positional, PyObject* keyword_names,
+                           PyObject* const* keyword_values, ModuleCallForm& form);
+
+// `value` with `...`, which is no argument of such a call, in the place of some of its tensors:
+// counted from `*next` on in the order of read_arguments, those whose numbers are in `dropped`
+// (ascending). Containers are copied. Needs the GIL.
+pybind11::object without_tensors(const pybind11::handle& value,
+                                 std::span<const std::size_t> dropped, std::size_t* next);
+
+// Where one tensor stands in the words of a form: the index of its header, which its sizes and then
+// its strides follow, `rank` words each.
+struct TensorPlace {
+  std::size_t word = 0;
+  std::size_t rank = 0;
+};
+
+// The tensors among the words that read_arguments wrote, in their order, whatever comes after them.
+// Empty when the words are no such ones.
+std::vector<TensorPlace> tensor_places(std::span<const Word> words);
+
+}  // namespace eagercache

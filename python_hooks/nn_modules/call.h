@@ -1,0 +1,86 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "python_hooks/nn_modules/record.h"
+
+namespace eagercache {
+
+// What the Python side is told, and when. Handlers run on the calling thread, with the GIL; they
+// return quickly and what they raise is dropped.
+struct ModuleHandlers {
+  // (module, nested) -> "watch", "refuse" or "later": a module that has no record was called.
+  // `nested` is true below a module that is watched itself. "later": ask at its next call again.
+  pybind11::object select;
+  // (module): it is to be looked at, for the first time or because something changed.
+  pybind11::object look;
+  // (module, args, kwargs, words, calls, gradients): a form of call without a verdict was answered
+  // by the module's own forward, for the calls-th time (1, 2, 4, 8 ...); with gradients or without.
+  pybind11::object missed;
+  // (module): it keeps being called with an argument that no kernel can take, and has no kernel.
+  pybind11::object unfit;
+  // (module, digest, answer, expected) -> bool: what the kernel of that entry answered, and what
+  // the forward did, in a call that was chosen to be checked (verification.h). True: the kernel is
+  // wrong and answers no more, anywhere.
+  pybind11::object is_wrong;
+};
+
+// The modules met in this process. Guarded by the GIL. One leaked object.
+class ModuleRegistry {
+ public:
+  static ModuleRegistry& instance();
+
+  // Calls are answered, and unknown modules asked about, only while this is set.
+  void set_active(bool active) noexcept { active_ = active; }
+  bool active() const noexcept { return active_; }
+  // Whether calls that need gradients are answered too.
+  void set_training(bool training) noexcept { training_ = training; }
+  bool training() const noexcept { return training_; }
+  void set_handlers(ModuleHandlers handlers) { handlers_ = std::move(handlers); }
+  const ModuleHandlers& handlers() const noexcept { return handlers_; }
+
+  // nullptr when the module has none.
+  std::shared_ptr<ModuleRecord> find(PyObject* module) noexcept;
+  // Makes one, which goes when the module dies. Throws py::error_already_set.
+  std::shared_ptr<ModuleRecord> adopt(PyObject* module);
+  void forget(PyObject* module);
+  // Forgets every module; kernels stay loaded.
+  void forget_all();
+  std::vector<std::shared_ptr<ModuleRecord>> records() const;
+
+  // Gives the record a new guard, unless something changed since `version`: false then. With
+  // `forget_forms` no kernel that it has answers any more, of whatever identity.
+  bool set_guard(ModuleRecord& record, std::unique_ptr<ModuleGuard> guard,
+                 const std::string& identity, std::uint64_t version, bool forget_forms);
+  // Something was assigned to `module`.
+  void note_changed(PyObject* module) noexcept;
+  // Asks the Python side to look at the module, once until it has.
+  void ask_to_look(ModuleRecord& record);
+
+ private:
+  void unwatch(const ModuleRecord& record);
+
+  bool active_ = false;
+  bool training_ = false;
+  ModuleHandlers handlers_;
+  std::unordered_map<PyObject*, std::shared_ptr<ModuleRecord>> records_;
+  std::unordered_map<PyObject*, PyObject*> weak_references_;  // by module; owned
+  // Which records a module belongs to.
+  std::unordered_multimap<PyObject*, ModuleRecord*> watchers_;
+};
+
+// Begins or ends a block in which this thread's calls are answered by forwards alone.
+void modules_step_aside(bool begins) noexcept;
+
+// A callable that answers calls of modules, and lets `original`, which is torch.nn.Module.__call__,
+// answer the others: called with the module as its first argument. A new reference.
+pybind11::object make_module_call(pybind11::handle original);
+
+}  // namespace eagercache

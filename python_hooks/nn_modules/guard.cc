@@ -1,0 +1,132 @@
+#include "python_hooks/nn_modules/guard.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace eagercache {
+namespace {
+
+namespace py = pybind11;
+
+constexpr const char* kHookDictionaries[] = {"_forward_hooks", "_forward_pre_hooks",
+                                             "_backward_hooks", "_backward_pre_hooks"};
+
+// Leaked: modules are called until the interpreter is gone.
+std::vector<PyObject*>& global_hooks() {
+  static auto* dictionaries = new std::vector<PyObject*>();
+  return *dictionaries;
+}
+
+// An attribute of the instance that must be a dictionary.
+py::object dictionary(const py::dict& attributes, const char* name) {
+  PyObject* found = PyDict_GetItemString(attributes.ptr(), name);
+  if (found == nullptr || !PyDict_Check(found)) {
+    throw std::invalid_argument(std::string("the module has no ") + name);
+  }
+  return py::reinterpret_borrow<py::object>(found);
+}
+
+}  // namespace
+
+void set_global_hooks(std::vector<py::object> dictionaries) {
+  for (py::object& dictionary : dictionaries) {
+    global_hooks().push_back(dictionary.release().ptr());
+  }
+}
+
+bool global_hooks_are_set() noexcept {
+  const auto& all = global_hooks();
+  return std::any_of(all.begin(), all.end(),
+                     [](PyObject* hooks) { return PyDict_GET_SIZE(hooks) != 0; });
+}
+
+void ModuleGuard::add_module(py::handle module) {
+  PyTypeObject* type = Py_TYPE(module.ptr());
+  Owner owner;
+  owner.type = type;
+  owner.type_version = version_of(type);
+  if (owner.type_version == 0) {
+    throw std::invalid_argument("changes of its class cannot be noticed");
+  }
+  const py::dict attributes = py::reinterpret_borrow<py::object>(module).attr("__dict__");
+  owner.attributes = attributes;
+  owner.parameters = dictionary(attributes, "_parameters");
+  owner.buffers = dictionary(attributes, "_buffers");
+  owner.submodules = dictionary(attributes, "_modules");
+  for (const char* name : kHookDictionaries) {
+    owner.hooks.push_back(dictionary(attributes, name));
+  }
+  owner.num_parameters = PyDict_GET_SIZE(owner.parameters.ptr());
+  owner.num_buffers = PyDict_GET_SIZE(owner.buffers.ptr());
+  Py_ssize_t position = 0;
+  PyObject* name = nullptr;
+  PyObject* child = nullptr;
+  while (PyDict_Next(owner.submodules.ptr(), &position, &name, &child) != 0) {
+    owner.children.push_back({py::reinterpret_borrow<py::object>(name), child});
+  }
+  if (!modules_.empty()) {
+    kept_.push_back(py::reinterpret_borrow<py::object>(module));
+  }
+  modules_.push_back(module.ptr());
+  owners_.push_back(std::move(owner));
+}
+
+std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& name) {
+  const Owner& owner = owners_.at(owners_.size() - 1);
+  const py::object& dict = kind == "parameter" ? owner.parameters
+                           : kind == "buffer"  ? owner.buffers
+                                               : owner.attributes;
+  py::object key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name.c_str()));
+  PyObject* object = PyDict_GetItemWithError(dict.ptr(), key.ptr());
+  const at::Tensor* tensor = object == nullptr ? nullptr : exact_tensor(object);
+  if (tensor == nullptr || !tensor->defined() || !is_plain(*tensor->unsafeGetTensorImpl())) {
+    throw std::invalid_argument(kind + " " + name + " is no plain tensor");
+  }
+  if (device().value_or(tensor->device()) != tensor->device()) {
+    throw std::invalid_argument("its tensors are on several devices");
+  }
+  slots_.push_back({dict, std::move(key), object, TensorForm::of(*tensor), tensor});
+  return slots_.size() - 1;
+}
+
+ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
+  for (std::size_t i = 0; i < owners_.size(); ++i) {
+    const Owner& owner = owners_[i];
+    if (Py_TYPE(modules_[i]) != owner.type || owner.type->tp_version_tag != owner.type_version ||
+        PyDict_GET_SIZE(owner.submodules.ptr()) != static_cast<Py_ssize_t>(owner.children.size()) ||
+        PyDict_GET_SIZE(owner.parameters.ptr()) != owner.num_parameters ||
+        PyDict_GET_SIZE(owner.buffers.ptr()) != owner.num_buffers) {
+      return Verdict::kChanged;
+    }
+    for (const py::object& hooks : owner.hooks) {
+      if (PyDict_GET_SIZE(hooks.ptr()) != 0) {
+        return Verdict::kHooked;
+      }
+    }
+    for (const Child& child : owner.children) {
+      if (PyDict_GetItemWithError(owner.submodules.ptr(), child.name.ptr()) != child.module) {
+        return Verdict::kChanged;
+      }
+    }
+  }
+  bool any_grad = false;
+  for (const Slot& slot : slots_) {
+    PyObject* object = PyDict_GetItemWithError(slot.dict.ptr(), slot.name.ptr());
+    if (object != slot.object) {
+      return Verdict::kChanged;
+    }
+    // The same object, or a new one at its address: in either case its own metadata is read.
+    const at::Tensor* tensor = exact_tensor(object);
+    if (tensor == nullptr || !tensor->defined() ||
+        !slot.form.matches(*tensor->unsafeGetTensorImpl())) {
+      return Verdict::kChanged;
+    }
+    any_grad = any_grad || tensor->requires_grad();
+    slot.current = tensor;
+  }
+  *requires_grad = any_grad;
+  return values_.same() ? Verdict::kSame : Verdict::kChanged;
+}
+
+}  // namespace eagercache

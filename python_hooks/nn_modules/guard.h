@@ -1,0 +1,88 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "python_hooks/nn_modules/arguments.h"
+#include "python_hooks/nn_modules/values.h"
+
+namespace eagercache {
+
+// What one module and everything below it looked like when its kernels' key was made, and the check
+// that it still does: the same classes with nothing assigned to them, the same submodules, no
+// hooks, and tensors of the same metadata under the same names. Attributes are not read here:
+// assigning one is noticed where torch.nn.Module.__setattr__ is wrapped (module_calls.py). What is
+// inside of one is: a list, a configuration.
+//
+// Everything needs the GIL. Holds references to the submodules and to their dictionaries, not to
+// the module itself; so it must not outlive it.
+class ModuleGuard {
+ public:
+  enum class Verdict { kSame, kChanged, kHooked };
+
+  ModuleGuard() = default;
+  ModuleGuard(const ModuleGuard&) = delete;
+  ModuleGuard& operator=(const ModuleGuard&) = delete;
+
+  // Adds one module of the tree; the first one is the root. Throws py::error_already_set or
+  // std::invalid_argument when the object is no ordinary torch.nn.Module.
+  void add_module(pybind11::handle module);
+
+  // Adds the tensor `name` of the module added last; `kind` names its dictionary: "parameter",
+  // "buffer" or "attribute". Returns its slot. Throws std::invalid_argument when it is not plain or
+  // not on the device of the others.
+  std::size_t add_tensor(const std::string& kind, const std::string& name);
+
+  // What is inside of attributes, added to by the caller before the first check.
+  ModuleValues& values() noexcept { return values_; }
+
+  // Whether the tree is as it was added. Fills `requires_grad`. About 10 ns a module and a tensor.
+  Verdict check(bool* requires_grad) const noexcept;
+
+  // The tensor in a slot; valid after check() gave kSame, until Python code runs.
+  const at::Tensor& tensor(std::size_t slot) const noexcept { return *slots_[slot].current; }
+  std::size_t num_tensors() const noexcept { return slots_.size(); }
+  // Where the tensors are; nothing when there are none.
+  std::optional<c10::Device> device() const noexcept {
+    return slots_.empty() ? std::nullopt : std::optional(slots_.front().form.device);
+  }
+  // The submodules, the root first; borrowed.
+  const std::vector<PyObject*>& modules() const noexcept { return modules_; }
+
+ private:
+  struct Child {
+    pybind11::object name;
+    PyObject* module;  // kept alive by kept_
+  };
+  struct Owner {
+    PyTypeObject* type = nullptr;
+    unsigned int type_version = 0;
+    pybind11::object attributes, parameters, buffers, submodules;
+    std::vector<pybind11::object> hooks;
+    Py_ssize_t num_parameters = 0;
+    Py_ssize_t num_buffers = 0;
+    std::vector<Child> children;
+  };
+  struct Slot {
+    pybind11::object dict;
+    pybind11::object name;
+    PyObject* object;  // identity only
+    TensorForm form;
+    mutable const at::Tensor* current = nullptr;
+  };
+
+  std::vector<PyObject*> modules_;
+  std::vector<pybind11::object> kept_;  // the submodules without the root
+  std::vector<Owner> owners_;
+  std::vector<Slot> slots_;
+  ModuleValues values_;
+};
+
+// The dictionaries of hooks on all modules (torch.nn.modules.module._global_*_hooks); called once.
+void set_global_hooks(std::vector<pybind11::object> dictionaries);
+bool global_hooks_are_set() noexcept;
+
+}  // namespace eagercache

@@ -1,0 +1,132 @@
+#include "python_hooks/nn_modules/record.h"
+
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+#include <utility>
+
+namespace eagercache {
+namespace {
+
+// Identities remembered for one module: train and eval mode, and a few more.
+constexpr std::size_t kMaxIdentities = 16;
+
+}  // namespace
+
+ModuleVariant* ModuleRecord::find(std::span<const Word> words) noexcept {
+  if (current_ == nullptr) {
+    return nullptr;
+  }
+  const auto found =
+      std::find_if(current_->begin(), current_->end(), [&](const ModuleVariant& variant) {
+        return std::equal(words.begin(), words.end(), variant.words.begin(), variant.words.end());
+      });
+  if (found == current_->end()) {
+    return nullptr;
+  }
+  // The latest first: a program that calls with one form pays for one comparison.
+  current_->splice(current_->begin(), *current_, found);
+  return &current_->front();
+}
+
+ModuleVariant* ModuleRecord::add(std::span<const Word> words) {
+  if (current_ == nullptr || current_->size() >= kMaxVariants) {
+    return nullptr;
+  }
+  current_->push_front({{words.begin(), words.end()}, ModuleVariant::State::kPending, 0, nullptr});
+  return &current_->front();
+}
+
+void ModuleRecord::use_identity(const std::string& identity) {
+  const auto known = by_identity_.find(identity);
+  if (known == by_identity_.end() && by_identity_.size() >= kMaxIdentities) {
+    by_identity_.clear();
+    classes_by_identity_.clear();
+  }
+  current_ = &by_identity_[identity];
+  classes_ = &classes_by_identity_[identity];
+}
+
+void ModuleRecord::forget_forms() {
+  current_ = nullptr;
+  classes_ = nullptr;
+  by_identity_.clear();
+  classes_by_identity_.clear();
+  values = std::make_unique<ModuleValues>();
+  values_changed = false;
+  left = {};
+}
+
+void ModuleRecord::require_tensors_of(const ModuleKernel& kernel) const {
+  for (const ModuleKernel::Input& input : kernel.inputs) {
+    if (guard != nullptr && input.from_module && input.index >= guard->num_tensors()) {
+      throw std::invalid_argument("the kernel asks for a tensor that the module does not have");
+    }
+  }
+}
+
+void ModuleRecord::install_class(const std::string& identity,
+                                 std::unique_ptr<ModuleShapeClass> shape_class) {
+  const auto known = classes_by_identity_.find(identity);
+  if (known == classes_by_identity_.end()) {
+    return;
+  }
+  for (const auto& other : known->second) {
+    if (other->kernel() == shape_class->kernel()) {
+      return;
+    }
+  }
+  known->second.push_back(std::move(shape_class));
+}
+
+ModuleShapeClass* ModuleRecord::find_class(std::span<const Word> words,
+                                           ModuleShapeClass::Strides& strides, bool* chosen) const {
+  if (classes_ == nullptr) {
+    return nullptr;
+  }
+  for (const auto& shape_class : *classes_) {
+    const ModuleShapeClass::Answer answer = shape_class->admits(words, strides);
+    if (answer != ModuleShapeClass::Answer::kForeign) {
+      *chosen = answer == ModuleShapeClass::Answer::kKernel;
+      return shape_class.get();
+    }
+  }
+  return nullptr;
+}
+
+void ModuleRecord::drop(const ModuleKernel& kernel) noexcept {
+  // Each module object loads an entry's kernel for itself.
+  const auto is_dropped = [&kernel](const ModuleKernel* other) {
+    return other == &kernel ||
+           (other != nullptr && !kernel.digest.empty() && other->digest == kernel.digest);
+  };
+  for (auto& [identity, classes] : classes_by_identity_) {
+    std::erase_if(classes, [&](const auto& known) { return is_dropped(known->kernel()); });
+  }
+  for (auto& [identity, variants] : by_identity_) {
+    for (ModuleVariant& variant : variants) {
+      if (is_dropped(variant.kernel)) {
+        variant.kernel = nullptr;
+        variant.state = ModuleVariant::State::kNative;
+      }
+    }
+  }
+}
+
+void ModuleRecord::install(const std::string& identity, std::span<const Word> words,
+                           ModuleKernel* kernel) {
+  const auto known = by_identity_.find(identity);
+  if (known == by_identity_.end()) {
+    return;
+  }
+  for (ModuleVariant& variant : known->second) {
+    if (std::equal(words.begin(), words.end(), variant.words.begin(), variant.words.end())) {
+      variant.state =
+          kernel == nullptr ? ModuleVariant::State::kNative : ModuleVariant::State::kKernel;
+      variant.kernel = kernel;
+      return;
+    }
+  }
+}
+
+}  // namespace eagercache

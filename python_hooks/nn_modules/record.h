@@ -1,0 +1,142 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dispatcher/kernels/model_container.h"
+#include "python_hooks/nn_modules/arguments.h"
+#include "python_hooks/nn_modules/guard.h"
+#include "python_hooks/nn_modules/shape_class.h"
+
+namespace eagercache {
+
+// A function beside a kernel with symbolic sizes, made of Inductor's own text. `sizes`: the open
+// sizes of the call's tensors, in order. 0 when the kernel holds for them; `strides` then gets the
+// strides of all outputs, one after the other. Has no state and does not throw.
+using ModuleShapeFunction = std::int32_t (*)(const std::int64_t* sizes, std::int64_t* strides);
+
+struct ModuleTraining;  // python_hooks/nn_modules/training.h
+
+// A whole module compiled into one container, and how a call's tensors reach it. Shared by all
+// modules with the same key; never destroyed.
+struct ModuleKernel {
+  // Where an input of the container comes from.
+  struct Input {
+    bool from_module = false;  // a slot of the guard; else a tensor among the arguments
+    std::size_t index = 0;
+  };
+  // An integer tensor whose values the container uses as indices: outside [low, high), but for
+  // `also`, the forward of the module answers, and raises what it raises.
+  struct IndexRange {
+    std::size_t input = 0;  // index into `inputs`
+    std::int64_t low = 0;
+    std::int64_t high = 0;
+    std::int64_t also = 0;  // `low` where there is none
+  };
+
+  ModelContainer* model = nullptr;
+  std::string digest;  // of its entry; empty where it is of no store
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  std::vector<Input> inputs;
+  std::vector<IndexRange> ranges;
+  std::vector<std::vector<std::int64_t>> output_strides;
+  ModuleShapeFunction shape = nullptr;  // of a kernel with symbolic sizes
+  // Called with the list of output tensors; none: there is one output, which is the answer.
+  pybind11::object unflatten;
+  // For calls that need gradients; null for others. Never destroyed.
+  const ModuleTraining* training = nullptr;
+  // Replicas of a data-parallel job have it or not, and it does not give the forward's very bits:
+  // where they compute from equal data the forward answers (numerics_rule.h).
+  bool differs_on_replicas = false;
+};
+
+// One form of call (argument metadata and values) of one module.
+struct ModuleVariant {
+  enum class State : std::uint8_t { kPending, kNative, kKernel };
+  std::vector<Word> words;
+  State state = State::kPending;
+  std::uint32_t calls = 0;
+  ModuleKernel* kernel = nullptr;
+};
+
+// What is known of one module object. Guarded by the GIL; lives until the module dies.
+class ModuleRecord {
+ public:
+  enum class State : std::uint8_t {
+    kNew,      // met; the Python side has not looked at it yet
+    kWatched,  // its guard is set
+    kRefused,  // its own forward answers, and modules below it are looked at by themselves
+  };
+
+  explicit ModuleRecord(PyObject* object) : module(object) {}
+
+  // Forms of call under the identity that holds now; nullptr until there is one.
+  using Variants = std::list<ModuleVariant>;
+  ModuleVariant* find(std::span<const Word> words) noexcept;
+  // nullptr when too many forms are known.
+  ModuleVariant* add(std::span<const Word> words);
+  void use_identity(const std::string& identity);
+  // Forgets the forms of all identities, and what their kernels read: to be called before
+  // use_identity().
+  void forget_forms();
+  // The verdict on a form under an identity that may not be the one that holds now; a null kernel
+  // means the module's own forward.
+  void install(const std::string& identity, std::span<const Word> words, ModuleKernel* kernel);
+
+  // Throws std::invalid_argument when the kernel asks for a tensor that the module does not have.
+  void require_tensors_of(const ModuleKernel& kernel) const;
+  // Gives the identity a kernel with symbolic sizes; one that it has is not taken twice.
+  void install_class(const std::string& identity, std::unique_ptr<ModuleShapeClass> shape_class);
+  // The first class of the identity that holds now to admit such a call, and the strides of the
+  // outputs; nullptr when there is none. `chosen`: whether its kernel was faster at such sizes.
+  ModuleShapeClass* find_class(std::span<const Word> words, ModuleShapeClass::Strides& strides,
+                               bool* chosen) const;
+  // That kernel answers no more, nor another of the same entry: it failed, or was wrong. The
+  // forward does.
+  void drop(const ModuleKernel& kernel) noexcept;
+
+  // Something below the module changed: its forward answers until the Python side has looked again.
+  void invalidate() noexcept {
+    ++version;
+    valid = false;
+  }
+
+  PyObject* const module;  // borrowed; the record goes when it dies
+  State state = State::kNew;
+  bool valid = false;  // the guard says what the module is
+  // Which calls its own forward answers, with those of the modules below it answered by themselves:
+  // without gradients, with gradients.
+  std::array<bool, 2> left{};
+  // So many of the next calls that may need gradients are taken for ones that are left.
+  unsigned passes = 0;
+  bool asked = false;         // the Python side is looking, or has been asked to
+  std::uint64_t version = 0;  // of changes noticed
+  std::unique_ptr<ModuleGuard> guard;
+  // What the functions read that the kernels, of whatever form and identity, were traced from.
+  std::unique_ptr<ModuleValues> values = std::make_unique<ModuleValues>();
+  bool values_changed = false;  // and so no kernel answers until the Python side has looked
+  std::uint64_t hits = 0;
+  std::uint64_t training_hits = 0;  // of those, with gradients
+  std::uint64_t native = 0;
+  std::uint64_t pending = 0;
+  std::array<std::uint64_t, kModuleAsideCount> aside{};
+
+ private:
+  static constexpr std::size_t kMaxVariants = 256;
+
+  using Classes = std::vector<std::unique_ptr<ModuleShapeClass>>;
+
+  std::map<std::string, Variants> by_identity_;
+  Variants* current_ = nullptr;
+  std::map<std::string, Classes> classes_by_identity_;
+  Classes* classes_ = nullptr;
+};
+
+}  // namespace eagercache

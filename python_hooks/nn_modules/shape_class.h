@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "python_hooks/nn_modules/arguments.h"
+
+namespace eagercache {
+
+struct ModuleKernel;
+
+// Forms of call that one kernel answers: they differ in some sizes of tensors, which are at least
+// 2, and in the strides that follow from those; each tensor is dense in one order of its
+// dimensions. Immutable; needs the GIL only where the kernel does.
+class ModuleShapeClass {
+ public:
+  enum class Answer {
+    kForeign,  // another class, or a size that the kernel does not hold for
+    kKernel,
+    kNative,  // the forward is faster for about so many elements
+  };
+  using Strides = std::vector<std::vector<std::int64_t>>;
+
+  // (elements of the largest tensor with an open size, whether the kernel was faster), ascending.
+  using Choice = std::vector<std::pair<std::int64_t, bool>>;
+  static constexpr std::int64_t kOpen = -1;
+
+  // `words`: one form of the class, but for the values of sizes that are not open: those are in
+  // `sizes`, a row for each tensor, kOpen where open. Throws std::invalid_argument when that does
+  // not fit together.
+  ModuleShapeClass(std::span<const Word> words, const std::vector<std::vector<std::int64_t>>& sizes,
+                   ModuleKernel* kernel, Choice choice);
+
+  ModuleKernel* kernel() const noexcept { return kernel_; }
+  // Below 1 us. On kKernel fills `strides`, one row for each output.
+  Answer admits(std::span<const Word> words, Strides& strides) const;
+
+ private:
+  struct Tensor {
+    std::size_t word = 0;                  // of its header
+    std::vector<std::int64_t> sizes;       // kOpen where open
+    std::vector<std::uint32_t> innermost;  // dimensions, the one with the smallest stride first
+  };
+
+  bool is_dense(const Tensor& tensor, std::span<const Word> words,
+                std::int64_t* elements) const noexcept;
+  bool is_chosen(std::int64_t elements) const noexcept;
+
+  std::vector<Word> words_;
+  std::vector<Tensor> tensors_;
+  std::size_t num_open_ = 0;
+  std::size_t num_strides_ = 0;
+  ModuleKernel* kernel_;
+  Choice choice_;
+};
+
+// Dimensions in the order of their strides, the smallest first: those that a dense tensor has.
+// Empty when the strides are not those of one (or the rank is 0).
+std::vector<std::uint32_t> dense_order(std::span<const Word> sizes, std::span<const Word> strides);
+
+}  // namespace eagercache

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dispatcher/kernels/model_container.h"
+#include "python_hooks/nn_modules/guard.h"
+#include "python_hooks/nn_modules/noise.h"
+#include "python_hooks/nn_modules/record.h"
+
+namespace eagercache {
+
+// What is particular to the kernel of a call that needs gradients (module_joint.py). Its forward
+// gives the tensors of the answer, then the new values of the buffers it writes, then what is made
+// for the backward alone. Never changes; never destroyed.
+struct ModuleTraining {
+  enum class Source : std::uint8_t { kInput, kOutput, kMade };
+  // One input of the backward, in its layout.
+  struct Saved {
+    Source source = Source::kMade;
+    std::size_t index = 0;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+  };
+  // The gradient of one output, which comes after them, in the layout that the backward reads.
+  struct Tangent {
+    std::size_t output = 0;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+  };
+  struct Buffer {
+    std::size_t input = 0;
+    std::uint32_t steps = 0;  // by how much the module's own forward moves its version
+  };
+  struct Gradient {
+    std::size_t input = 0;
+    std::vector<std::size_t> tangents;  // those on which it depends
+    std::vector<std::int64_t> strides;  // as autograd's own
+  };
+
+  // An argument that a call does not keep: of its values the forward reads what saved[saved] has of
+  // them, in the sizes of the argument or of the one part that is read, and no more.
+  struct Rebuilt {
+    // Elements of the argument, as `as_strided` counts from its first one.
+    struct Part {
+      std::vector<std::int64_t> sizes;
+      std::vector<std::int64_t> strides;
+      std::int64_t offset = 0;
+    };
+    std::size_t input = 0;
+    std::size_t saved = 0;
+    std::optional<Part> part;
+  };
+
+  ModelContainer* backward = nullptr;
+  std::string identity;  // of the module
+  std::size_t num_answers = 0;
+  std::size_t num_made = 0;
+  std::vector<Buffer> buffers;
+  std::vector<Saved> saved;
+  std::vector<Tangent> tangents;
+  std::vector<Gradient> gradients;
+  std::vector<Rebuilt> rebuilt;      // in the order of the arguments
+  std::vector<std::size_t> without;  // these arguments' numbers among the call's, as ordered
+  std::vector<ModuleNoise> noise;    // the forward's last inputs
+  bool draws = false;                // random numbers in the forward itself
+  // Of each tensor of the answer, whether the module's own backward keeps it.
+  std::vector<bool> keeps_output;
+};
+
+// Reads what module_training.py wrote. `num_inputs` and `num_outputs` are the forward's. Throws
+// std::invalid_argument when the numbers do not fit together.
+std::unique_ptr<const ModuleTraining> read_training_plan(const pybind11::dict& plan,
+                                                         std::size_t num_inputs,
+                                                         std::size_t num_outputs,
+                                                         ModelContainer* backward);
+
+// Adds to the form of a call which tensors need gradients: those of the module, then the
+// arguments. Its own words go before those of the thread's state.
+void put_gradients(const ModuleGuard& guard, ModuleCallForm& form);
+
+// Whether hooks of torch.autograd.graph look at what is saved: activation checkpointing counts it.
+bool saved_tensors_are_watched();
+
+// Answers one call with the forward and puts a node into autograd's graph, whose backward is the
+// other half. `call` is what `kept_call` gives, which the node keeps for what no kernel can do.
+// `inputs` are the container's but for its masks, which are drawn here. Fills `answers`, which are
+// native's in layout. On anything but kAnswered nothing was written, and the program's generator is
+// where it was. Needs the GIL, and releases it.
+LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
+                                            std::vector<at::Tensor> inputs, pybind11::tuple call,
+                                            c10::SmallVector<at::Tensor, 4>& answers);
+
+// (module, args, kwargs) as a node keeps it: `...` stands for an argument that is rebuilt. Needs
+// the GIL.
+pybind11::tuple kept_call(const ModuleTraining& plan, const pybind11::handle& module,
+                          pybind11::tuple args, pybind11::dict kwargs);
+
+// Whether a call with these inputs may be recorded at all.
+bool may_be_recorded(const ModuleKernel& kernel, const std::vector<at::Tensor>& inputs);
+
+// `handler(module, args, kwargs, rebuilt, masks, drawn_from, identity, autocast, inputs, wanted,
+// gradients)`
+// gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
+// gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
+// args and kwargs have `...`, in order; `masks` are what the call drew, `drawn_from` is the state
+// of the generator that its kernel drew from, or None. It may raise. Kept for ever.
+void set_eager_gradients(const pybind11::object& handler);
+
+}  // namespace eagercache

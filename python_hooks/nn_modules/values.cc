@@ -1,0 +1,188 @@
+#include "python_hooks/nn_modules/values.h"
+
+#include <bit>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace eagercache {
+namespace {
+
+namespace py = pybind11;
+
+// Of one type whose comparison runs no Python code.
+bool equal_plain(PyObject* left, PyObject* right) noexcept {
+  if (Py_TYPE(left) != Py_TYPE(right)) {
+    return false;
+  }
+  if (PyFloat_CheckExact(left)) {
+    // By their bits: 0.0 is not -0.0, and NaN is itself.
+    return std::bit_cast<std::uint64_t>(PyFloat_AS_DOUBLE(left)) ==
+           std::bit_cast<std::uint64_t>(PyFloat_AS_DOUBLE(right));
+  }
+  if (!PyLong_CheckExact(left) && !PyUnicode_CheckExact(left) && !PyBytes_CheckExact(left)) {
+    return false;
+  }
+  const int equal = PyObject_RichCompareBool(left, right, Py_EQ);
+  if (equal < 0) {
+    PyErr_Clear();
+  }
+  return equal == 1;
+}
+
+}  // namespace
+
+bool ModuleValues::Expected::matches(PyObject* now) const noexcept {
+  if (by_type) {
+    return object.is_none()
+               ? now == nullptr
+               : now != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(now)) == object.ptr();
+  }
+  return now == object.ptr() || (now != nullptr && equal_plain(now, object.ptr()));
+}
+
+unsigned int version_of(PyTypeObject* type) {
+  static PyObject* const kName = PyUnicode_InternFromString("__init__");
+  if (type->tp_version_tag == 0) {
+    PyObject* found = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), kName);
+    if (found == nullptr) {
+      throw py::error_already_set();
+    }
+    Py_DECREF(found);
+  }
+  return type->tp_version_tag;
+}
+
+ModuleValues::Place ModuleValues::place_of(const py::tuple& row) {
+  const auto sort = py::cast<std::string>(row[0]);
+  Place place;
+  place.kept = row[1];
+  PyObject* const object = place.kept.ptr();
+  place.container = object;
+  bool fits = false;
+  if (sort == "items") {
+    place.sort = Sort::kItems;
+    if (PyType_Check(object)) {
+      place.container = reinterpret_cast<PyTypeObject*>(object)->tp_dict;
+    }
+    fits = place.container != nullptr && PyDict_Check(place.container);
+  } else if (sort == "dict") {
+    place.sort = Sort::kDict;
+    fits = PyDict_Check(object);
+  } else if (sort == "list") {
+    place.sort = Sort::kList;
+    fits = PyList_Check(object);
+  } else if (sort == "set") {
+    place.sort = Sort::kSet;
+    fits = PyAnySet_Check(object);
+  } else if (sort == "cell") {
+    place.sort = Sort::kCell;
+    fits = PyCell_Check(object) && py::len(row[3]) == 1;
+  } else if (sort == "class") {
+    place.sort = Sort::kClass;
+    fits = PyType_Check(object);
+  }
+  if (!fits) {
+    throw std::invalid_argument("no place of values: " + sort);
+  }
+  if (place.sort == Sort::kClass) {
+    place.type_version = version_of(reinterpret_cast<PyTypeObject*>(object));
+  }
+  return place;
+}
+
+void ModuleValues::add(const py::list& rows) {
+  for (const py::handle& item : rows) {
+    const auto row = py::cast<py::tuple>(item);
+    Place place = place_of(row);
+    for (const py::handle& key : row[2]) {
+      place.keys.push_back(py::reinterpret_borrow<py::object>(key));
+    }
+    for (const py::handle& value : row[3]) {
+      const auto pair = py::cast<py::tuple>(value);
+      place.values.push_back({pair[0], py::cast<bool>(pair[1])});
+    }
+    const bool keyed = place.sort == Sort::kItems || place.sort == Sort::kDict;
+    if (place.keys.size() != (keyed ? place.values.size() : 0)) {
+      throw std::invalid_argument("as many keys as values are needed");
+    }
+    places_.push_back(std::move(place));
+  }
+}
+
+bool ModuleValues::is_whole_dict(const Place& place) noexcept {
+  Py_ssize_t position = 0;
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  for (std::size_t i = 0; i < place.keys.size(); ++i) {
+    if (PyDict_Next(place.container, &position, &key, &value) == 0) {
+      return false;
+    }
+    PyObject* const expected = place.keys[i].ptr();
+    if ((key != expected && !equal_plain(key, expected)) || !place.values[i].matches(value)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool ModuleValues::holds(const Place& place) noexcept {
+  const auto size = static_cast<Py_ssize_t>(place.values.size());
+  switch (place.sort) {
+    case Sort::kItems:
+      for (std::size_t i = 0; i < place.keys.size(); ++i) {
+        PyObject* now = PyDict_GetItemWithError(place.container, place.keys[i].ptr());
+        if (now == nullptr) {
+          PyErr_Clear();
+        }
+        if (!place.values[i].matches(now)) {
+          return false;
+        }
+      }
+      return true;
+    case Sort::kDict:
+      return PyDict_GET_SIZE(place.container) == size && is_whole_dict(place);
+    case Sort::kList:
+      if (PyList_GET_SIZE(place.container) != size) {
+        return false;
+      }
+      for (Py_ssize_t i = 0; i < size; ++i) {
+        if (!place.values[static_cast<std::size_t>(i)].matches(
+                PyList_GET_ITEM(place.container, i))) {
+          return false;
+        }
+      }
+      return true;
+    case Sort::kSet:
+      if (PySet_GET_SIZE(place.container) != size) {
+        return false;
+      }
+      for (const Expected& value : place.values) {
+        const int has = PySet_Contains(place.container, value.object.ptr());
+        if (has < 0) {
+          PyErr_Clear();
+        }
+        if (has != 1) {
+          return false;
+        }
+      }
+      return true;
+    case Sort::kCell:
+      return place.values[0].matches(PyCell_GET(place.container));
+    case Sort::kClass:
+      return reinterpret_cast<PyTypeObject*>(place.container)->tp_version_tag == place.type_version;
+  }
+  return false;
+}
+
+bool ModuleValues::same() const noexcept {
+  for (const Place& place : places_) {
+    if (!holds(place)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace eagercache

@@ -1,0 +1,107 @@
+// What is recorded of calls: all of them, by key, whatever answered, from every thread.
+
+#include "dispatcher/observe/recorder.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/dispatcher/hook_fixture.h"
+
+namespace eagercache {
+namespace {
+
+class RecorderTest : public HookTest {
+ protected:
+  RecorderTest() {
+    forget_recorded_calls();
+    recording_calls.store(true);
+  }
+  ~RecorderTest() override {
+    recording_calls.store(false);
+    forget_recorded_calls();
+  }
+
+  // Of the operator, the key with this many elements.
+  static RecordedCall recorded(const OperatorHook& hook, std::int64_t numel) {
+    for (const RecordedCall& call : recorded_calls()) {
+      DecodedCall decoded;
+      EXPECT_TRUE(decode_call(call.words, &decoded));
+      if (call.hook == &hook && decoded.arguments.at(0).sizes == std::vector{numel}) {
+        return call;
+      }
+    }
+    return {};
+  }
+
+  OperatorHook& sin_ = hook("aten::sin");
+};
+
+TEST_F(RecorderTest, EveryEligibleCallIsCountedUnderItsKeyWhateverAnswers) {
+  const at::Tensor kernel_answers = at::ones({3});
+  const at::Tensor native_answers = at::ones({5});
+  install(sin_, {kernel_answers}, filling_kernel(42));
+  for (int i = 0; i < 7; ++i) {
+    (void)at::sin(kernel_answers);
+  }
+  for (int i = 0; i < 40; ++i) {
+    (void)at::sin(native_answers);  // a miss, then decided
+  }
+  (void)at::sin(at::zeros({0}));  // steps aside: has no key
+  EXPECT_EQ(recorded(sin_, 3).calls, 7U);
+  EXPECT_EQ(recorded(sin_, 3).hits, 7U);
+  EXPECT_EQ(recorded(sin_, 3).native_ns, 0U);
+  EXPECT_EQ(recorded(sin_, 5).calls, 40U);
+  EXPECT_EQ(recorded(sin_, 5).hits, 0U);
+  EXPECT_GT(recorded(sin_, 5).native_ns, 0U);
+  EXPECT_EQ(recorded_calls().size(), 2U);
+}
+
+TEST_F(RecorderTest, CallsOfThreadsThatHaveEndedAreKept) {
+  const at::Tensor x = at::ones({3});
+  constexpr int kThreads = 4;
+  constexpr int kCalls = 100;
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&x] {
+        for (int call = 0; call < kCalls; ++call) {
+          (void)at::sin(x);
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  }
+  // A thread whose number of threads is another one has another key.
+  std::uint64_t calls = 0;
+  for (const RecordedCall& call : recorded_calls()) {
+    calls += call.calls;
+  }
+  EXPECT_EQ(calls, 2U * kThreads * kCalls);
+  EXPECT_EQ(lost_calls(), 0U);
+}
+
+TEST_F(RecorderTest, CountsOutliveTheTable) {
+  const at::Tensor x = at::ones({3});
+  (void)at::sin(x);
+  sin_.table().clear();
+  (void)at::sin(x);
+  EXPECT_EQ(recorded(sin_, 3).calls, 2U);
+}
+
+TEST_F(RecorderTest, NothingIsRecordedUnlessAskedFor) {
+  recording_calls.store(false);
+  (void)at::sin(at::ones({3}));
+  EXPECT_TRUE(recorded_calls().empty());
+}
+
+TEST_F(RecorderTest, ACallThatNativeRefusesIsNotRecorded) {
+  (void)hook("eagercache_test::refuse");
+  EXPECT_ANY_THROW(call("eagercache_test::refuse", at::ones({3})));
+  EXPECT_TRUE(recorded_calls().empty());
+}
+
+}  // namespace
+}  // namespace eagercache
