@@ -38,7 +38,8 @@ struct OutputEffect {
 
 // Everything that a call of an operator does besides reading its arguments and returning new
 // tensors. From the schema, from what PyTorch's SchemaInfo adds to it, and from the rows below,
-// because schemas lie. tests/python/programs/test_operator_effects.py compares it with what native calls do.
+// because schemas lie. tests/python/programs/test_operator_effects.py compares it with what native
+// calls do.
 struct OperatorEffects {
   std::vector<WrittenArgument> writes;
   std::vector<OutputEffect> outputs;  // one per return of the schema
