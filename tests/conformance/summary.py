@@ -212,7 +212,7 @@ def _disagreements(states: Sequence[State]) -> Iterable[str]:
 
 
 def _denied(device: str) -> Iterable[str]:
-    path = Path(__file__).parents[2] / "dispatcher" / "denied_operators.json"
+    path = Path(__file__).parents[2] / "dispatcher" / "operators" / "denied_operators.json"
     rows = json.loads(path.read_text(encoding="utf-8"))
     rows = [row for row in rows if row["dispatch_key"] in ("", device.upper())]
     if not rows:

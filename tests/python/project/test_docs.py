@@ -122,5 +122,7 @@ def test_the_readme_says_of_conformance_what_the_pages_say() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, numbers in said.items():
         assert f"| {name} | {' | '.join(numbers)} |" in readme, (name, numbers)
-    denied = json.loads((ROOT / "dispatcher" / "denied_operators.json").read_text("utf-8"))
+    denied = json.loads(
+        (ROOT / "dispatcher" / "operators" / "denied_operators.json").read_text("utf-8")
+    )
     assert f"{len(denied)} patterns of calls" in readme
