@@ -1,7 +1,7 @@
 """Sphinx's configuration. `make docs` builds build/docs/index.html and fails on any warning.
 
-What code knows is not written down twice: the environment table comes from `eagercache.base.config`, the
-command line from its own help, the Python reference from docstrings.
+What code knows is not written down twice: the environment table comes from
+`eagercache.base.config`, the command line from its own help, the Python reference from docstrings.
 """
 
 from __future__ import annotations

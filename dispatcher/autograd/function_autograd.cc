@@ -18,7 +18,6 @@
 
 #include "dispatcher/autograd/autograd_node.h"
 #include "dispatcher/hook/thread_state.h"
-#include "dispatcher/runtime/runtime.h"
 #include "guards/builder/torch_compat.h"
 
 namespace eagercache {
@@ -71,7 +70,7 @@ bool has_only_tensors(const c10::FunctionSchema& schema) {
 
 // Not zero, which stands for no key.
 std::uint64_t remembered(std::uint64_t hash) {
-  return (hash ^ (Runtime::instance().generation() * 0x9E3779B97F4A7C15U)) | 1U;
+  return (hash ^ (verdict_generation.load(std::memory_order_relaxed) * 0x9E3779B97F4A7C15U)) | 1U;
 }
 
 }  // namespace
@@ -275,8 +274,7 @@ bool FunctionAutograd::takes_call(std::span<const c10::IValue> arguments,
   }
   *hash = hash_words(view.key.words());
   const EntryState state = hook_.table().find(view.key.words(), *hash).state;
-  if (state == EntryState::kNative ||
-      (state != EntryState::kKernel && Runtime::instance().frozen())) {
+  if (state == EntryState::kNative || (state != EntryState::kKernel && kernels_frozen.load())) {
     return false;
   }
   const std::uint64_t mark = remembered(*hash);

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "dispatcher/base/index_range.h"
-#include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/thread_state.h"
 #include "dispatcher/kernels/container_kernel.h"
 

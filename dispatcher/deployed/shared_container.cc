@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/hook/inside_guard.h"
 
 namespace eagercache {
 namespace {

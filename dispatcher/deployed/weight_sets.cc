@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "dispatcher/base/index_range.h"
-#include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/hook/inside_guard.h"
 
 namespace eagercache {
 namespace {

@@ -14,16 +14,12 @@
 
 #include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/hook/boxed_functor.h"
+#include "dispatcher/hook/call_observer.h"
 #include "dispatcher/hook/counters.h"
 #include "dispatcher/hook/integer_samples.h"
 #include "dispatcher/hook/sketched_runs.h"
 #include "dispatcher/hook/thread_state.h"
-#include "dispatcher/observe/explain.h"
-#include "dispatcher/observe/probe.h"
-#include "dispatcher/observe/recorder.h"
-#include "dispatcher/observe/verification.h"
 #include "dispatcher/operators/version_counter.h"
-#include "dispatcher/runtime/runtime.h"
 #include "guards/base/left_out.h"
 #include "guards/builder/torch_compat.h"
 
@@ -38,14 +34,20 @@ constexpr double kUsualCompileSeconds = 2.0;
 
 c10::DeviceType device_type_of(c10::DispatchKey key) { return c10::dispatchKeyToDeviceType(key); }
 
-// Tables hold the pointers that Runtime installed: LoadedKernels, as const void* to keep the guards
-// layer free of torch.
+// Tables hold the pointers that the miss queue installed: LoadedKernels, as const void* to keep the
+// guards layer free of torch.
 LoadedKernel& loaded_kernel(const void* kernel) {
   return *static_cast<LoadedKernel*>(const_cast<void*>(kernel));
 }
 
 // Native has nothing to compare with once the kernel has written its arguments.
 bool writes_inputs(const void* kernel) { return loaded_kernel(kernel).writes_inputs(); }
+
+// Whether this call's answer is to be compared with native's.
+bool is_verified() noexcept {
+  AnswerVerifier* const verifier = answer_verifier.load(std::memory_order_relaxed);
+  return verifier != nullptr && verifier->chooses();
+}
 
 void move_version_of(const c10::IValue& value) {
   if (value.isTensorList()) {
@@ -68,10 +70,10 @@ bool is_large(const c10::IValue& value) {
 
 }  // namespace
 
-thread_local int InsideGuard::depth_ = 0;
+constinit thread_local int InsideGuard::depth_ = 0;
 
 OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
-                           Eligibility eligibility, std::size_t index)
+                           Eligibility eligibility, std::size_t index, MissQueue& misses)
     : op_(op),
       key_(key),
       device_type_(device_type_of(key)),
@@ -79,6 +81,7 @@ OperatorHook::OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key,
       num_fresh_(static_cast<std::size_t>(
           std::ranges::count(eligibility_.returned_arguments, Eligibility::kFresh))),
       index_(index),
+      misses_(misses),
       name_(op.operator_name().name),
       overload_(op.operator_name().overload_name),
       full_name_(c10::toString(op.operator_name())),
@@ -105,14 +108,14 @@ void OperatorHook::call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     answer(keys, stack);
     return;
   }
-  if (Probe* probe = Probe::armed_for(*this)) [[unlikely]] {
-    probe->take_call(keys, stack);
-    return;
+  answer_natively(keys, stack);
+}
+
+void OperatorHook::answer_natively(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  CallTaker* const taker = CallTaker::waiting_for(*this);
+  if (taker == nullptr || !taker->take_call(*this, keys, stack)) [[likely]] {
+    call_native(keys, stack);
   }
-  if (Explainer* explainer = Explainer::current()) [[unlikely]] {
-    explainer->take_call(*this, *stack);
-  }
-  call_native(keys, stack);
 }
 
 void OperatorHook::call_native(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -127,7 +130,7 @@ void OperatorHook::call_native(c10::DispatchKeySet keys, torch::jit::Stack* stac
 
 bool OperatorHook::passes_on() const noexcept {
   return !table_.has_kernels() && !classes_.has_kernels() && !scalars_.has_kernels() &&
-         !recording_calls.load(std::memory_order_relaxed) &&
+         call_recorder.load(std::memory_order_relaxed) == nullptr &&
          passes_unseen(index_, native_run_epoch.load(std::memory_order_relaxed));
 }
 
@@ -151,10 +154,7 @@ AsideReason OperatorHook::read_call(const torch::jit::Stack& stack, CallView& vi
 
 void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (InsideGuard::active() && !left_out("check", "re_entrancy")) {
-    if (Explainer* explainer = Explainer::current()) [[unlikely]] {
-      explainer->take_call(*this, *stack);
-    }
-    call_native(keys, stack);
+    answer_natively(keys, stack);
     return;
   }
   if (passes_on()) {
@@ -163,7 +163,7 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   }
   const std::span<const c10::IValue> own = arguments(*stack);
   RunOfCall run(*this, own);
-  if (!recording_calls.load(std::memory_order_relaxed) && run.passes()) {
+  if (call_recorder.load(std::memory_order_relaxed) == nullptr && run.passes()) {
     call_native(keys, stack);
     return;
   }
@@ -176,7 +176,7 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::uint64_t hash = hash_words(view.key.words());
   const Found found = table_.find(view.key.words(), hash);
   if (found.state == EntryState::kKernel) [[likely]] {
-    if (verification_chosen() && !writes_inputs(found.kernel)) [[unlikely]] {
+    if (is_verified() && !writes_inputs(found.kernel)) [[unlikely]] {
       answer_verified(found.kernel, view, hash, keys, stack);
       return;
     }
@@ -194,8 +194,8 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
 
 void OperatorHook::count(const CallView& view, std::uint64_t hash, CallOutcome outcome) noexcept {
   count_call(index_, outcome);
-  if (recording_calls.load(std::memory_order_relaxed)) [[unlikely]] {
-    record_call(*this, view.key.words(), hash, outcome, 0);
+  if (CallRecorder* const recorder = call_recorder.load(std::memory_order_relaxed)) [[unlikely]] {
+    recorder->record(*this, view.key.words(), hash, outcome, 0);
   }
 }
 
@@ -203,17 +203,18 @@ void OperatorHook::answer_decided(const CallView& view, std::uint64_t hash,
                                   c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::span<const c10::IValue> own = arguments(*stack);
   RunOfCall(*this, own).count();
-  if (!recording_calls.load(std::memory_order_relaxed)) [[likely]] {
+  CallRecorder* const recorder = call_recorder.load(std::memory_order_relaxed);
+  if (recorder == nullptr) [[likely]] {
     call_native(keys, stack);
     return;
   }
-  if (!native_time_wanted()) {
+  if (!recorder->wants_time()) {
     call_native(keys, stack);
-    record_call(*this, view.key.words(), hash, CallOutcome::kNative, 0);
+    recorder->record(*this, view.key.words(), hash, CallOutcome::kNative, 0);
     return;
   }
   const std::uint64_t native_ns = time_native(keys, stack);
-  record_call(*this, view.key.words(), hash, CallOutcome::kNative, recorded_time(native_ns));
+  recorder->record(*this, view.key.words(), hash, CallOutcome::kNative, recorded_time(native_ns));
 }
 
 std::uint64_t OperatorHook::time_native(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -232,14 +233,13 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
     return;
   }
   end_native_run(index_);
-  Runtime& runtime = Runtime::instance();
   // Nothing is loaded or compiled on behalf of a call that a graph records.
-  if (runtime.frozen() || is_capturing(view.device)) {
+  if (kernels_frozen.load() || is_capturing(view.device)) {
     // Not entered into the table, so that it is a miss like any other afterwards.
     answer_decided(view, hash, keys, stack);
     return;
   }
-  const OnMiss on_miss = runtime.policy().on_miss;
+  const OnMiss on_miss = misses_.on_miss();
   MissNote note = table_.note_miss(view.key.words(), hash);
   // The table does not wait for its lock and may leave a new key out; who asked to wait tries
   // again.
@@ -248,13 +248,13 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
     note = table_.note_miss(view.key.words(), hash);
   }
   if (note.inserted) {
-    const Found found = runtime.find_in_class(*this, view.key.words(), hash);
+    const Found found = misses_.find_in_class(*this, view.key.words(), hash);
     note.state = found.state == EntryState::kKernel ? found.state : note.state;
     note.kernel = found.kernel;
   }
   if (note.inserted && note.state == EntryState::kPending && on_miss != OnMiss::kBackground) {
     // The caller pays the first load of an entry that the local store has; never a compile.
-    const Found found = runtime.load_now(*this, view.key.words(), hash);
+    const Found found = misses_.load_now(*this, view.key.words(), hash);
     note.state = found.state;
     note.kernel = found.kernel;
   }
@@ -271,23 +271,23 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
   // Native first: a key goes to the store and the compiler only after native has answered it. If it
   // throws, the call was wrong and nothing happened.
   if (left_out("check", "native_first")) {
-    runtime.note_missed_call(*this, view.key.words(), hash, note, 0, {});
+    misses_.note_missed_call(*this, view.key.words(), hash, note, 0, {});
   }
   // What native is given, before it may have changed it.
   std::vector<IntegerSample> integers;
-  if (runtime.ask_for(*this, note) == Runtime::Ask::kCompile) {
+  if (misses_.ask_for(*this, note) == MissQueue::Ask::kCompile) {
     integers = sample_integers(view.tensors.view());
   }
   const std::uint64_t native_ns = time_native(keys, stack);
-  if (recording_calls.load(std::memory_order_relaxed)) [[unlikely]] {
-    record_call(*this, view.key.words(), hash, outcome, recorded_time(native_ns));
+  if (CallRecorder* const recorder = call_recorder.load(std::memory_order_relaxed)) [[unlikely]] {
+    recorder->record(*this, view.key.words(), hash, outcome, recorded_time(native_ns));
   }
   if (returned_large(*stack) && !left_out("check", "large_result")) [[unlikely]] {
     // Small operands may broadcast to more than 31 bits count.
     table_.set_native(view.key.words(), hash);
     return;
   }
-  runtime.note_missed_call(*this, view.key.words(), hash, note, native_ns, std::move(integers));
+  misses_.note_missed_call(*this, view.key.words(), hash, note, native_ns, std::move(integers));
 }
 
 bool OperatorHook::answer_by_class(const CallView& view, std::uint64_t hash,
@@ -301,7 +301,7 @@ bool OperatorHook::answer_by_class(const CallView& view, std::uint64_t hash,
     BareKernel::WithScalars kernel(*static_cast<BareKernel*>(const_cast<void*>(found.kernel)),
                                    numbers.values());
     const void* const answers = static_cast<LoadedKernel*>(&kernel);
-    if (verification_chosen() && !kernel.writes_inputs()) [[unlikely]] {
+    if (is_verified() && !kernel.writes_inputs()) [[unlikely]] {
       answer_verified(answers, view, hash, keys, stack);
       return true;
     }
@@ -342,10 +342,9 @@ bool OperatorHook::answer_by_kernel(const void* kernel, const CallView& view,
 }
 
 void OperatorHook::note_failure(LoadedKernel& kernel, std::span<const Word> words) {
-  Runtime& runtime = Runtime::instance();
-  runtime.note_kernel_failure(*this, words);
+  misses_.note_kernel_failure(*this, words);
   TORCH_CHECK(!kernel.writes_inputs(), "eagercache: a kernel for ", full_name_, " (entry ",
-              entry_digest(words, runtime.policy_tag()).hex(),
+              entry_digest(words, misses_.policy_tag()).hex(),
               ") failed after it may have written its arguments; their contents are undefined. "
               "Native answers such calls from now on.");
 }
@@ -366,12 +365,14 @@ void OperatorHook::answer_verified(const void* kernel, const CallView& view, std
   std::string difference;
   try {
     const InsideGuard inside;
-    difference = difference_from_native(*stack, native, num_returns());
+    if (AnswerVerifier* const verifier = answer_verifier.load(std::memory_order_relaxed)) {
+      difference = verifier->difference(*stack, native, num_returns());
+    }
   } catch (const std::exception&) {
     return;  // out of memory: nothing is known
   }
   if (!difference.empty()) {
-    Runtime::instance().note_wrong_answer(*this, words, difference);
+    misses_.note_wrong_answer(*this, words, difference);
     torch::jit::drop(*stack, num_returns());
     stack->insert(stack->end(), native.begin(), native.end());
   }

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstddef>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +13,9 @@
 #include "dispatcher/classes/scalar_classes.h"
 #include "dispatcher/classes/shape_classes.h"
 #include "dispatcher/hook/counters.h"
+#include "dispatcher/hook/inside_guard.h"
+#include "dispatcher/hook/miss_queue.h"
+#include "dispatcher/hook/switches.h"
 #include "dispatcher/kernels/loaded_kernel.h"
 #include "dispatcher/operators/eligibility.h"
 #include "guards/builder/key_builder.h"
@@ -22,15 +24,6 @@
 #include "kernel_cache/base/digest.h"
 
 namespace eagercache {
-
-// Whether hooks answer in this process right now: enabled, and not in a forked child. One relaxed
-// load a call; flipping it is the only way to leave (removing an override under load crashes
-// PyTorch).
-inline std::atomic<bool> hooks_answer{false};
-
-// The epoch of runs of native calls (counters.h): another one after each change of policy, 0 where
-// every call is to be looked at.
-inline std::atomic<std::uint32_t> native_run_epoch{0};
 
 template <typename Arguments>
 class RunOfCall;
@@ -48,42 +41,15 @@ struct UnboxedOutputs {
   std::vector<at::Tensor>* list = nullptr;  // or a list of any length
 };
 
-// Marks the thread as being inside one of our kernels or a native kernel that a hook displaced:
-// hooks met below go straight to native.
-class InsideGuard {
- public:
-  InsideGuard() noexcept { ++depth(); }
-  ~InsideGuard() { --depth(); }
-  InsideGuard(const InsideGuard&) = delete;
-  InsideGuard& operator=(const InsideGuard&) = delete;
-  static bool active() noexcept { return depth() != 0; }
-  static bool nested() noexcept { return depth() > 1; }
-
- private:
-  // Read on every call: a fixed offset from the thread pointer, in a shared object too.
-  static int& depth() noexcept { return depth_; }
-  [[gnu::tls_model("initial-exec")]] static thread_local int depth_;
-};
-
-// An InsideGuard, where `inside`.
-class InsideIf {
- public:
-  explicit InsideIf(bool inside) noexcept {
-    if (inside) guard_.emplace();
-  }
-
- private:
-  std::optional<InsideGuard> guard_;
-};
-
 // One hooked operator at one backend key: the displaced native kernel, the plan of its arguments,
 // its table of keys. Created once, registered once, never destroyed. All methods may be called from
 // any thread, with or without the GIL.
 class OperatorHook {
  public:
-  // `index` is below kMaxHooks and unique. Copies the kernel that is at `key` now.
+  // `index` is below kMaxHooks and unique. Copies the kernel that is at `key` now. `misses` lives
+  // for ever.
   OperatorHook(const c10::OperatorHandle& op, c10::DispatchKey key, Eligibility eligibility,
-               std::size_t index);
+               std::size_t index, MissQueue& misses);
   OperatorHook(const OperatorHook&) = delete;
   OperatorHook& operator=(const OperatorHook&) = delete;
 
@@ -179,6 +145,8 @@ class OperatorHook {
 
  private:
   void answer(c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  // Native answers a call that no kernel may, unless somebody on this thread takes it.
+  void answer_natively(c10::DispatchKeySet keys, torch::jit::Stack* stack);
   // Whether native answers without a look at the call, which is counted then: no kernel is known,
   // and this is one of a long run of calls that were decided for native.
   bool passes_on() const noexcept;
@@ -226,6 +194,7 @@ class OperatorHook {
   const Eligibility eligibility_;
   const std::size_t num_fresh_;  // returns that are no arguments
   const std::size_t index_;
+  MissQueue& misses_;
   const std::string name_;
   const std::string overload_;
   const std::string full_name_;

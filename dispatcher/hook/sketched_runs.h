@@ -6,7 +6,7 @@
 #include "dispatcher/hook/counters.h"
 #include "dispatcher/hook/hook_slots.h"
 #include "dispatcher/hook/operator_hook.h"
-#include "dispatcher/runtime/runtime.h"
+#include "dispatcher/hook/switches.h"
 #include "guards/builder/call_sketch.h"
 
 // Long runs of calls that are decided for native (long_run.h), where the operator has kernels for
@@ -44,7 +44,7 @@ class RunOfCall {
     if (recent == nullptr) {
       return passes_by_sketch();
     }
-    if (recent->run.passes(epoch_) && !Runtime::instance().frozen()) [[unlikely]] {
+    if (recent->run.passes(epoch_) && !kernels_frozen.load()) [[unlikely]] {
       slots_.count(CallOutcome::kNative);
       return true;
     }
@@ -89,7 +89,7 @@ class RunOfCall {
     if (!has_sketched_runs(slots_, epoch_)) [[likely]] {
       return false;
     }
-    if (!is_sketched() || Runtime::instance().frozen()) {
+    if (!is_sketched() || kernels_frozen.load()) {
       return false;
     }
     sketch_ = sketch_call(arguments_, hook_.device_type());

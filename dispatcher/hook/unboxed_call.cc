@@ -4,22 +4,22 @@
 
 #include <algorithm>
 
+#include "dispatcher/hook/call_observer.h"
 #include "dispatcher/hook/counters.h"
 #include "dispatcher/hook/hook_slots.h"
 #include "dispatcher/hook/operator_hook.h"
 #include "dispatcher/hook/sketched_runs.h"
 #include "dispatcher/hook/unboxed_hooks.h"
-#include "dispatcher/observe/explain.h"
-#include "dispatcher/observe/probe.h"
-#include "dispatcher/observe/recorder.h"
-#include "dispatcher/observe/verification.h"
 #include "dispatcher/operators/version_counter.h"
-#include "dispatcher/runtime/runtime.h"
 #include "guards/base/left_out.h"
 #include "guards/builder/call_sketch.h"
 
 namespace eagercache {
 namespace {
+
+bool verification_is_on() noexcept {
+  return answer_verifier.load(std::memory_order_relaxed) != nullptr;
+}
 
 void move_version_of(const UnboxedArguments& arguments, std::size_t index) {
   if (arguments.kinds[index] == UnboxedKind::kTensor) {
@@ -39,13 +39,12 @@ void move_version_of(const UnboxedArguments& arguments, std::size_t index) {
 
 Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs) {
   if (!hooks_answer.load(std::memory_order_relaxed) || !active()) [[unlikely]] {
-    const bool watched = Probe::armed_for(*this) != nullptr || Explainer::current() != nullptr;
-    return watched ? Route::kBoxed : Route::kNative;
+    return CallTaker::waiting_for(*this) != nullptr ? Route::kBoxed : Route::kNative;
   }
   if (InsideGuard::active() && !left_out("check", "re_entrancy")) {
-    return Explainer::current() != nullptr ? Route::kBoxed : Route::kNative;
+    return CallTaker::waiting_for(*this) != nullptr ? Route::kBoxed : Route::kNative;
   }
-  if (recording_calls.load(std::memory_order_relaxed)) [[unlikely]] {
+  if (call_recorder.load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
     return Route::kBoxed;
   }
   if (passes_on()) {

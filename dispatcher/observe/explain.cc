@@ -12,7 +12,7 @@
 namespace eagercache {
 namespace {
 
-[[gnu::tls_model("initial-exec")]] thread_local Explainer* thread_explainer = nullptr;
+thread_local bool thread_explains = false;
 
 const char* state_name(EntryState state) {
   switch (state) {
@@ -140,24 +140,30 @@ CallExplanation explain_call(OperatorHook& hook, const torch::jit::Stack& stack)
 }  // namespace
 
 Explainer::Explainer() {
-  if (thread_explainer != nullptr) {
+  if (thread_explains) {
     throw std::logic_error("this thread is explaining a call already");
   }
-  thread_explainer = this;
+  thread_explains = true;
+  attach();
 }
 
-Explainer::~Explainer() { thread_explainer = nullptr; }
-
-Explainer* Explainer::current() noexcept {
-  return InsideGuard::nested() ? nullptr : thread_explainer;
+Explainer::~Explainer() {
+  detach();
+  thread_explains = false;
 }
 
-void Explainer::take_call(OperatorHook& hook, const torch::jit::Stack& stack) noexcept {
+bool Explainer::waits_for(const OperatorHook& /*hook*/) const noexcept {
+  return !InsideGuard::nested();
+}
+
+bool Explainer::take_call(OperatorHook& hook, c10::DispatchKeySet /*keys*/,
+                          torch::jit::Stack* stack) {
   try {
-    calls_.push_back(explain_call(hook, stack));
+    calls_.push_back(explain_call(hook, *stack));
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning, std::string("a call could not be explained: ") + error.what());
   }
+  return false;
 }
 
 }  // namespace eagercache

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatcher/hook/call_observer.h"
 #include "dispatcher/hook/operator_hook.h"
 
 namespace eagercache {
@@ -30,7 +31,7 @@ struct CallExplanation {
 
 // While one lives, calls of hooked operators on its thread are answered by native and explained.
 // Bound to the thread that made it; one at a time per thread.
-class Explainer {
+class Explainer final : private CallTaker {
  public:
   Explainer();
   ~Explainer();
@@ -39,13 +40,12 @@ class Explainer {
 
   const std::vector<CallExplanation>& calls() const noexcept { return calls_; }
 
-  // The thread's explainer, unless the thread is inside a native kernel by now: what that calls is
-  // not the caller's. Reads thread-locals only.
-  static Explainer* current() noexcept;
-  // Called by hooks before native answers. Never throws: without memory a call stays unexplained.
-  void take_call(OperatorHook& hook, const torch::jit::Stack& stack) noexcept;
-
  private:
+  // Not inside a native kernel: what that calls is not the caller's.
+  bool waits_for(const OperatorHook& hook) const noexcept override;
+  // Native answers. Without memory the call stays unexplained.
+  bool take_call(OperatorHook& hook, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
+
   InsideGuard inside_;
   std::vector<CallExplanation> calls_;
 };

@@ -15,7 +15,7 @@
 namespace eagercache {
 namespace {
 
-[[gnu::tls_model("initial-exec")]] thread_local Probe* thread_probe = nullptr;
+thread_local Probe* thread_probe = nullptr;
 
 // Keeps the first warning and shows none.
 class FirstWarning final : public c10::WarningHandler {
@@ -49,9 +49,11 @@ Probe::Probe(OperatorHook& hook) : hook_(hook) {
     thread_probe->retire();
   }
   thread_probe = this;
+  attach();
 }
 
 void Probe::retire() noexcept {
+  detach();
   mode_ = Mode::kIdle;
   captured_ = false;
   stack_.clear();
@@ -59,15 +61,15 @@ void Probe::retire() noexcept {
 }
 
 Probe::~Probe() {
+  detach();
   if (thread_probe == this) {
     thread_probe = nullptr;
   }
 }
 
-Probe* Probe::armed_for(const OperatorHook& hook) noexcept {
-  Probe* probe = thread_probe;
-  return probe != nullptr && probe->mode_ != Mode::kIdle && &probe->hook_ == &hook ? probe
-                                                                                   : nullptr;
+bool Probe::waits_for(const OperatorHook& hook) const noexcept {
+  return mode_ != Mode::kIdle && &hook_ == &hook &&
+         !(hooks_answer.load(std::memory_order_relaxed) && hook.active());
 }
 
 void Probe::arm_capture() {
@@ -136,7 +138,7 @@ void Probe::take_kernel(std::unique_ptr<LoadedKernel> kernel) {
   scalar_kernel_ = bare != nullptr && bare->num_scalars() != 0 ? bare : nullptr;
 }
 
-void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+bool Probe::take_call(OperatorHook& /*hook*/, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const Mode mode = std::exchange(mode_, Mode::kIdle);
   const std::size_t num_arguments = hook_.plan().readers.size();
   for (const std::size_t argument : undefined_) {
@@ -144,40 +146,20 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
       (*stack)[stack->size() - num_arguments + argument] = at::Tensor();
     }
   }
+  if (mode == Mode::kCapture) {
+    capture(keys, stack);
+    return true;
+  }
   CallView view;
   const AsideReason reason = hook_.read_call(*stack, view);
-  if (mode == Mode::kCapture) {
-    stack_.assign(stack->end() - static_cast<std::ptrdiff_t>(num_arguments), stack->end());
-    rehearsal_.reset();
-    aside_ = reason;
-    words_.clear();
-    if (reason == AsideReason::kNone) {
-      words_.assign(view.key.words().begin(), view.key.words().end());
-    }
-    {
-      warning_.clear();
-      FirstWarning handler(warning_);
-      c10::WarningUtils::WarningHandlerGuard guard(&handler);
-      hook_.call_native(keys, stack);
-    }
-    output_strides_.clear();
-    for (auto result = stack->end() - static_cast<std::ptrdiff_t>(hook_.num_returns());
-         result != stack->end(); ++result) {
-      add_strides(*result, output_strides_);
-    }
-    captured_ = true;
-    return;
-  }
   if (reason != AsideReason::kNone || !std::ranges::equal(view.key.words(), words_)) {
     error_ = "the call's key differs from the captured one";
-    hook_.call_native(keys, stack);
-    return;
+    return false;
   }
   if (kernel_->num_inputs() != view.tensors.view().size() ||
       !hook_.takes_outputs(kernel_->num_outputs())) {
     error_ = "the kernel takes or returns another number of tensors";
-    hook_.call_native(keys, stack);
-    return;
+    return false;
   }
   const LoadedKernel::Outcome outcome = run_kernel(view, stack);
   forced_ = outcome == LoadedKernel::Outcome::kAnswered;
@@ -185,8 +167,34 @@ void Probe::take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     error_ = "the kernel reported an error";
     TORCH_CHECK(outcome == LoadedKernel::Outcome::kNotStarted || !kernel_->writes_inputs(),
                 hook_.full_name(), ": a kernel that writes its arguments failed");
+  }
+  return forced_;
+}
+
+void Probe::capture(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto num_arguments = static_cast<std::ptrdiff_t>(hook_.plan().readers.size());
+  {
+    CallView view;
+    aside_ = hook_.read_call(*stack, view);
+    words_.clear();
+    if (aside_ == AsideReason::kNone) {
+      words_.assign(view.key.words().begin(), view.key.words().end());
+    }
+  }
+  stack_.assign(stack->end() - num_arguments, stack->end());
+  rehearsal_.reset();
+  {
+    warning_.clear();
+    FirstWarning handler(warning_);
+    c10::WarningUtils::WarningHandlerGuard guard(&handler);
     hook_.call_native(keys, stack);
   }
+  output_strides_.clear();
+  for (auto result = stack->end() - static_cast<std::ptrdiff_t>(hook_.num_returns());
+       result != stack->end(); ++result) {
+    add_strides(*result, output_strides_);
+  }
+  captured_ = true;
 }
 
 LoadedKernel::Outcome Probe::run_kernel(const CallView& view, torch::jit::Stack* stack) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "dispatcher/hook/call_observer.h"
 #include "dispatcher/hook/operator_hook.h"
 #include "dispatcher/kernels/loaded_kernel.h"
 #include "dispatcher/observe/rehearsal.h"
@@ -20,7 +21,7 @@ namespace eagercache {
 // process in which hooks do not answer otherwise. Bound to the thread that made it; a new one takes
 // the place of the thread's last, which knows no call any more. (In Python that may lie about until
 // the collector comes: Inductor's exceptions hold the frames below which it ran.)
-class Probe {
+class Probe final : private CallTaker {
  public:
   explicit Probe(OperatorHook& hook);
   ~Probe();
@@ -60,14 +61,13 @@ class Probe {
   // and std::logic_error without a captured call that has a key.
   std::vector<std::pair<double, double>> time(std::size_t pairs, std::size_t calls);
 
-  // The thread's probe when it waits for a call of `hook`, else nullptr. One thread-local read.
-  static Probe* armed_for(const OperatorHook& hook) noexcept;
-  // Called by the hook on an armed probe.
-  void take_call(c10::DispatchKeySet keys, torch::jit::Stack* stack);
-
  private:
   enum class Mode : std::uint8_t { kIdle, kCapture, kForce };
 
+  // Armed, and hooks do not answer otherwise.
+  bool waits_for(const OperatorHook& hook) const noexcept override;
+  bool take_call(OperatorHook& hook, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
+  void capture(c10::DispatchKeySet keys, torch::jit::Stack* stack);
   // Lets go of the captured call.
   void retire() noexcept;
   double mean_ns(std::size_t calls, bool hit);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "dispatcher/base/thread_blocks.h"
+#include "dispatcher/hook/call_observer.h"
 #include "dispatcher/hook/operator_hook.h"
 
 namespace eagercache {
@@ -86,33 +87,42 @@ Tally* tally_of(TallyBlock& block, OperatorHook& hook, std::span<const Word> wor
   return &block.tallies.emplace(std::move(key), Tally{}).first->second;
 }
 
+class Recorder final : public CallRecorder {
+ public:
+  void record(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+              CallOutcome outcome, std::uint64_t native_ns) noexcept override {
+    try {
+      TallyBlock& block = ThreadBlocks<TallyBlock>::own();
+      const std::lock_guard lock(block.mutex);
+      if (Tally* const tally = tally_of(block, hook, words, hash)) [[likely]] {
+        const bool first = tally->calls++ == 0;
+        tally->hits += outcome == CallOutcome::kHit ? 1 : 0;
+        if (native_ns != 0 && first) {
+          tally->first_ns = native_ns;
+        } else if (native_ns != 0) {
+          ++tally->timed;
+          tally->total_ns += native_ns;
+        }
+        return;
+      }
+    } catch (const std::exception&) {
+      // Without memory.
+    }
+    num_lost.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  bool wants_time() noexcept override {
+    thread_local unsigned calls = 0;
+    return ++calls % kTimedShare == 0;
+  }
+};
+
+constinit Recorder process_recorder;
+
 }  // namespace
 
-void record_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
-                 CallOutcome outcome, std::uint64_t native_ns) noexcept {
-  try {
-    TallyBlock& block = ThreadBlocks<TallyBlock>::own();
-    const std::lock_guard lock(block.mutex);
-    if (Tally* const tally = tally_of(block, hook, words, hash)) [[likely]] {
-      const bool first = tally->calls++ == 0;
-      tally->hits += outcome == CallOutcome::kHit ? 1 : 0;
-      if (native_ns != 0 && first) {
-        tally->first_ns = native_ns;
-      } else if (native_ns != 0) {
-        ++tally->timed;
-        tally->total_ns += native_ns;
-      }
-      return;
-    }
-  } catch (const std::exception&) {
-    // Without memory.
-  }
-  num_lost.fetch_add(1, std::memory_order_relaxed);
-}
-
-bool native_time_wanted() noexcept {
-  thread_local unsigned calls = 0;
-  return ++calls % kTimedShare == 0;
+void set_recording(bool recording) noexcept {
+  call_recorder.store(recording ? &process_recorder : nullptr);
 }
 
 std::vector<RecordedCall> recorded_calls() {

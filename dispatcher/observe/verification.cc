@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "dispatcher/hook/call_observer.h"
+
 namespace eagercache {
 namespace {
 
@@ -86,14 +88,25 @@ std::string difference(const c10::IValue& kernel, const c10::IValue& native) {
   return {};
 }
 
+class Verifier final : public AnswerVerifier {
+ public:
+  bool chooses() noexcept override { return verification_chosen(); }
+  std::string difference(const torch::jit::Stack& kernel, const torch::jit::Stack& native,
+                         std::size_t count) override {
+    return difference_from_native(kernel, native, count);
+  }
+};
+
+constinit Verifier process_verifier;
+
 }  // namespace
 
 void set_verification_share(double share) noexcept {
   const double bounded = share > 0 ? std::min(share, 1.0) : 0.0;  // NaN is off
-  checked_share.store(static_cast<std::uint64_t>(bounded * kAll), std::memory_order_relaxed);
+  const auto checked = static_cast<std::uint64_t>(bounded * kAll);
+  checked_share.store(checked, std::memory_order_relaxed);
+  answer_verifier.store(checked != 0 ? &process_verifier : nullptr, std::memory_order_relaxed);
 }
-
-bool verification_is_on() noexcept { return checked_share.load(std::memory_order_relaxed) != 0; }
 
 bool verification_chosen() noexcept {
   const std::uint64_t limit = checked_share.load(std::memory_order_relaxed);

@@ -10,14 +10,11 @@ namespace eagercache {
 
 // Live checks of kernels, asked for by the user: a share of all hits is computed by native too.
 
-// The share, from 0 (off, the default) to 1. Thread-safe.
+// The share, from 0 (off, the default) to 1. Hooks ask then (call_observer.h). Thread-safe.
 void set_verification_share(double share) noexcept;
 
 // Whether this call is to be checked. One relaxed load when off.
 bool verification_chosen() noexcept;
-
-// Whether any share of calls is checked: one relaxed load.
-bool verification_is_on() noexcept;
 
 // Empty when a kernel's tensor agrees with native's; otherwise what differs, in a few words.
 // Metadata, integers, NaN and infinities must be equal; floating-point values may differ by 1024

@@ -16,8 +16,8 @@
 
 #include "dispatcher/autograd/function_autograd.h"
 #include "dispatcher/base/policy.h"
-#include "dispatcher/hook/counters.h"
 #include "dispatcher/hook/integer_samples.h"
+#include "dispatcher/hook/miss_queue.h"
 #include "dispatcher/hook/operator_hook.h"
 #include "dispatcher/runtime/miss_handler.h"
 #include "kernel_cache/base/status.h"
@@ -41,7 +41,7 @@ struct VerdictRecord {
 // Locks, in the order in which they may nest: registry_mutex_ alone; queue_mutex_ alone;
 // verdicts_mutex_ alone. None is held while files are read, a kernel is loaded, a handler runs or
 // native is called.
-class Runtime {
+class Runtime final : public MissQueue {
  public:
   static Runtime& instance();
 
@@ -67,13 +67,13 @@ class Runtime {
   // again), so that nothing answers under a policy that did not choose it.
   void set_policy(const Policy& policy);
   // Another number after each change of policy or of a function's code.
-  std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
+  std::uint64_t generation() const noexcept {
+    return verdict_generation.load(std::memory_order_relaxed);
+  }
   Policy policy() const noexcept { return policy_.load(std::memory_order_relaxed); }
   // How long a call waits for its kernel under kWait; then it goes on with native's answer, and
   // until some key has a verdict no other call waits at all.
   void set_wait_seconds(double seconds) noexcept { wait_seconds_.store(seconds); }
-  // What of the policy is part of an entry's key in the store.
-  std::string policy_tag() const;
 
   // nullptr: no store, every key stays native.
   void set_store(std::shared_ptr<DiskStore> store);
@@ -84,36 +84,25 @@ class Runtime {
   // on, and keys without a verdict stay native and are not compiled. Waits for an install under
   // way, not for compiles. thaw() ends it.
   void freeze() noexcept;
-  void thaw() noexcept { frozen_.store(false); }
-  bool frozen() const noexcept { return frozen_.load(); }
+  void thaw() noexcept { kernels_frozen.store(false); }
+  bool frozen() const noexcept { return kernels_frozen.load(); }
 
   // Turns answering on or off for the process. In a forked child it stays off: returns false.
   bool set_answering(bool answering);
   bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
 
   // --- called by hooks ---
-  // Asks the store for the key and installs the verdict; on the caller's thread.
-  Found load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash);
-  // For a key that is new in this process: the kernel of its shape class, when one admits it; the
-  // key then is an entry like any other. On the caller's thread; reads no file.
-  bool has_classes(const OperatorHook& hook) const;
-  Found find_in_class(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash);
-  // What note_missed_call() is to do about a call: nothing, ask the store, or have a kernel
-  // compiled that the store does not have.
-  enum class Ask { kNothing, kStore, kCompile };
-  Ask ask_for(const OperatorHook& hook, const MissNote& note) const noexcept;
-  // After native answered a missed call: queues what the policy asks for; waits under kWait.
-  // `native_ns` is what native took for this call, `integers` what its integer tensors held, where
-  // a kernel may be compiled for it.
+  OnMiss on_miss() const noexcept override { return policy().on_miss; }
+  std::string policy_tag() const override;
+  Found find_in_class(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) override;
+  Found load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) override;
+  Ask ask_for(const OperatorHook& hook, const MissNote& note) const noexcept override;
   void note_missed_call(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                         const MissNote& note, std::uint64_t native_ns,
-                        std::vector<IntegerSample> integers);
-  // A kernel reported an error: the key goes native for this process, one warning.
-  void note_kernel_failure(OperatorHook& hook, std::span<const Word> words);
-  // A kernel's answer differed from native's: the entry is quarantined, the key goes native for
-  // this process, one warning.
+                        std::vector<IntegerSample> integers) override;
+  void note_kernel_failure(OperatorHook& hook, std::span<const Word> words) override;
   void note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
-                         const std::string& difference);
+                         const std::string& difference) override;
 
   // --- called by the compile service ---
   // The service is done with a key: the store is asked again and the verdict installed. When the
@@ -182,6 +171,7 @@ class Runtime {
                       const std::map<std::string, std::string>& facts);
   void record(OperatorHook& hook, std::span<const Word> words, VerdictRecord record);
   // Shape classes; see runtime_shapes.cc.
+  bool has_classes(const OperatorHook& hook) const;
   std::string class_digest(const OperatorHook& hook, std::span<const Word> words,
                            std::size_t number) const;
   void ask_for_class(OperatorHook& hook, std::span<const Word> words);
@@ -235,11 +225,9 @@ class Runtime {
   static_assert(std::atomic<Policy>::is_always_lock_free);
   std::atomic<double> wait_seconds_{600.0};
   std::atomic<bool> waited_in_vain_{false};  // since the latest verdict
-  std::atomic<std::uint64_t> generation_{0};
   std::atomic<bool> forked_{false};
-  // freeze() sets the one and waits for the other to be 0; put_kernel() counts itself in and then
+  // freeze() sets kernels_frozen and waits for this to be 0; put_kernel() counts itself in and then
   // looks. Sequentially consistent, so that one of the two sees the other.
-  std::atomic<bool> frozen_{false};
   std::atomic<int> installing_{0};
   // Likewise: stop_for_exit() sets the one and waits for the other, which counts the callers that
   // use the store.

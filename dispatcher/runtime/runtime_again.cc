@@ -38,7 +38,7 @@ void Runtime::measure_again(OperatorHook& hook, std::span<const Word> words, std
   pending.hook = &hook;
   pending.words.assign(words.begin(), words.end());
   pending.hash = hash;
-  pending.generation = generation_.load(std::memory_order_relaxed);
+  pending.generation = verdict_generation.load(std::memory_order_relaxed);
   pending.measured = measured;
   {
     std::lock_guard lock(queue_mutex_);
@@ -93,7 +93,7 @@ void Runtime::complete_again(const std::string& digest) {
     }
     pending = std::move(found.mapped());
   }
-  if (pending.generation != generation_.load(std::memory_order_relaxed) || frozen()) {
+  if (pending.generation != verdict_generation.load(std::memory_order_relaxed) || frozen()) {
     return;
   }
   try {

@@ -205,7 +205,7 @@ bool Runtime::install_from_store(OperatorHook& hook, std::span<const Word> words
   if (!files) {
     return false;
   }
-  const std::uint64_t generation = generation_.load(std::memory_order_acquire);
+  const std::uint64_t generation = verdict_generation.load(std::memory_order_acquire);
   const std::optional<Digest> key = Digest::from_hex(digest);
   Result<Manifest> manifest = files->find(*key);
   if (!manifest) {
@@ -217,7 +217,7 @@ bool Runtime::install_from_store(OperatorHook& hook, std::span<const Word> words
     return false;
   }
   *found = install(hook, words, hash, manifest.value());
-  if (generation != generation_.load(std::memory_order_acquire)) {
+  if (generation != verdict_generation.load(std::memory_order_acquire)) {
     // The policy changed meanwhile and cleared the tables; this verdict belongs to the old one.
     hook.table().erase(words, hash);
     *found = {EntryState::kPending, nullptr};
@@ -408,7 +408,7 @@ void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
   }
 }
 
-Runtime::Ask Runtime::ask_for(const OperatorHook& hook, const MissNote& note) const noexcept {
+MissQueue::Ask Runtime::ask_for(const OperatorHook& hook, const MissNote& note) const noexcept {
   const Policy now = policy();
   if (now.on_miss == OnMiss::kNative || frozen()) {
     return Ask::kNothing;
@@ -440,7 +440,7 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
     pending.hash = hash;
     pending.calls = note.calls;
     pending.native_ns = native_ns;
-    pending.generation = generation_.load(std::memory_order_relaxed);
+    pending.generation = verdict_generation.load(std::memory_order_relaxed);
     pending.may_compile = ask == Ask::kCompile;
     pending.integers = std::move(integers);
     std::shared_ptr<Ticket> ticket;
@@ -501,7 +501,7 @@ void Runtime::loader_loop() {
 
 void Runtime::process(Pending pending) {
   try {
-    if (pending.generation != generation_.load(std::memory_order_relaxed) || frozen()) {
+    if (pending.generation != verdict_generation.load(std::memory_order_relaxed) || frozen()) {
       finish(pending);
       return;
     }
@@ -605,7 +605,8 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
       complete_class(pending, digest, decision, reason);
     } else if (pending.scalars) {
       complete_scalars(pending, digest, decision, reason);
-    } else if (pending.generation == generation_.load(std::memory_order_relaxed) && !frozen()) {
+    } else if (pending.generation == verdict_generation.load(std::memory_order_relaxed) &&
+               !frozen()) {
       Found found;
       if (!install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) &&
           !frozen()) {

@@ -109,7 +109,8 @@ Result<OperatorHook*> Runtime::register_operator(const std::string& name,
                   shown + " cannot be accelerated: " + eligibility.reason);
   }
   try {
-    auto hook = std::make_unique<OperatorHook>(*op, key, std::move(eligibility), hooks_.size() - 1);
+    auto hook =
+        std::make_unique<OperatorHook>(*op, key, std::move(eligibility), hooks_.size() - 1, *this);
     const UnboxedMaker* unboxed = find_unboxed(*hook);
     put_implementation(
         op->operator_name(), key, unboxed != nullptr ? unboxed->make(*hook) : hook->boxed_kernel(),
@@ -165,7 +166,7 @@ void Runtime::set_identity(OperatorHook& hook, const std::string& identity) {
   }
   hook.set_identity(identity);
   if (!before.empty()) {
-    generation_.fetch_add(1, std::memory_order_acq_rel);
+    verdict_generation.fetch_add(1, std::memory_order_acq_rel);
     hook.table().clear();
     hook.classes().clear();
     hook.scalars().clear();
@@ -191,7 +192,7 @@ std::vector<OperatorHook*> Runtime::hooks() const {
 
 void Runtime::set_policy(const Policy& policy) {
   policy_.store(policy, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_acq_rel);
+  verdict_generation.fetch_add(1, std::memory_order_acq_rel);
   for (OperatorHook* hook : hooks()) {
     hook->table().clear();
     hook->classes().clear();
@@ -225,7 +226,7 @@ void Runtime::set_handler(std::shared_ptr<MissHandler> handler) {
 }
 
 void Runtime::freeze() noexcept {
-  frozen_.store(true);
+  kernels_frozen.store(true);
   while (installing_.load() != 0) {
     std::this_thread::yield();  // an insert into a table
   }

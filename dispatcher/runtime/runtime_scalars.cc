@@ -118,7 +118,7 @@ bool Runtime::hand_to_scalars(Pending& pending) {
 void Runtime::complete_scalars(Pending& pending, const std::string& digest,
                                const std::string& decision, const std::string& reason) {
   OperatorHook& hook = *pending.hook;
-  if (pending.generation != generation_.load(std::memory_order_relaxed) || frozen()) {
+  if (pending.generation != verdict_generation.load(std::memory_order_relaxed) || frozen()) {
     hook.scalars().note_unknown(pending.words);
     return;
   }

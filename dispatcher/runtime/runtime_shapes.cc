@@ -40,12 +40,12 @@ Found Runtime::find_in_class(OperatorHook& hook, std::span<const Word> words, st
   if (!has_classes(hook)) {
     return {};
   }
-  const std::uint64_t generation = generation_.load(std::memory_order_acquire);
+  const std::uint64_t generation = verdict_generation.load(std::memory_order_acquire);
   const Found found = hook.classes().find(words);
   if (found.state != EntryState::kKernel || !put_kernel(hook, words, hash, found.kernel)) {
     return found.state == EntryState::kNative ? found : Found{};
   }
-  if (generation != generation_.load(std::memory_order_acquire)) {
+  if (generation != verdict_generation.load(std::memory_order_acquire)) {
     hook.table().erase(words, hash);  // the policy changed meanwhile
     return {};
   }
@@ -153,7 +153,7 @@ void Runtime::complete_class(Pending& pending, const std::string& digest,
                              const std::string& decision, const std::string& reason) {
   OperatorHook& hook = *pending.hook;
   const std::size_t number = *pending.class_number;
-  if (pending.generation != generation_.load(std::memory_order_relaxed) || frozen()) {
+  if (pending.generation != verdict_generation.load(std::memory_order_relaxed) || frozen()) {
     hook.classes().note_unknown(pending.words, number);
     return;
   }

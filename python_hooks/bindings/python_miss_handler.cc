@@ -3,8 +3,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "python_hooks/bindings/raise_later.h"
 #include "python_hooks/bindings/without_gil.h"
+#include "python_hooks/nn_modules/raise_later.h"
 
 namespace eagercache {
 

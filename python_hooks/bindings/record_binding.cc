@@ -55,7 +55,7 @@ std::string call_digest(const std::string& op, const std::string& overload,
 }  // namespace
 
 void bind_record(py::module_& module) {
-  module.def("set_recording", [](bool recording) { recording_calls.store(recording); });
+  module.def("set_recording", &set_recording);
   module.def("recorded_calls", &recorded);
   module.def("forget_recorded_calls", [] {
     const WithoutGil no_gil;

@@ -17,13 +17,14 @@
 
 #include "dispatcher/base/index_range.h"
 #include "dispatcher/device/cuda_driver.h"
-#include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/hook/inside_guard.h"
+#include "dispatcher/hook/switches.h"
 #include "dispatcher/hook/thread_state.h"
 #include "dispatcher/kernels/container_kernel.h"
 #include "dispatcher/kernels/numerics_rule.h"
 #include "dispatcher/observe/verification.h"
 #include "guards/builder/key_builder.h"
-#include "python_hooks/bindings/raise_later.h"
+#include "python_hooks/nn_modules/raise_later.h"
 #include "python_hooks/nn_modules/training.h"
 
 namespace eagercache {

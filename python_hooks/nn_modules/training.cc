@@ -22,7 +22,7 @@
 
 #include "dispatcher/autograd/autograd_node.h"
 #include "dispatcher/device/cuda_driver.h"
-#include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/thread_state.h"
 #include "dispatcher/kernels/container_kernel.h"
 #include "guards/builder/key_builder.h"

@@ -1,6 +1,7 @@
 // Calls from C++, which reach a hook of ATen's operators unboxed.
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include "dispatcher/hook/unboxed_hooks.h"

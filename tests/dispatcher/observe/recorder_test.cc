@@ -15,10 +15,10 @@ class RecorderTest : public HookTest {
  protected:
   RecorderTest() {
     forget_recorded_calls();
-    recording_calls.store(true);
+    set_recording(true);
   }
   ~RecorderTest() override {
-    recording_calls.store(false);
+    set_recording(false);
     forget_recorded_calls();
   }
 
@@ -92,7 +92,7 @@ TEST_F(RecorderTest, CountsOutliveTheTable) {
 }
 
 TEST_F(RecorderTest, NothingIsRecordedUnlessAskedFor) {
-  recording_calls.store(false);
+  set_recording(false);
   (void)at::sin(at::ones({3}));
   EXPECT_TRUE(recorded_calls().empty());
 }

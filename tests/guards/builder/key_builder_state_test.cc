@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/runtime/runtime.h"
 #include "guards/builder/key_builder.h"
 #include "tests/dispatcher/restored_globals.h"
 #include "tests/guards/builder/reading.h"
@@ -148,7 +149,8 @@ TEST_F(KeyBuilderState, ACallWithoutTensorsIsOnTheDeviceThatItNames) {
   const FakeGpu gpu;
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::zeros", "");
   const auto key = c10::DispatchKey::CUDA;
-  static const OperatorHook hook(op, key, check_eligibility(op, key), kMaxHooks - 1);
+  static const OperatorHook hook(op, key, check_eligibility(op, key), kMaxHooks - 1,
+                                 Runtime::instance());
   const auto read = [&](c10::Device device) {
     const std::vector<c10::IValue> arguments{std::vector<std::int64_t>{4}, {}, {}, device, {}};
     CallView view;

@@ -8,6 +8,7 @@
 
 #include "dispatcher/hook/unboxed_hooks.h"
 #include "dispatcher/operators/eligibility.h"
+#include "dispatcher/runtime/runtime.h"
 #include "guards/builder/unboxed_key.h"
 #include "tests/guards/builder/reading.h"
 
@@ -193,7 +194,8 @@ TEST(UnboxedKey, EveryOperatorOfTheTableHasItsOwnSchemasArguments) {
       continue;
     }
     ++eligible;
-    const OperatorHook hook(*op, c10::DispatchKey::CPU, std::move(eligibility), 0);
+    const OperatorHook hook(*op, c10::DispatchKey::CPU, std::move(eligibility), 0,
+                            Runtime::instance());
     EXPECT_EQ(find_unboxed(hook), row.maker) << name;
   }
   RecordProperty("eligible", static_cast<int>(eligible));

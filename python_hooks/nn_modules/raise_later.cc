@@ -1,4 +1,4 @@
-#include "python_hooks/bindings/raise_later.h"
+#include "python_hooks/nn_modules/raise_later.h"
 
 #include <Python.h>
 #include <unistd.h>
