@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import clean_environment, run_program
 from eagercache.ahead import warm
+from eagercache.cli import program
 from eagercache.deploy import artifact as deploy
 from eagercache.deploy.artifact import DeployedModule, DeployError
 from test_trace import BEGIN, line
@@ -112,7 +113,7 @@ def test_an_artifact_that_describes_itself_oddly_is_one_error(other: dict[str, A
 
 @pytest.mark.parametrize("value", ["{}", "[]", "1", "x", '{"package": 3}', "[" * 10_000])
 def test_settings_of_a_program_that_are_not_ours_are_one_line(value: str) -> None:
-    site = Path(deploy.__file__).parent / "_site"
+    site = program.SITE
     variables = clean_environment(EAGERCACHE_PROGRAM=value)
     variables["PYTHONPATH"] = os.pathsep.join([str(site), variables["PYTHONPATH"]])
     done = subprocess.run(
