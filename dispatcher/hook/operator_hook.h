@@ -53,9 +53,10 @@ class OperatorHook {
   OperatorHook(const OperatorHook&) = delete;
   OperatorHook& operator=(const OperatorHook&) = delete;
 
-  // The boxed kernel: steps 1 to 3 of "life of a call" in ARCHITECTURE.md. Takes the operator's
-  // arguments off `stack` and leaves its results. Throws only what native throws, but for one case:
-  // when a kernel that writes arguments fails, they may be half written, and native must not run.
+  // The boxed kernel: steps 1 to 3 of "What happens to a call?" in dispatcher/README.md. Takes the
+  // operator's arguments off `stack` and leaves its results. Throws only what native throws, but
+  // for one case: when a kernel that writes arguments fails, they may be half written, and native
+  // must not run.
   void call(c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
   // Steps 1 to 3 of a call that comes unboxed, but for those that are rare. `arguments` are the
@@ -115,7 +116,7 @@ class OperatorHook {
   bool writes_in(const DecodedCall& call) const;
   // Whether what it writes are running statistics of the process's own data, which no replica has
   // to hold with the same bits: they may be as accurate as an output. On CUDA only, as in
-  // `writes_statistics` of prove.py.
+  // `writes_statistics` of validate.py.
   bool writes_statistics() const noexcept;
   // Whether a kernel that makes so many tensors can answer.
   bool takes_outputs(std::size_t count) const noexcept {

@@ -60,7 +60,7 @@ struct EvictionResult {
 
 // The persistent store of kernels and decisions for one environment: content-addressed immutable
 // objects, and manifests published last by one link(2). FORMAT.md describes the files;
-// ARCHITECTURE.md the protocol.
+// README.md what is checked and how processes agree.
 //
 // Thread-safe and safe between processes: no method waits for a lock. Every method may be called
 // at any time, also after the directory was deleted. After fork() the child's calls that would

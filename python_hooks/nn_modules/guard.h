@@ -14,7 +14,7 @@ namespace eagercache {
 // What one module and everything below it looked like when its kernels' key was made, and the check
 // that it still does: the same classes with nothing assigned to them, the same submodules, no
 // hooks, and tensors of the same metadata under the same names. Attributes are not read here:
-// assigning one is noticed where torch.nn.Module.__setattr__ is wrapped (module_calls.py). What is
+// assigning one is noticed where torch.nn.Module.__setattr__ is wrapped (call_hooks.py). What is
 // inside of one is: a list, a configuration.
 //
 // Everything needs the GIL. Holds references to the submodules and to their dictionaries, not to

@@ -11,7 +11,7 @@
 
 namespace eagercache {
 
-// A random mask that a call draws as its module's own forward would have (module_noise.py): with
+// A random mask that a call draws as its module's own forward would have (dropout_masks.py): with
 // native's operator and from the program's generator. Never changes.
 struct ModuleNoise {
   enum class Kind : std::uint8_t { kBernoulli, kDropout };

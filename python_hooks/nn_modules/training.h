@@ -19,7 +19,7 @@
 
 namespace eagercache {
 
-// What is particular to the kernel of a call that needs gradients (module_joint.py). Its forward
+// What is particular to the kernel of a call that needs gradients (joint_graph.py). Its forward
 // gives the tensors of the answer, then the new values of the buffers it writes, then what is made
 // for the backward alone. Never changes; never destroyed.
 struct ModuleTraining {
@@ -77,7 +77,7 @@ struct ModuleTraining {
   std::vector<bool> keeps_output;
 };
 
-// Reads what module_training.py wrote. `num_inputs` and `num_outputs` are the forward's. Throws
+// Reads what worker/modules/training.py wrote. `num_inputs` and `num_outputs` are the forward's. Throws
 // std::invalid_argument when the numbers do not fit together.
 std::unique_ptr<const ModuleTraining> read_training_plan(const pybind11::dict& plan,
                                                          std::size_t num_inputs,

@@ -1,9 +1,10 @@
 """Values: equal bit for bit, or as near to a wider computation as a numerics class promises.
 
 Integers, booleans, float64 and whatever a call writes must be equal bit for bit. A floating-point
-result may otherwise differ as the class "accurate" says (ARCHITECTURE.md, "Proof"): what native
-itself computes in float64 is the reference, and errors are counted element by element. Whether an
-operator accumulates is taken from PyTorch's own tag `pointwise`, not from what was compiled.
+result may otherwise differ as the class "accurate" says ("How is a kernel validated?" in
+python_hooks/eagercache/worker/README.md): what native itself computes in float64 is the reference,
+and errors are counted element by element. Whether an operator accumulates is taken from PyTorch's
+own tag `pointwise`, not from what was compiled.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ class _Export:
         return sorted(places)
 
     def _compile(self, places: list[list[int]], threads: int | None) -> dict[str, Any]:
-        """What a worker made (deploy_compile.py). Raises CannotDeploy."""
+        """What a worker made (deploy/worker/job.py). Raises CannotDeploy."""
         arguments = argument_tensors(self._args, self._kwargs)
         if any(tensor.device.type != "cpu" for tensor in arguments):
             raise CannotDeploy("an argument is not on the CPU; only the CPU is there yet")

@@ -1,7 +1,7 @@
 """The service's end of the pipes to a worker, with an end to every wait.
 
 A worker may be stopped, or may die in the middle of a frame while a child of its holds the pipe
-open. The frames are those of worker.py.
+open. The frames are those of base/frames.py.
 """
 
 from __future__ import annotations

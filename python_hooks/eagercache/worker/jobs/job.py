@@ -87,7 +87,7 @@ class Built:
 
 
 class Job:
-    """One request. The steps are `begin`, `build_all`, `conclude`, `finish`, `close`.
+    """One request. The steps are `begin`, `give_library`, `conclude`, `finish`, `close`.
 
     ``outcome`` is set by the step that decided; later ones then do nothing.
     """

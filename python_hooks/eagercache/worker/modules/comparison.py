@@ -11,7 +11,7 @@ from eagercache.callables.module_transfer import Transferred
 from eagercache.worker.validation.validate import ProofFailed, same_bits
 
 _MOVES = 3
-# A kernel sums in another order, often in longer runs; so are single sums judged (prove.py).
+# A kernel sums in another order, often in longer runs; so are single sums judged (validate.py).
 _MOVED_FACTOR = 4.0
 
 _EPSILON_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
