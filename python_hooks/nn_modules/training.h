@@ -77,8 +77,8 @@ struct ModuleTraining {
   std::vector<bool> keeps_output;
 };
 
-// Reads what worker/modules/training.py wrote. `num_inputs` and `num_outputs` are the forward's. Throws
-// std::invalid_argument when the numbers do not fit together.
+// Reads what worker/modules/training.py wrote. `num_inputs` and `num_outputs` are the forward's.
+// Throws std::invalid_argument when the numbers do not fit together.
 std::unique_ptr<const ModuleTraining> read_training_plan(const pybind11::dict& plan,
                                                          std::size_t num_inputs,
                                                          std::size_t num_outputs,
