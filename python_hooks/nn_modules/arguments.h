@@ -1,5 +1,9 @@
 #pragma once
 
+// The arguments of a module's call as words, and what a tensor's kernel depends on. Nothing here
+// owns a tensor: forms point into the call's own arguments and are good until it returns. Under the
+// GIL.
+
 #include <pybind11/pybind11.h>
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,9 @@
 #pragma once
 
+// The path of a module's call: whether a kernel answers, and what the Python side is told. The
+// registry owns the records; a record goes with its module. Under the GIL, which is released while
+// a kernel runs.
+
 #include <pybind11/pybind11.h>
 
 #include <atomic>

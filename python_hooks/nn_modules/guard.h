@@ -1,5 +1,8 @@
 #pragma once
 
+// Whether a module is still what its kernels were made for. A record owns its guard; a guard owns
+// references to what is below the module. Under the GIL.
+
 #include <pybind11/pybind11.h>
 
 #include <optional>

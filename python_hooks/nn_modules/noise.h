@@ -1,5 +1,8 @@
 #pragma once
 
+// Random masks that a call of a training kernel draws before it. The kernel's plan owns the
+// descriptions; a call owns its masks and puts the generator back unless it was answered.
+
 #include <pybind11/pybind11.h>
 
 #include <ATen/core/Generator.h>

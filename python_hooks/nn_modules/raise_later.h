@@ -1,5 +1,7 @@
 #pragma once
 
+// Errors of signal handlers (KeyboardInterrupt) that come while a call of ours must not fail.
+
 namespace eagercache {
 
 // Whether this is the thread on which Python runs the handlers of signals.

@@ -1,5 +1,9 @@
 #pragma once
 
+// What this process knows of one module: its guard, and a kernel or a decision for each form of
+// call. The registry (call.h) owns records; kernels are never destroyed, since threads may be
+// inside them while the process exits. Under the GIL.
+
 #include <pybind11/pybind11.h>
 
 #include <array>

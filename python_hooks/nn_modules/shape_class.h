@@ -1,5 +1,8 @@
 #pragma once
 
+// Which forms of call of a module share one kernel with symbolic sizes. A record owns its classes;
+// the kernel is never destroyed.
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,9 @@
 #pragma once
 
+// Calls of modules that need gradients: the forward's kernel, and the node of autograd that holds
+// the backward's. Plans are never destroyed; a node owns what it saved until it is released. The
+// forward runs under the GIL; a backward pass runs on whatever thread autograd has.
+
 #include <pybind11/pybind11.h>
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,8 @@
 #pragma once
 
+// Whether the values that a module's forward reads beside its tensors are what they were. Owned by
+// guards and records. Under the GIL.
+
 #include <pybind11/pybind11.h>
 
 #include <vector>

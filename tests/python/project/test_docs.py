@@ -20,6 +20,25 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+# Pages for who changes the code.
+INSIDE = sorted(
+    [
+        ROOT / "ARCHITECTURE.md",
+        ROOT / "CONTRIBUTING.md",
+        *(
+            page
+            for folder in (
+                "cpp_api",
+                "dispatcher",
+                "guards",
+                "kernel_cache",
+                "python_hooks",
+                "tests",
+            )
+            for page in (ROOT / folder).rglob("*.md")
+        ),
+    ]
+)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN_SHELL = """
 import subprocess
@@ -77,9 +96,22 @@ def test_every_page_is_reached_from_the_first() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in PAGES:
+    for page in [*PAGES, *INSIDE]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_journeys_name_files_that_are_there_once_each_and_count_them() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    journeys = text.partition("## Three journeys\n")[2].partition("\n## ")[0]
+    parts = re.findall(r"^\*\*A .*?\*\* \((\d+) files(.*?)(?=^\*\*|\Z)", journeys, re.M | re.DOTALL)
+    assert len(parts) == 3
+    folders = ("", "dispatcher", "python_hooks/eagercache", "python_hooks/nn_modules")
+    for count, body in parts:
+        files = re.findall(r"`([\w/]+\.(?:py|cc|h))`", body)
+        assert len(files) == len(set(files)) == int(count)
+        for file in files:
+            assert any((ROOT / folder / file).is_file() for folder in folders), file
 
 
 def test_the_environment_table_knows_every_variable_that_code_reads() -> None:
