@@ -64,6 +64,7 @@ class Worker:
         Their kernels are built together. Before something is done for a single one of several,
         {"at": its index}; None where it is done for all. Never raises for what a request asks.
         """
+        from eagercache.base.worker_variables import as_in_program
         from eagercache.worker.jobs.kinds import make_job
         from eagercache.worker.timing import idle_threads
 
@@ -76,7 +77,8 @@ class Worker:
                     yield {"at": index}
                 job = make_job(request, self._core)
                 jobs[index] = job
-                job.begin(functools.partial(self._store, request), self._find_tools(request))
+                with as_in_program(request.get("variables")):
+                    job.begin(functools.partial(self._store, request), self._find_tools(request))
                 if job.outcome is not None:
                     yield self._finish(jobs, index)
             if len(jobs) > 1:
@@ -85,7 +87,9 @@ class Worker:
             for index in list(jobs):
                 if len(requests) > 1:
                     yield {"at": index}
-                jobs[index].conclude(self._find_tools(jobs[index].request))
+                request = jobs[index].request
+                with as_in_program(request.get("variables")):
+                    jobs[index].conclude(self._find_tools(request))
                 yield self._finish(jobs, index)
         finally:
             for job in jobs.values():
