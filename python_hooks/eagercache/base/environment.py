@@ -38,9 +38,9 @@ from eagercache.version import __version__
 
 FORMAT = 1
 
-# Variables that change what Inductor and Triton generate, or what native computes, which kernels are
-# compared with. Workers have these and drop every other one that does (worker_variables.py), so that
-# nothing outside this list can reach a kernel.
+# Variables that change what Inductor and Triton generate, or what native computes, which kernels
+# are compared with. Workers have these and drop every other one that does (worker_variables.py), so
+# that nothing outside this list can reach a kernel.
 VARIABLES = (
     "AOT_INDUCTOR_ENABLE_LTO",
     "AOTI_RUNTIME_CHECK_INPUTS",

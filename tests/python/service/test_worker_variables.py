@@ -87,7 +87,7 @@ def _asked_for() -> Iterator[tuple[str, str]]:
 def test_no_variable_that_torch_asks_for_comes_with_a_request() -> None:
     asked = dict(_asked_for())
     assert {"TORCHINDUCTOR_MAX_AUTOTUNE", "CXX", "FAKE_ALLOW_META"} <= asked.keys()
-    # A process's number in a job, folders of Windows, where files are kept: none says what a kernel is.
+    # A process's number in a job, folders of Windows, where files are kept: no kernel's business.
     others = {"ROLE_RANK", "ProgramFiles", "NVTOOLSEXT_PATH", "WINDOWS_CUDA_HOME"}
     left = {name for name in asked.keys() - others if not is_withheld(name)}
     assert not {(name, asked[name]) for name in left if not name.startswith("XDG_")}
