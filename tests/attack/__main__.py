@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +34,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/attack", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a minute, for every day")
     parser.add_argument("--only", default="", help="scenes whose name has this word")
+    parser.add_argument("--jobs", type=int, default=2, help="scenes at a time")
+    parser.add_argument("--part", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--json", type=Path, help="a file for the rows")
     return parser.parse_args()
@@ -55,24 +59,65 @@ def _table(rows: list[tuple[Row, float]], title: str) -> Table:
         table.add_column(name, justify="right")
     table.add_column("note", overflow="fold")
     for row, seconds in rows:
-        note = "; ".join(filter(None, ["known" if row.known and row.findings() else "", row.note]))
+        known = "known" if row.known and row.findings() else ""
+        used = f"kernels answered in {row.used} of {row.programs} programs" if row.programs else ""
+        note = "; ".join(filter(None, [known, used, row.note]))
         numbers = [str(getattr(row, name)) for name in _COLUMNS]
         table.add_row(row.name, *numbers, f"{seconds:.0f}", note)
     return table
 
 
+def _play_all(options: argparse.Namespace) -> list[tuple[Row, float]]:
+    """The scenes of this process: all that are asked for, or every one of ``jobs`` of them."""
+    scenes = [scene for scene in SCENES if options.only in scene.__name__]
+    if options.part >= 0:
+        scenes = scenes[options.part :: options.jobs]
+    with tempfile.TemporaryDirectory(prefix="eagercache-attack-") as name:
+        Path(name).chmod(0o711)  # some programs are another user's
+        arena = Arena(Path(name), options.seed, quick=options.quick)
+        try:
+            return [_play(arena, scene, Console(stderr=True)) for scene in scenes]
+        finally:
+            arena.close()
+
+
+def _play_in_parts(options: argparse.Namespace) -> list[tuple[Row, float]]:
+    """The same in several processes, each with stores and children of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        files = [Path(name) / str(part) for part in range(options.jobs)]
+        own = [*(["--quick"] if options.quick else []), "--only", options.only]
+        own += ["--seed", str(options.seed), "--jobs", str(options.jobs)]
+        command = [sys.executable, "-m", "attack", *own]
+        processes = [
+            subprocess.Popen(
+                [*command, "--part", str(part), "--json", str(path)], stdout=subprocess.DEVNULL
+            )
+            for part, path in enumerate(files)
+        ]
+        for process in processes:
+            process.wait()
+        parts = [json.loads(path.read_text()) for path in files]
+    rows = []
+    for place in range(max(map(len, parts), default=0)):
+        for part in parts:
+            rows += [_read(body) for body in part[place : place + 1]]
+    return rows
+
+
+def _read(body: dict[str, Any]) -> tuple[Row, float]:
+    seconds = body.pop("seconds")
+    return Row(**body), seconds
+
+
 def main() -> int:
     """1 when something was found that SECURITY.md does not name."""
     options = _options()
-    errors = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="eagercache-attack-") as name:
-        arena = Arena(Path(name), options.seed, quick=options.quick)
-        try:
-            scenes = [scene for scene in SCENES if options.only in scene.__name__]
-            rows = [_play(arena, scene, errors) for scene in scenes]
-        finally:
-            arena.close()
-    title = f"attack, {'quick' if options.quick else 'whole'}, seed {options.seed}"
+    alone = options.part >= 0 or options.jobs < 2
+    begin = time.monotonic()
+    rows = _play_all(options) if alone else _play_in_parts(options)
+    seconds = time.monotonic() - begin
+    form = "quick" if options.quick else "whole"
+    title = f"attack, {form}, seed {options.seed}, {seconds:.0f} s"
     Console(width=None if sys.stdout.isatty() else 150).print(_table(rows, title))
     if options.json:
         body = [{**asdict(row), "seconds": round(seconds, 1)} for row, seconds in rows]

@@ -59,6 +59,8 @@ class Row:
     leftovers: int = 0  # processes and files
     died: int = 0  # by a signal or a traceback of ours
     note: str = ""
+    programs: int = 0  # of those tried, whole programs
+    used: int = 0  # of those, with answers of kernels
     known: bool = False  # the findings are in SECURITY.md among what is not protected
 
     def findings(self) -> int:
@@ -68,6 +70,8 @@ class Row:
     def count(self, ran: Ran) -> None:
         """Adds one program that nothing should have ended."""
         self.tried += 1
+        self.programs += 1
+        self.used += bool(ran.report.get("hits"))
         self.hangs += ran.hung
         self.wrong += ran.report.get("right") is False
         bad = not ran.hung and (ran.code != 0 or "right" not in ran.report)

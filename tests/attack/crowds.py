@@ -88,7 +88,9 @@ for number in range(int(sys.argv[1])):
 stop.append(1)
 for thread in threads: thread.join()
 import json
-print("ATTACK " + json.dumps({"right": not wrong, "codes": [c for c in codes if c != 0]}), flush=True)
+bad = [code for code in codes if code != 0]
+print("ATTACK " + json.dumps({"right": not wrong, "codes": bad,
+                              "hits": eagercache.stats().hits}), flush=True)
 """
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch, eagercache
 count, chance = int(sys.argv[1]), random.Random(int(sys.argv[2]))
 folder = Path(os.environ["EAGERCACHE_DIR"]).parent
-odd = [None, True, -1, 0, 1 << 70, 1.5, float("nan"), "", "\\ud800", [], [[]], {}, {"kind": "tensor"}]
+odd = [None, True, -1, 0, 1 << 70, 1.5, float("nan"), "", "\\ud800", [], [[]], {},
+       {"kind": "tensor"}]
 def altered(value):
     if chance.random() < 0.25 or not isinstance(value, (dict, list)) or not value:
         return chance.choice(odd)
@@ -76,7 +77,7 @@ from eagercache import _C
 if not (folder / "key.pem").exists():
     _C.make_signing_key(str(folder / "key.pem"), str(folder / "key.pub"))
 whole = folder / "kernels.bundle"
-bundle.export_bundle(whole, store=folder / "store", key=folder / "key.pem")
+bundle.export(whole, store=folder / "store", key=folder / "key.pem")
 data = whole.read_bytes()
 head = data.index(b"\\n") + 1
 path = folder / "edited.bundle"
@@ -90,7 +91,7 @@ for _ in range(count):
         path.write_bytes(spoilt(data))
     else:
         path.write_bytes(signed(spoilt(data[head + 96:])))
-    attempt(lambda: bundle.read_bundle(path, keys=[folder / "key.pub"]), bundle.BundleError)
+    attempt(lambda: bundle.verify(path, keys=[folder / "key.pub"]), bundle.BundleError)
 end()
 """
 
@@ -135,7 +136,8 @@ def _count(row: Row, ran: Ran) -> None:
 def _edits(arena: Arena, name: str, code: str, rounds: int, each: int) -> Row:
     row = Row(name)
     for _ in range(rounds):
-        store = arena.warm_copy()
+        store = arena.warm_copy() if "bundle" in name else arena.new_folder() / "store"
+        store.mkdir(mode=0o700, exist_ok=True)
         seed = str(arena.random.randrange(1 << 30))
         _count(row, arena.fork(_COMMON + code, store, str(each), seed, timeout=300))
     return row

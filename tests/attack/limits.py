@@ -44,21 +44,20 @@ int gettimeofday(struct timeval *out, void *zone) {
 """
 
 
-def _with_limit(arena: Arena, row: Row, name: str, values: tuple[int, ...], at: str) -> Row:
-    """Programs under a limit from before or behind `import torch`, then one without it."""
+def _with_limit(arena: Arena, row: Row, name: str, values: tuple[int, ...]) -> Row:
+    """Programs under a limit, of which their workers have no more, each on a store of its own."""
     with arena.watching(row):
         for value in values:
             store = arena.new_store()
             limit = _LIMIT.format(name=name, value=value)
             body = VICTIM.replace("import eagercache\n", limit + "import eagercache\n")
-            code = body if at == "late" else limit + VICTIM
             started = arena.start(
-                code,
+                body,
                 store,
                 "wait",
                 "1",
                 prefix=_as_nobody(store, name),
-                EAGERCACHE_WAIT_SECONDS="10",
+                EAGERCACHE_WAIT_SECONDS="4" if arena.quick else "30",
                 HOME=str(store),
             )
             row.count(started.finish(150.0))
@@ -82,19 +81,19 @@ def few_processes(arena: Arena) -> Row:
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         row.note = "not tried: root has no such limit, and setpriv is missing"
         return row
-    return _with_limit(arena, row, "RLIMIT_NPROC", (1,) if arena.quick else (1, 2, 3, 5, 8), "late")
+    return _with_limit(arena, row, "RLIMIT_NPROC", (1,) if arena.quick else (1, 2, 3, 5, 8))
 
 
 def small_files(arena: Arena) -> Row:
     """No file may be larger than this."""
     values = (20_000,) if arena.quick else (0, 1000, 20_000, 1_000_000, 50_000_000)
-    return _with_limit(arena, Row("RLIMIT_FSIZE"), "RLIMIT_FSIZE", values, "late")
+    return _with_limit(arena, Row("RLIMIT_FSIZE"), "RLIMIT_FSIZE", values)
 
 
 def little_memory(arena: Arena) -> Row:
     """Address space for the program, and for less than a compile."""
     values = (6 << 30,) if arena.quick else (3 << 30, 4 << 30, 6 << 30, 9 << 30)
-    return _with_limit(arena, Row("RLIMIT_AS"), "RLIMIT_AS", values, "late")
+    return _with_limit(arena, Row("RLIMIT_AS"), "RLIMIT_AS", values)
 
 
 def no_shared_memory(arena: Arena) -> Row:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 from attack.arena import VICTIM, Arena, Ran, Row, Started, children, files_left, permanent_failures
 
@@ -27,23 +28,20 @@ def _hit(arena: Arena, started: Started, number: int, *, whom: str) -> bool:
     return True
 
 
-def _again(arena: Arena, row: Row, store: object) -> None:
-    """The next program on that store has right answers, and kernels in the end."""
-    from pathlib import Path
-
-    place = Path(str(store))
-    ran = arena.fork(VICTIM, place, "wait", "1", workers=True, timeout=120)
-    row.count(ran)
-    row.permanent += permanent_failures(place)
-    row.leftovers += files_left(arena, place)
+def _again(arena: Arena, row: Row, store: Path) -> None:
+    """The next program on that store has right answers, and nothing of the last one is left."""
+    row.count(arena.fork(VICTIM, store, "wait", "2", workers=True, timeout=120))
+    row.permanent += permanent_failures(store)
+    row.leftovers += files_left(arena, store)
 
 
 def _rounds(arena: Arena, row: Row, number: int, whom: str, count: int) -> Row:
     with arena.watching(row):
         for _ in range(count):
             store = arena.new_store()
-            started = arena.start(VICTIM, store, "wait", "1", EAGERCACHE_WAIT_SECONDS="5")
-            _hit(arena, started, number, whom=whom)
+            started = arena.start(VICTIM, store, "wait", "1", EAGERCACHE_WAIT_SECONDS="4")
+            missed = not _hit(arena, started, number, whom=whom)
+            row.note = row.note or ("no worker was met" if missed else "")
             ran = started.finish(60.0)
             if whom == "worker":
                 row.count(ran)
@@ -70,9 +68,8 @@ def _orphans() -> list[int]:
     found = []
     for pid in children(os.getpid()):
         with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if b"eagercache.worker" in file.read():
-                    found.append(pid)
+            if b"eagercache.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 
@@ -120,7 +117,7 @@ def interrupts(arena: Arena) -> Row:
     row = Row("Ctrl-C anywhere")
     body = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + VICTIM
     with arena.watching(row):
-        for _ in range(3 if arena.quick else 60):
+        for _ in range(2 if arena.quick else 60):
             store = arena.new_store()
             started = arena.start(body, store, "wait", "1", prepared=True)
             time.sleep(1.5 + arena.random.random() * 5.0)

@@ -77,7 +77,7 @@ def edit_rightly(path: Path, chance: random.Random) -> None:
 
 def _files(store: Path) -> list[Path]:
     return sorted(
-        path for path in store.glob("v1/**/*") if path.is_file() and path.parent.name != "l"
+        path for path in store.glob("v1/**/*") if path.is_file() and path.stat().st_size > 0
     )
 
 
