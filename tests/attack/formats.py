@@ -101,7 +101,7 @@ if not (folder / "key.pem").exists():
     _C.make_signing_key(str(folder / "key.pem"), str(folder / "key.pub"))
 whole = folder / "module"
 module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-export_module(module, (torch.ones(2, 8),), whole, key=folder / "key.pem")
+export_module(module, (torch.ones(2, 8),), path=whole, key=folder / "key.pem")
 data = whole.read_bytes()
 head = data.index(b"\\n") + 1
 size = struct.unpack_from("<Q", data, head + 96)[0]

@@ -35,9 +35,10 @@ import json, sys
 import torch
 torch.set_num_threads(1)
 x = torch.randn(64, 96)
-functions = {"silu": torch.nn.functional.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
-             "_softmax": lambda x: torch.softmax(x, -1), "var.correction": lambda x: torch.var(x, -1),
-             "exp": torch.exp, "abs": torch.abs, "log1p": torch.log1p}
+functions = {"silu": torch.nn.functional.silu, "sigmoid": torch.sigmoid,
+             "tanh": torch.tanh, "_softmax": lambda x: torch.softmax(x, -1),
+             "exp": torch.exp, "abs": torch.abs, "log1p": torch.log1p,
+             "var.correction": lambda x: torch.var(x, -1)}
 names = sys.argv[1:]
 expected = [functions[name](x) for name in names]
 import eagercache
@@ -119,9 +120,9 @@ def headers(arena: Arena) -> Row:
         if not made:
             row.note = "no header was made, so none was planted"
             return row
-        spoils: list[tuple[Callable[[Path, Path], None], bool]] = [(_spoil_text, True)]
+        spoils: list[tuple[Callable[[Path, Path], None], bool]] = [(_spoil_compiled, True)]
         if not arena.quick:
-            spoils += [(_spoil_text, False), (_spoil_compiled, True), (_spoil_compiled, False)]
+            spoils += [(_spoil_text, True), (_spoil_text, False), (_spoil_compiled, False)]
         for number, (spoil, foreign) in enumerate(spoils):
             for folder in store.glob("HEADERS/*"):
                 spoil(folder, mark)

@@ -202,16 +202,22 @@ class Worker:
 def watch_parent(parent: int) -> None:
     """Ends the whole process group once the process ``parent`` is not our parent any more.
 
-    The kernel's signal comes first. The thread is for the cases that it misses: a parent that died
-    before it was asked for, or was replaced.
+    The kernel's signal comes first; it is the one that also wakes a process that was stopped. The
+    thread is for the cases that it misses: a parent that died before it was asked for, or was
+    replaced, and code that lets no handler run.
     """
 
     def end_group(*_: object) -> None:
         os.killpg(0, signal.SIGKILL)
 
+    def continued(*_: object) -> None:
+        if os.getppid() != parent:
+            end_group()
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_group)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    signal.signal(signal.SIGCONT, continued)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
     def poll() -> None:
         while os.getppid() == parent:
