@@ -195,6 +195,8 @@ class _Server:
         connection.close()
 
     def _abandon(self, pid: int, connection: socket.socket) -> None:
+        if connection.fileno() < 0:
+            return  # the worker's end was among the same events
         self._events.unregister(connection)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)

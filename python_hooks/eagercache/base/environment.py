@@ -38,12 +38,23 @@ from eagercache.version import __version__
 
 FORMAT = 1
 
-# Variables that change what Inductor and Triton generate. A worker keeps these and drops every
-# other one of their prefixes, so that nothing outside this list can reach a kernel.
+# Variables that change what Inductor and Triton generate, or what native computes, which kernels
+# are compared with. Workers have these and drop every other one that does (worker_variables.py), so
+# that nothing outside this list can reach a kernel.
 VARIABLES = (
     "AOT_INDUCTOR_ENABLE_LTO",
     "AOTI_RUNTIME_CHECK_INPUTS",
     "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_DISABLE_FAST_MM",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_THREADING_LAYER",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
     "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING",
     "TORCHINDUCTOR_CPP_ENABLE_TILING_HEURISTIC",
     "TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG",
@@ -64,6 +75,14 @@ VARIABLES = (
     "TORCHINDUCTOR_PERSISTENT_REDUCTIONS",
     "TORCHINDUCTOR_SPLIT_REDUCTIONS",
     "TORCHINDUCTOR_USE_FAST_MATH",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
+    "TORCH_CUDNN_V8_API_DISABLED",
+    "TORCH_LINALG_PREFER_CUSOLVER",
+    "TORCH_LINEAR_FLATTEN_3D",
+    "TORCH_MKLDNN_MATMUL_MIN_DIM",
+    "TORCH_MKLDNN_MATMUL_MIN_SIZE",
     "TRITON_DEFAULT_FP_FUSION",
 )
 VARIABLE_PREFIXES = ("AOT_INDUCTOR_", "AOTINDUCTOR_", "AOTI_", "TORCHINDUCTOR_", "TRITON_")
@@ -241,15 +260,6 @@ def mismatches(theirs: str, ours: str) -> tuple[tuple[str, str, str], ...]:
         for field in RUNNING_FIELDS
         if there.get(field) != here.get(field)
     )
-
-
-def worker_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without the code generation variables that the key does not hold."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in VARIABLES or not name.startswith(VARIABLE_PREFIXES)
-    }
 
 
 def _escaped(value: str) -> str:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib
 import platform
+import re
 import sys
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
+
+# Why the command line has no `core`: there nothing is raised, and each command says it in one line.
+refusal = ""
 
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps eagercache"
 
@@ -45,13 +51,37 @@ def mismatch(build_torch: str, build_abi: bool, run_torch: str, run_abi: bool) -
     return None
 
 
+def is_command_line(argv: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether ``words`` started the command `eagercache`, of which ``argv`` are the arguments."""
+    if argv and argv[0] == "-m":  # while the package is looked for
+        option = next((i for i, word in enumerate(words) if re.fullmatch(r"-[A-Za-z]*m", word)), -1)
+        return option > 0 and list(words[option + 1 : option + 2]) == ["eagercache"]
+    return bool(argv) and Path(argv[0]).name == "eagercache"
+
+
 def load() -> ModuleType | None:
     """The module `_C`, or None on a platform that cannot run it (said once).
 
     Raises:
         ImportError: torch is of another version than the one that `_C` was built against, or the
-            module has not been built.
+            module has not been built. Not so in the command `eagercache`, for which it is
+            `refusal`.
     """
+    global refusal
+    if not is_command_line(sys.argv, sys.orig_argv):
+        return _load()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            module = _load()
+        refusal = str(caught[0].message) if module is None else ""
+    except ImportError as error:
+        refusal = " ".join(str(error).split())
+        return None
+    return module
+
+
+def _load() -> ModuleType | None:
     problem = platform_problem(platform.system(), platform.machine())
     if problem is not None:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)

@@ -8,9 +8,15 @@ from typing import Any
 # What compilers, the dynamic linker and torch say when the machine is in trouble. It passes, and is
 # never stored as a failure for good.
 _TROUBLE = (
+    "Bus error signal",  # as g++ says what ended its parts
+    "CPU time limit exceeded",
     "Cannot allocate memory",
     "Disk quota exceeded",
+    "File size limit exceeded",
+    "File too large",
+    "Hangup signal",
     "Input/output error",
+    "Interrupt signal",
     "Killed signal",
     "No space left",
     "Operation not permitted",
@@ -18,6 +24,7 @@ _TROUBLE = (
     "Read-only file system",
     "Resource temporarily unavailable",
     "Stale file handle",
+    "Terminated signal",
     "Text file busy",
     "Too many open files",
     "Transport endpoint is not connected",

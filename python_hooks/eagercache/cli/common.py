@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from eagercache.base import config, store_directory
+from eagercache.base import config, load, store_directory
 from eagercache.base.load import core
 
 BAD_USAGE = 2
@@ -59,9 +59,9 @@ def _one_line(outer: click.Context | None = None) -> Iterator[None]:
 
 
 def require_core() -> Any:
-    """The extension module; Unusable elsewhere than on Linux x86-64."""
+    """The extension module; Unusable where it does not fit platform or torch."""
     if core is None:
-        raise Unusable("eagercache works on Linux x86-64 only")
+        raise Unusable(load.refusal or "eagercache works on Linux x86-64 only")
     return core
 
 

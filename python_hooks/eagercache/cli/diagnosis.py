@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eagercache.base import config, environment, store_directory, toolchain
+from eagercache.base import config, environment, load, store_directory, toolchain
 from eagercache.base.load import core, platform_problem
 from eagercache.runtime import stores
 from eagercache.service import worker_process
@@ -67,6 +67,9 @@ def _platform_checks() -> Iterator[Check]:
         yield Check("platform", "ok", f"{platform.system()} {platform.machine()}")
     else:
         yield Check("platform", "problem", problem, "use Linux on x86-64")
+    if problem is None and load.refusal:
+        remedy = "install a torch that it was built against, or build it again against this one"
+        yield Check("torch", "problem", load.refusal, remedy)
 
 
 def _torch_checks() -> Iterator[Check]:

@@ -7,11 +7,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from eagercache.base import config
+from eagercache.base import config, load
 from eagercache.calls import trace
 from eagercache.cli import program
 from eagercache.cli.common import (
@@ -126,8 +126,12 @@ def run_command(
 
     PROGRAM is a Python script, after -m a module, or a command that starts Python. The exit code is
     the program's. --report ends with a table on standard error of where the time of hooked
-    operators went, which moved to kernels, the gain and the cost; with --json it is JSON.
+    operators went, which moved to kernels, the gain and the cost; with --json it is JSON. Where
+    eagercache does not fit the installed torch, PROGRAM runs as without it, and one line says so.
     """
+    if load.core is None:
+        click.echo(f"eagercache: is not active: {load.refusal}", err=True)
+        _become(_command(words, module))
     require_core()
     arguments = _enable_arguments(ops, skip, devices, directory)
     _check_operators(arguments)
@@ -137,16 +141,21 @@ def run_command(
     if not reports:
         settings = program.Settings(enable=arguments)
         os.environ.update(program.environment_of(settings, os.environ))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            os.execvp(command[0], command)
-        except OSError as error:
-            raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
+        _become(command)
     with tempfile.TemporaryDirectory(prefix="eagercache-report-") as folder:
         code = _start(command, program.Settings(enable=arguments, report=folder))
         _show_report(Path(folder), picture, as_json)
     sys.exit(code)
+
+
+def _become(command: list[str]) -> NoReturn:
+    """Goes on as the program."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
 def _show_report(folder: Path, picture: Path, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from eagercache.base import config, environment
 from eagercache.base.load import core
 from eagercache.base.toolchain import pick_isa
 from eagercache.base.worker_environment import trusted_paths
+from eagercache.base.worker_variables import program_variables
 from eagercache.callables import call_hooks
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Unfit, identify
@@ -59,6 +60,7 @@ class _Worker:
             "margin": 0.0,
             "cxx": self._settings.cxx,
             "output": str(output),
+            "variables": program_variables(os.environ),
         }
         try:
             return self._process.ask(request, self._settings)

@@ -197,6 +197,7 @@ def _switch_on(
     session.store = store
     core.set_store(store)
     if chosen.on_miss != "native":
+        stores.say_what_hinders_compiling(store, settings, environment_text)
         compile_requests.start_service(settings, store, environment_text, chosen)
     if changed_store:
         session.configuration = None  # another store may know other kernels: ask it

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from eagercache.base import config, store_directory
+from eagercache.base import config, environment, store_directory, toolchain
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.runtime.session import session
@@ -85,6 +85,23 @@ def open_store(
         + ". Set EAGERCACHE_DIR to a directory that belongs to you and that only you may write.",
     )
     return None
+
+
+def say_what_hinders_compiling(
+    store: Any, settings: config.Settings, environment_text: str
+) -> None:
+    """Warns once where calls without a kernel will have none: of the store, of the compiler."""
+    if store.read_only:
+        warn_once(
+            f"read-only:{store.root}",
+            f"the store {store.root} can only be read: its kernels are used, and none is added. "
+            "Set EAGERCACHE_DIR to a directory that you may write, or on_miss='native'.",
+        )
+    if environment.parse(environment_text).get("compiler.version") == "none":
+        try:
+            toolchain.find_compiler(settings.cxx)
+        except toolchain.ToolchainError as error:
+            warn_once("compiler", f"{error}. Until then no kernel for CPU is made.")
 
 
 def _say_whom_it_trusts(store: Any) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base.log import event
 from eagercache.base.operators import described_name
+from eagercache.base.worker_variables import program_variables
 from eagercache.service.settings import ServiceSettings
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Request:
 def message(request: Request) -> dict[str, Any]:
     """What a worker is asked."""
     settings = request.settings
-    return {
+    asked = {
         "description": request.description,
         "store_root": settings.store_root,
         "environment": settings.environment,
@@ -59,6 +61,14 @@ def message(request: Request) -> dict[str, Any]:
         "allow_untrusted": settings.allow_untrusted,
         "cxx": settings.cxx,
     }
+    if runs_program_code(request.description):
+        asked["variables"] = program_variables(os.environ)
+    return asked
+
+
+def runs_program_code(description: Mapping[str, Any]) -> bool:
+    """Whether a worker runs code of the program's to answer, which may ask for its environment."""
+    return "function" in description or description.get("kind") == "module"
 
 
 def cpu_seconds(response: Mapping[str, Any]) -> float:

@@ -28,6 +28,7 @@ from eagercache.base.worker_environment import (
     absolute_entries,
     import_paths,
 )
+from eagercache.base.worker_variables import passed_variables
 from eagercache.service.request import Response
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.worker_pipe import PipeTimeout, WorkerPipe
@@ -38,22 +39,6 @@ INFO, DEBUG = logging.INFO, logging.DEBUG
 
 # Not resolved: in a build tree the modules are links, and the extension module lies beside those.
 _PACKAGE_PARENT = Path(__file__).absolute().parent.parent.parent
-
-# Removed from a worker's environment: code that would be loaded into it, and settings of the user's
-# own threads. The thread count of a call comes with the call.
-_DROPPED_VARIABLES = (
-    "KMP_AFFINITY",
-    "LD_AUDIT",
-    "LD_PRELOAD",
-    "MKL_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "PYTHONINSPECT",
-    "PYTHONSTARTUP",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",  # graphs, with which device time is measured, need the cache
-    "TORCH_LOGS",
-    "TORCH_TRACE",
-)
-
 
 # What code that is wrong raises in itself. Every other signal is somebody else's: the kernel's when
 # memory or a disk is full, an administrator's, a terminal's.
@@ -108,19 +93,16 @@ def _default_memory() -> int:
 
 
 def worker_environment(settings: ServiceSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a worker starts with."""
-    from eagercache.base.environment import worker_variables
-
-    kept = {
-        name: value
-        for name, value in worker_variables(environ).items()
-        if name not in _DROPPED_VARIABLES and not name.startswith("EAGERCACHE_")
-    }
+    """The environment that a worker starts with: what `base.worker_variables` lists, and ours."""
+    kept = passed_variables(environ)
     kept.update(import_paths(_PACKAGE_PARENT, environ))
-    if "PATH" in kept:  # the worker is in another folder
-        kept["PATH"] = os.pathsep.join(absolute_entries(kept["PATH"]))
-    if os.sep in kept.get("CXX", "") and " " not in kept["CXX"]:
-        kept["CXX"] = os.path.abspath(kept["CXX"])  # noqa: PTH100
+    # The worker is in another folder.
+    for name in ("PATH", "LD_LIBRARY_PATH"):
+        if name in kept:
+            kept[name] = os.pathsep.join(absolute_entries(kept[name]))
+    for name in ("CC", "CXX"):
+        if os.sep in kept.get(name, "") and " " not in kept[name]:
+            kept[name] = os.path.abspath(kept[name])  # noqa: PTH100
     kept[WORKER_VARIABLE] = "1"
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     bytecode = bytecode_folder(Path(settings.store_root), environ)

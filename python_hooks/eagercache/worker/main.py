@@ -64,6 +64,7 @@ class Worker:
         Their kernels are built together. Before something is done for a single one of several,
         {"at": its index}; None where it is done for all. Never raises for what a request asks.
         """
+        from eagercache.base.worker_variables import as_in_program
         from eagercache.worker.jobs.kinds import make_job
         from eagercache.worker.timing import idle_threads
 
@@ -76,7 +77,8 @@ class Worker:
                     yield {"at": index}
                 job = make_job(request, self._core)
                 jobs[index] = job
-                job.begin(functools.partial(self._store, request), self._find_tools(request))
+                with as_in_program(request.get("variables")):
+                    job.begin(functools.partial(self._store, request), self._find_tools(request))
                 if job.outcome is not None:
                     yield self._finish(jobs, index)
             if len(jobs) > 1:
@@ -85,7 +87,9 @@ class Worker:
             for index in list(jobs):
                 if len(requests) > 1:
                     yield {"at": index}
-                jobs[index].conclude(self._find_tools(jobs[index].request))
+                request = jobs[index].request
+                with as_in_program(request.get("variables")):
+                    jobs[index].conclude(self._find_tools(request))
                 yield self._finish(jobs, index)
         finally:
             for job in jobs.values():
@@ -198,16 +202,22 @@ class Worker:
 def watch_parent(parent: int) -> None:
     """Ends the whole process group once the process ``parent`` is not our parent any more.
 
-    The kernel's signal comes first. The thread is for the cases that it misses: a parent that died
-    before it was asked for, or was replaced.
+    The kernel's signal comes first; it is the one that also wakes a process that was stopped. The
+    thread is for the cases that it misses: a parent that died before it was asked for, or was
+    replaced, and code that lets no handler run.
     """
 
     def end_group(*_: object) -> None:
         os.killpg(0, signal.SIGKILL)
 
+    def continued(*_: object) -> None:
+        if os.getppid() != parent:
+            end_group()
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_group)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    signal.signal(signal.SIGCONT, continued)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
     def poll() -> None:
         while os.getppid() == parent:

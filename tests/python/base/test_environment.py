@@ -117,16 +117,6 @@ def test_a_field_that_one_text_lacks_differs() -> None:
     assert environment.diff("a: 1\nb: 2\n", "a: 1\n") == ["b"]
 
 
-def test_workers_keep_listed_variables_and_drop_others_of_their_prefixes() -> None:
-    environ = {
-        VARIABLES[0]: "1",
-        "TORCHINDUCTOR_CACHE_DIR": "/x",
-        "TRITON_HOME": "/x",
-        "HOME": "/h",
-    }
-    assert environment.worker_variables(environ) == {VARIABLES[0]: "1", "HOME": "/h"}
-
-
 # The modules that must not have been imported, then the text. bench/store.py has the time it takes.
 PROGRAM = """
 import sys

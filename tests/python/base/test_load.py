@@ -84,6 +84,69 @@ def test_the_check_comes_before_the_module_is_loaded(tmp_path: Path) -> None:
     assert "the module was loaded" not in done.stderr
 
 
+@pytest.fixture
+def misfit(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH in which eagercache was built against another torch."""
+    installed, package = Path(PACKAGE_ROOT, "eagercache"), tmp_path / "eagercache"
+    for file in installed.rglob("*.py"):
+        copy = package / file.relative_to(installed)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    info = package / "_build_info.py"
+    info.write_text(info.read_text().replace('TORCH_VERSION = "2.', 'TORCH_VERSION = "1.'))
+    return tmp_path
+
+
+def _command(misfit: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "eagercache", *words],
+        env=clean_environment(PYTHONPATH=str(misfit)),
+        cwd=misfit,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("options", [[], ["--report"], ["--modules", "auto"]])
+def test_a_program_runs_natively_under_a_torch_that_does_not_fit(
+    misfit: Path, options: list[str]
+) -> None:
+    program = (
+        "import os, sys, torch\nprint(torch.ones(2).sum().item(), 'eagercache' in sys.modules)"
+    )
+    (misfit / "program.py").write_text(program + "\nsys.exit(7)\n")
+    done = _command(misfit, "run", *options, "program.py")
+    assert (done.returncode, done.stdout) == (7, "2.0 False\n"), done.stderr
+    assert done.stderr.count("\n") == 1 and "was built against torch 1." in done.stderr
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--json"], ["stats"], ["ls"]])
+def test_commands_say_in_one_line_that_torch_does_not_fit(misfit: Path, words: list[str]) -> None:
+    done = _command(misfit, *words)
+    assert done.returncode == (1 if words[0] == "doctor" else 2)
+    assert "was built against torch 1." in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "words", "is_ours"),
+    [
+        (["-m", "ls"], ["python", "-m", "eagercache", "ls"], True),
+        (["-m"], ["python", "-Im", "eagercache"], True),
+        (["/venv/bin/eagercache", "ls"], ["python", "/venv/bin/eagercache", "ls"], True),
+        (["-m", "eagercache"], ["python", "-m", "program", "eagercache"], False),
+        (["program.py", "-m", "eagercache"], ["python", "program.py", "-m", "eagercache"], False),
+        (["-c"], ["python", "-c", "import eagercache"], False),
+        ([""], ["python"], False),
+    ],
+)
+def test_the_command_is_told_from_programs(
+    argv: list[str], words: list[str], is_ours: bool
+) -> None:
+    assert load.is_command_line(argv, words) == is_ours
+
+
 def test_import_does_not_pull_in_the_compiler_or_touch_cuda() -> None:
     result = run_program(
         """

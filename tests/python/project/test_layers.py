@@ -25,7 +25,6 @@ LATE = {
     "frontend": {"callables", "modules"},  # where nobody asked for modules or operators
     "modules": {"callables"},
     "runtime": {"callables", "service"},  # a process without a miss needs no service
-    "service": {"base"},
     "worker": {"base", "worker.inductor", "worker.jobs", "worker.timing"},  # ready before Inductor
     "worker.cuda": {"worker.inductor"},
 }

@@ -550,7 +550,7 @@ if sys.argv[3] != "exit":
 """
 
 
-@pytest.mark.parametrize("how", ["kill", "interrupt", "exit"])
+@pytest.mark.parametrize("how", ["kill", "stopped", "interrupt", "exit"])
 def test_the_users_process_leaves_nothing_behind_however_it_ends(bench: Bench, how: str) -> None:
     parent = subprocess.Popen(
         [
@@ -568,8 +568,10 @@ def test_the_users_process_leaves_nothing_behind_however_it_ends(bench: Bench, h
     )
     try:
         assert wait_until(lambda: bench.pids("child"), 60)
+        if how == "stopped":  # the worker, when its parent dies
+            os.kill(bench.pids("start")[0], signal.SIGSTOP)
         if how != "exit":
-            parent.send_signal(signal.SIGKILL if how == "kill" else signal.SIGINT)
+            parent.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
         parent.wait(60)
         assert wait_until(lambda: all(gone(p) for p in bench.pids("child")))
         assert wait_until(lambda: all(gone(p) for p in bench.pids("start")))

@@ -22,8 +22,7 @@ from eagercache.service.worker_process import warn_about_foreign_entries, worker
 pytestmark = pytest.mark.once
 
 FOREIGN = """
-import os
-open(os.environ["CAUGHT"], "a").write("ran\\n")
+open({caught!r}, "a").write("ran\\n")
 raise ImportError("this is not the module that was meant")
 """
 IN_A_SHARED_FOLDER = """
@@ -47,8 +46,8 @@ def test_a_worker_runs_no_code_of_the_folder_that_the_program_is_in(
     shared = tmp_path / "shared"
     shared.mkdir()
     for module in ("resource", "torch", "ctypes", "sitecustomize", "usercustomize"):
-        (shared / f"{module}.py").write_text(FOREIGN)
-    environment = clean_environment(CAUGHT=str(tmp_path / "caught"))
+        (shared / f"{module}.py").write_text(FOREIGN.format(caught=str(tmp_path / "caught")))
+    environment = clean_environment()
     package = environment["PYTHONPATH"]
     (tmp_path / "program.py").write_text(IN_A_SHARED_FOLDER)
     shared.chmod(0o777)

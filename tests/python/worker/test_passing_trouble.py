@@ -44,6 +44,12 @@ def wrapped(error: Exception) -> Exception:
         (StoreError("the store has no room", "full"), True),
         (StoreError("the entry is the caller's mistake", "invalid_argument"), False),
         (RuntimeError("kernel.so: failed to map segment from shared object"), True),
+        (
+            RuntimeError("g++: error: File size limit exceeded signal terminated program cc1plus"),
+            True,
+        ),
+        (RuntimeError("g++: fatal error: Terminated signal terminated program as"), True),
+        (RuntimeError("g++: error: Segmentation fault signal terminated program cc1plus"), False),
         (RuntimeError("no such operator"), False),
         (InductorError(ValueError("not supported")), False),
     ],
