@@ -263,4 +263,4 @@ def test_manifests(packed: Path, data: st.DataObject) -> None:
     opened = _C.Store(str(store), environment.environment_text())
     for entry in opened.entries(all=True):
         assert entry["kind"] in ("kernel", "native", "failed")
-    assert all(problem for *_, problem in opened.verify(all=True))
+    assert all("\n" not in problem for *_, problem in opened.verify(all=True))  # "": it is well
