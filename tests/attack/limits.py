@@ -92,7 +92,7 @@ def small_files(arena: Arena) -> Row:
 
 def little_memory(arena: Arena) -> Row:
     """Address space for the program, and for less than a compile."""
-    values = (6 << 30,) if arena.quick else (3 << 30, 4 << 30, 6 << 30, 9 << 30)
+    values = (6 << 30,) if arena.quick else (4 << 30, 5 << 30, 6 << 30, 9 << 30)
     return _with_limit(arena, Row("RLIMIT_AS"), "RLIMIT_AS", values)
 
 

@@ -20,6 +20,8 @@ LOG_LEVELS = {"off": 0, "warning": 1, "info": 2, "debug": 3}
 
 
 _LONGEST_WAIT = 1e6
+_LARGEST_COUNT = 1_000_000
+_LARGEST_SIZE = 1 << 62  # what the core counts bytes in has a bit more
 
 
 class BadValue(ValueError):
@@ -76,8 +78,8 @@ def parse_size(text: str) -> int:
         value = float(number) * units[unit]
     except (KeyError, ValueError) as error:
         raise BadValue("use a number of bytes such as 500M or 10G") from error
-    if value < 0:
-        raise BadValue("use a number of bytes that is not negative")
+    if not 0 <= value < _LARGEST_SIZE:  # and no NaN
+        raise BadValue("use a number of bytes that is not negative, and less than 2^62")
     return int(value)
 
 
@@ -86,8 +88,8 @@ def _count(text: str) -> int:
         value = int(text)
     except ValueError as error:
         raise BadValue("use a whole number") from error
-    if value < 0:
-        raise BadValue("use a number that is not negative")
+    if not 0 <= value <= _LARGEST_COUNT:
+        raise BadValue(f"use a number from 0 to {_LARGEST_COUNT}")
     return value
 
 

@@ -77,7 +77,8 @@ def resolve(spec: Any) -> list[OperatorName]:
             f"torch.ops.aten.var.correction, not by {spec!r}"
         )
     name, wanted = _split(spec)
-    overloads = core.overloads_of(name)
+    # ASCII, as every operator's name: the core takes no text that is not UTF-8.
+    overloads = core.overloads_of(name) if name.isascii() else []
     if not overloads:
         raise UnknownOperator(f"there is no operator {name!r}.{_suggestions(name)}")
     if wanted is None:

@@ -121,7 +121,9 @@ def test_bytes_of_traces(tmp_path_factory: pytest.TempPathFactory, data: bytes) 
 @given(
     values=st.dictionaries(
         st.sampled_from([variable.name for variable in config.VARIABLES]),
-        st.text(max_size=40) | st.from_regex(r"-?[0-9.e+]{1,40}[KMGkmg]?"),
+        st.text(max_size=40)
+        | st.sampled_from(["1e999", "nan", "inf", "-0", "9" * 400, "1e30", "1e18T"])
+        | st.from_regex(r"-?[0-9.e+]{1,40}[KMGkmg]?"),
     )
 )
 def test_settings(values: dict[str, str]) -> None:

@@ -127,6 +127,26 @@ def test_settings_of_a_program_that_are_not_ours_are_one_line(value: str) -> Non
     assert done.stderr.startswith("eagercache: is not active") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("EAGERCACHE_SKIP", "\udcff\udcfe"), ("EAGERCACHE_MAX_BYTES", "1e999")],
+)
+def test_a_setting_that_is_no_setting_is_one_warning(
+    cache: Path, variable: str, value: str
+) -> None:
+    code = f"""
+import os
+os.environ[{variable!r}] = {value!r}
+import torch, eagercache
+for _ in range(2):
+    eagercache.enable(["abs"], on_miss="native")
+print(torch.abs(torch.tensor([-1.0])).item())
+"""
+    done = run_program(code, cache)
+    assert "1.0" in done["stdout"]
+    assert done["stderr"].count(f"RuntimeWarning: eagercache: {variable}") == 1, done["stderr"]
+
+
 def test_a_folder_whose_name_is_no_text_is_one_warning(tmp_path: Path) -> None:
     odd = os.fsdecode(bytes(tmp_path) + b"/st\xffre")
     Path(odd).mkdir(mode=0o700)
