@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import logging
+import warnings
+
 import torch
 from torch import nn
 
@@ -60,6 +64,43 @@ class Prints(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         print("called")
+        return (x * self.weight).sin() + x
+
+
+LOG = logging.getLogger(__name__)
+FEATURES: dict[str, torch.Tensor] = {}
+SEEN: collections.deque[int] = collections.deque(maxlen=100)
+
+
+class Logs(Prints):
+    """Tells a logger on every call, which may be listened to later."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        LOG.debug("called with %s", x.shape)
+        return (x * self.weight).sin() + x
+
+
+class Warns(Prints):
+    """Warns on every call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("called", stacklevel=2)
+        return (x * self.weight).sin() + x
+
+
+class Collects(Prints):
+    """Keeps an intermediate in a global table."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        FEATURES["scaled"] = x * self.weight
+        return FEATURES["scaled"].sin() + x
+
+
+class Appends(Prints):
+    """Counts its calls in a global deque."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append(len(SEEN))
         return (x * self.weight).sin() + x
 
 
@@ -255,6 +296,10 @@ def make(name: str) -> nn.Module:
             Block,
             Words,
             Prints,
+            Logs,
+            Warns,
+            Collects,
+            Appends,
             Draws,
             Remembers,
             CountsInBuffer,

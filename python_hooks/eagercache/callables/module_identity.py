@@ -14,8 +14,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import sys
 import types
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +71,20 @@ NOT_COMPARED = frozenset({"_original_object_hash"})
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 20_000
+
+# Whoever asks a logger whether it is enabled does something else where it is.
+_LOGGING = frozenset(
+    getattr(logging.Logger, name).__code__
+    for name in (
+        *("debug", "info", "warning", "error", "critical", "exception", "log"),
+        *("isEnabledFor", "handle"),
+    )
+)
+_WARNING = frozenset(
+    function.__code__
+    for function in (warnings.warn, warnings.warn_explicit)
+    if isinstance(function, types.FunctionType)  # C's in most versions of Python
+)
 
 
 class Unfit(Exception):
@@ -419,6 +435,7 @@ class FunctionRecorder:
 
     def __init__(self) -> None:
         self._codes: dict[types.CodeType, Mapping[str, Any]] = {}
+        self._effect = ""
 
     def __enter__(self) -> FunctionRecorder:
         sys.setprofile(self._profile)
@@ -427,9 +444,26 @@ class FunctionRecorder:
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
 
-    def _profile(self, frame: types.FrameType, event: str, _argument: Any) -> None:
+    def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
             self._codes.setdefault(frame.f_code, frame.f_globals)
+            if frame.f_code in _LOGGING:
+                self._see("it logs", frame.f_back)
+            elif frame.f_code in _WARNING:
+                self._see("it warns", frame.f_back)
+        elif event == "c_call" and argument in (warnings.warn, warnings.warn_explicit):
+            self._see("it warns", frame)
+
+    def _see(self, effect: str, caller: types.FrameType | None) -> None:
+        # What torch itself says once a process is no effect of the forward.
+        top = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
+        if not self._effect and top.partition(".")[0] not in ("torch", "logging", "warnings"):
+            self._effect = effect
+
+    def check_effects(self) -> None:
+        """Raises Unfit where code that ran does what a kernel would leave out."""
+        if self._effect:
+            raise Unfit(self._effect)
 
     def all_codes(self) -> Iterable[tuple[types.CodeType, Mapping[str, Any]]]:
         """All code that ran, with its global names."""

@@ -70,7 +70,10 @@ for index, request in requests():
         open(os.environ["NOTES"] + ".once", "w").close()
         os.kill(os.getpid(), signal.SIGSEGV)
     if do.startswith("signal "):
-        os.kill(os.getpid(), int(do.split()[1]))
+        number = int(do.split()[1])
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)  # nohup has programs ignore SIGHUP
+        os.kill(os.getpid(), number)
     if do.startswith("says "):
         print(do[5:], file=sys.stderr, flush=True)
         os._exit(1)

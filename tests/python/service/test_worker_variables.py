@@ -73,6 +73,10 @@ _ASKED = re.compile(
 )
 
 
+# Of triton: what its own tests are run with.
+_OF_TESTS = ("_compile_warmup", "_internal_testing", "_test_runner")
+
+
 def _asked_for() -> Iterator[tuple[str, str]]:
     folder = Path(torch.__file__).parent
     parts = ("_inductor", "_dynamo", "_functorch", "_decomp", "_prims", "_refs", "fx", "_higher*")
@@ -80,6 +84,8 @@ def _asked_for() -> Iterator[tuple[str, str]]:
     files += [*folder.glob("*.py"), *folder.glob("cuda/*.py")]
     files += folder.parent.glob("triton/**/*.py")
     for path in files:
+        if path.name.startswith(_OF_TESTS):
+            continue
         for match in _ASKED.finditer(path.read_text(errors="replace")):
             yield match[1] or match[2], str(path)
 

@@ -86,6 +86,7 @@ def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:
         answer = function(*args, **kwargs)
     if output.getvalue() or errors.getvalue():
         raise Unfit("it prints")
+    recorder.check_effects()
     for code, module in recorder.ran():
         if code_digest(code) not in operator.codes:
             raise Unfit(f"it runs {module}.{code.co_name}, which its code does not name")

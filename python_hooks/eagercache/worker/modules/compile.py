@@ -142,6 +142,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     check_names(recorder, rebuilt.attributes)
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
+    recorder.check_effects()
     if random_states() != states:
         raise Unfit("it draws random numbers")
     if identify(module).digest != expected:

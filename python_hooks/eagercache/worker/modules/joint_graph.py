@@ -46,6 +46,7 @@ from eagercache.worker.modules.trace import (
     INDEXING,
     MAX_CONSTANT_BYTES,
     Range,
+    export_strictly,
     first_line,
     index_ranges,
     read_outputs,
@@ -191,7 +192,9 @@ def trace_training(
     """
     try:
         with torch.enable_grad():
-            program = torch.export.export(module, args, kwargs, strict=True)
+            program = export_strictly(module, args, kwargs)
+    except CompileRefused:
+        raise
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     inputs = _read_inputs(program, args, kwargs, identity)

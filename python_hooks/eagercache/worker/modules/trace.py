@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +35,11 @@ from eagercache.worker.modules.symbolic import (
 )
 
 MAX_CONSTANT_BYTES = 1 << 20
+
+# Dynamo's words before the list of what is changed, and how it names a global variable there.
+_SIDE_EFFECTS = "certain side effects happened"
+_LISTED = "double check: "
+_GLOBAL = re.compile(r"^G\['(?:__import_)?(.*?)'\]")
 
 # (input, low, high, also): its values are in [low, high) or equal ``also``, which is ``low`` where
 # there is none.
@@ -116,7 +124,9 @@ def trace_module(
     try:
         shapes = dynamic_shapes(module, args, kwargs, arguments, open_sizes)
         with torch.no_grad():
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+            program = export_strictly(module, args, kwargs, shapes)
+    except CompileRefused:
+        raise
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     _refuse_effects(program, casts)
@@ -158,6 +168,29 @@ def trace_module(
     if symbolic is not None:
         symbolic.see_outputs(graph)
     return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic)
+
+
+def export_strictly(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any = None
+) -> torch.export.ExportedProgram:
+    """The call as TorchDynamo traces it. Raises CompileRefused for a forward with side effects.
+
+    Dynamo knows which objects that existed before the call would be changed by it, and says so
+    in a warning (`OutputGraph.codegen_suffix`): an exported program leaves that out. What is
+    changed of the module itself is seen otherwise (`compile._observe`).
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+    for text in (str(warning.message) for warning in said):
+        if _SIDE_EFFECTS not in text:
+            continue
+        names = ast.literal_eval(text.partition(_LISTED)[2])
+        changed = [name for name in names if not name.startswith("L['self']")]
+        if changed:
+            name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
+            raise CompileRefused(f"the forward changes {name}, which outlives the call")
+    return program
 
 
 def first_line(error: BaseException) -> str:

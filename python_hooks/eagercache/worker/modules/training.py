@@ -179,6 +179,7 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
     check_names(recorder, rebuilt.attributes)
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
+    recorder.check_effects()
     if identify(module).digest != expected:
         raise Unfit("it changes attributes of its own")
     if any(not same_bits(a, b.detach()) for a, b in zip(given, arguments, strict=True)):
