@@ -48,18 +48,9 @@ PASSED_PREFIXES = ("LC_",)
 _WITHHELD_PREFIXES = (
     *VARIABLE_PREFIXES,
     *("AOT_", "ATEN_", "C10_", "CUBLAS_", "CUDA", "CUDNN_", "CUTEDSL_", "CUTLASS_", "DNNL_"),
-    *(
-        "EAGERCACHE_",
-        "FLYDSL_",
-        "FX_GRAPH_",
-        "GCC_",
-        "GLIBC_",
-        "GOMP_",
-        "HALIDE_",
-        "HIP_",
-        "INDUCTOR_",
-    ),
-    *("KMP_", "LC_", "LD_", "LIBOMP_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_"),
+    *("EAGERCACHE_", "FLYDSL_", "FX_GRAPH_", "GCC_", "GLIBC_", "GOMP_", "HALIDE_", "HIP_"),
+    *("INDUCTOR_", "KMP_", "LC_", "LD_", "LIBOMP_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_"),
+    "ONEDNN_",
     *("OPENBLAS_", "PARTITIONER_", "PT2_", "PYTHON", "PYTORCH_", "ROCM_", "ROCR_", "TORCH", "XLA_"),
     "_TORCH",
 )

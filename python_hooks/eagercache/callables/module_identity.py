@@ -4,9 +4,6 @@ Two modules with equal identities compute the same function of their tensors and
 classes with the same code, same tree, equal plain attributes, tensors of the same metadata under
 the same names. What cannot be written down (an open file, a lock, a tensor in a list) makes the
 module unfit, with the reason.
-
-The functions that a forward really ran are known only after it was traced; `CodeIndex` finds them
-again, by name, in another process, so that their code can be compared before a kernel is used.
 """
 
 from __future__ import annotations
@@ -14,11 +11,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import sys
 import types
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +23,9 @@ from eagercache.callables.code_values import (
     class_code,
     code_digest,
     filled_cells,
-    functions_in,
     is_covered,
     plain_value,
     type_name,
-    values_digest,
 )
 
 FORMAT = 1
@@ -71,20 +64,6 @@ NOT_COMPARED = frozenset({"_original_object_hash"})
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 20_000
-
-# Whoever asks a logger whether it is enabled does something else where it is.
-_LOGGING = frozenset(
-    getattr(logging.Logger, name).__code__
-    for name in (
-        *("debug", "info", "warning", "error", "critical", "exception", "log"),
-        *("isEnabledFor", "handle"),
-    )
-)
-_WARNING = frozenset(
-    function.__code__
-    for function in (warnings.warn, warnings.warn_explicit)
-    if isinstance(function, types.FunctionType)  # C's in most versions of Python
-)
 
 
 class Unfit(Exception):
@@ -316,180 +295,3 @@ class Writer:
             defaults,
             cells,
         ]
-
-
-# ---- code ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class UsedFunction:
-    """A function that a trace ran, as an entry records it."""
-
-    module: str
-    path: str
-    code: str  # code_digest
-    values: str  # values_digest
-
-    def to_row(self) -> list[str]:
-        """As JSON."""
-        return [self.module, self.path, self.code, self.values]
-
-
-class CodeIndex:
-    """Names for the code of one Python module's functions, the same in every process.
-
-    A path is "Class.method" or "function", and "/N" for the N-th code object nested in it.
-    """
-
-    def __init__(self, namespace: Mapping[str, Any], classes: tuple[type, ...] = ()) -> None:
-        self.namespace = namespace
-        self._by_code: dict[types.CodeType, str] = {}
-        self._by_path: dict[str, types.CodeType] = {}
-        self._functions: dict[str, types.FunctionType] = {}  # but for nested ones
-        for name, value in list(namespace.items()):
-            self._add_value(str(name), value)
-        for kind in classes:
-            self._add_class(kind.__qualname__, kind)
-
-    def path_of(self, code: types.CodeType) -> str | None:
-        """The name of ``code``; None when it does not belong to the module."""
-        return self._by_code.get(code)
-
-    def code(self, path: str) -> tuple[types.CodeType, types.FunctionType | None] | None:
-        """What has that name now; the function is None for nested ones."""
-        code = self._by_path.get(path)
-        return None if code is None else (code, self._functions.get(path))
-
-    def find(self, path: str) -> tuple[str, str] | None:
-        """(code_digest, values_digest) of what has that name now."""
-        found = self.code(path)
-        if found is None:
-            return None
-        code, function = found
-        return code_digest(code), values_digest(code, self.namespace, function)
-
-    def _add_value(self, name: str, value: Any) -> None:
-        if isinstance(value, type):
-            self._add_class(name, value)
-            return
-        self._add_functions(name, value)
-
-    def _add_class(self, name: str, kind: type) -> None:
-        for attribute, value in list(vars(kind).items()):
-            self._add_functions(f"{name}.{attribute}", value)
-
-    def _add_functions(self, name: str, value: Any) -> None:
-        for number, function in enumerate(functions_in(value)):
-            path = name if number == 0 else f"{name}~{number}"
-            self._functions.setdefault(path, function)
-            self._add_code(path, function.__code__)
-
-    def _add_code(self, path: str, code: types.CodeType) -> None:
-        if path in self._by_path:
-            return
-        self._by_path[path] = code
-        self._by_code.setdefault(code, path)
-        nested = [part for part in code.co_consts if isinstance(part, types.CodeType)]
-        for number, part in enumerate(nested):
-            self._add_code(f"{path}/{number}", part)
-
-
-def tree_classes(module: torch.nn.Module, module_name: str) -> tuple[type, ...]:
-    """The classes of a module tree, bases included, that ``module_name`` defines."""
-    kinds = {kind for part in module.modules() for kind in type(part).__mro__}
-    return tuple(
-        sorted(
-            (kind for kind in kinds if kind.__module__ == module_name),
-            key=lambda kind: kind.__qualname__,
-        )
-    )
-
-
-def changed_function(rows: list[list[str]], module: torch.nn.Module) -> str | None:
-    """The first recorded function whose code is another one in this process; None when none is."""
-    for (name, path, code, values), index in indexed(rows, module):
-        if index is None or index.find(path) != (code, values):
-            return f"{name}.{path}"
-    return None
-
-
-def indexed(
-    rows: Iterable[list[str]], module: torch.nn.Module
-) -> Iterator[tuple[list[str], CodeIndex | None]]:
-    """Recorded functions with the index to find each in; None where there is no such module."""
-    indexes: dict[str, CodeIndex | None] = {}
-    for row in rows:
-        name = row[0]
-        if name not in indexes:
-            python_module = sys.modules.get(name)
-            indexes[name] = (
-                None
-                if python_module is None
-                else CodeIndex(vars(python_module), tree_classes(module, name))
-            )
-        yield row, indexes[name]
-
-
-class FunctionRecorder:
-    """Records the Python functions that run on this thread, as a context manager."""
-
-    def __init__(self) -> None:
-        self._codes: dict[types.CodeType, Mapping[str, Any]] = {}
-        self._effect = ""
-
-    def __enter__(self) -> FunctionRecorder:
-        sys.setprofile(self._profile)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-    def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            self._codes.setdefault(frame.f_code, frame.f_globals)
-            if frame.f_code in _LOGGING:
-                self._see("it logs", frame.f_back)
-            elif frame.f_code in _WARNING:
-                self._see("it warns", frame.f_back)
-        elif event == "c_call" and argument in (warnings.warn, warnings.warn_explicit):
-            self._see("it warns", frame)
-
-    def _see(self, effect: str, caller: types.FrameType | None) -> None:
-        # What torch itself says once a process is no effect of the forward.
-        top = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
-        if not self._effect and top.partition(".")[0] not in ("torch", "logging", "warnings"):
-            self._effect = effect
-
-    def check_effects(self) -> None:
-        """Raises Unfit where code that ran does what a kernel would leave out."""
-        if self._effect:
-            raise Unfit(self._effect)
-
-    def all_codes(self) -> Iterable[tuple[types.CodeType, Mapping[str, Any]]]:
-        """All code that ran, with its global names."""
-        return self._codes.items()
-
-    def ran(self) -> Iterator[tuple[types.CodeType, str]]:
-        """The code that ran outside of what the environment key covers, and its module's name."""
-        for code, namespace in self._codes.items():
-            name = str(namespace.get("__name__", ""))
-            if not is_covered(name):
-                yield code, name
-
-    def used(self, module: torch.nn.Module) -> list[UsedFunction]:
-        """What ran, outside of the packages that the environment key covers. Raises Unfit."""
-        indexes: dict[str, CodeIndex] = {}
-        found = []
-        for code, namespace in self._codes.items():
-            name = str(namespace.get("__name__", ""))
-            if is_covered(name):
-                continue
-            if name not in indexes:
-                indexes[name] = CodeIndex(namespace, tree_classes(module, name))
-            path = indexes[name].path_of(code)
-            if path is None:
-                raise Unfit(f"it runs {name}.{code.co_name}, which cannot be found by name")
-            known = indexes[name].find(path)
-            if known is not None:
-                found.append(UsedFunction(name, path, *known))
-        return sorted(found, key=lambda item: (item.module, item.path))

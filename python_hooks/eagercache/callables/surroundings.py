@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.module_identity import tree_classes
+from eagercache.callables.used_functions import tree_classes
 
 
 class Listener:

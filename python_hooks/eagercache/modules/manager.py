@@ -26,9 +26,10 @@ from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
-from eagercache.callables.module_identity import Unfit, changed_function, identify
+from eagercache.callables.module_identity import Unfit, identify
 from eagercache.callables.module_transfer import NotTransferable
 from eagercache.callables.surroundings import autocast_here
+from eagercache.callables.used_functions import changed_function
 from eagercache.calls.call import GlobalState
 from eagercache.modules.forms import (
     Form,

@@ -36,8 +36,8 @@ from eagercache.callables.module_identity import (
     NOT_COMPARED,
     OWN_ATTRIBUTES,
     SHARDING_MARKS,
-    indexed,
 )
+from eagercache.callables.used_functions import indexed
 
 # (sort, place, keys, expected): see nn_modules/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]

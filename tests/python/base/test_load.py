@@ -64,26 +64,6 @@ def test_on_another_platform_the_import_says_so_once_and_does_nothing() -> None:
     assert result["hits"] == 0 and result["waited"] and result["kernels"] == []
 
 
-def test_the_check_comes_before_the_module_is_loaded(tmp_path: Path) -> None:
-    installed, package = Path(PACKAGE_ROOT, "eagercache"), tmp_path / "eagercache"
-    for file in installed.rglob("*.py"):
-        copy = package / file.relative_to(installed)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(file.read_bytes())
-    info = package / "_build_info.py"
-    info.write_text(info.read_text().replace('TORCH_VERSION = "2.', 'TORCH_VERSION = "1.'))
-    (package / "_C.py").write_text("raise SystemExit('the module was loaded')")
-    done = subprocess.run(
-        [sys.executable, "-c", "import eagercache"],
-        env=clean_environment(PYTHONPATH=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "was built against torch 1." in done.stderr
-    assert "the module was loaded" not in done.stderr
-
-
 @pytest.fixture
 def misfit(tmp_path: Path) -> Path:
     """A folder for PYTHONPATH in which eagercache was built against another torch."""
@@ -95,6 +75,19 @@ def misfit(tmp_path: Path) -> Path:
     info = package / "_build_info.py"
     info.write_text(info.read_text().replace('TORCH_VERSION = "2.', 'TORCH_VERSION = "1.'))
     return tmp_path
+
+
+def test_the_check_comes_before_the_module_is_loaded(misfit: Path) -> None:
+    (misfit / "eagercache" / "_C.py").write_text("raise SystemExit('the module was loaded')")
+    done = subprocess.run(
+        [sys.executable, "-c", "import eagercache"],
+        env=clean_environment(PYTHONPATH=str(misfit)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "was built against torch 1." in done.stderr
+    assert "the module was loaded" not in done.stderr
 
 
 def _command(misfit: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,8 @@ from eagercache.callables.code_values import code_digest
 from eagercache.callables.custom_operators import CustomOperator
 from eagercache.callables.function_gradient import tensors_of
 from eagercache.callables.function_identity import identify_function
-from eagercache.callables.module_identity import FunctionRecorder, Unfit
+from eagercache.callables.module_identity import Unfit
+from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import FILLS, Call, flatten_returns
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused, FunctionRefused

@@ -190,13 +190,8 @@ def trace_training(
     tensors, ``differentiable`` which of them have gradients, and ``strides`` how the forward lays
     them out, which tracing does not always foresee. Raises CompileRefused.
     """
-    try:
-        with torch.enable_grad():
-            program = export_strictly(module, args, kwargs)
-    except CompileRefused:
-        raise
-    except Exception as error:
-        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    with torch.enable_grad():
+        program = export_strictly(module, args, kwargs)
     inputs = _read_inputs(program, args, kwargs, identity)
     outputs, answers = read_outputs(program.graph, program.call_spec.out_spec)
     if len(answers) != len(differentiable):

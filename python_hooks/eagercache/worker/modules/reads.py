@@ -14,7 +14,8 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from eagercache.callables.module_identity import FunctionRecorder, Unfit
+from eagercache.callables.module_identity import Unfit
+from eagercache.callables.used_functions import FunctionRecorder
 
 # Attributes that are of the layout, the dtype or the device, or tensors themselves.
 _KNOWN = frozenset(

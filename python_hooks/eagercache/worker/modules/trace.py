@@ -123,12 +123,10 @@ def trace_module(
         raise CompileRefused("sizes are not left open under autocast")
     try:
         shapes = dynamic_shapes(module, args, kwargs, arguments, open_sizes)
-        with torch.no_grad():
-            program = export_strictly(module, args, kwargs, shapes)
-    except CompileRefused:
-        raise
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    with torch.no_grad():
+        program = export_strictly(module, args, kwargs, shapes)
     _refuse_effects(program, casts)
     graph_module = program.graph_module
     graph = graph_module.graph
@@ -173,24 +171,34 @@ def trace_module(
 def export_strictly(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any = None
 ) -> torch.export.ExportedProgram:
-    """The call as TorchDynamo traces it. Raises CompileRefused for a forward with side effects.
+    """The call as TorchDynamo traces it.
 
-    Dynamo knows which objects that existed before the call would be changed by it, and says so
-    in a warning (`OutputGraph.codegen_suffix`): an exported program leaves that out. What is
-    changed of the module itself is seen otherwise (`compile._observe`).
+    Raises CompileRefused where it cannot, and for a forward with side effects. Dynamo knows which
+    objects that existed before the call would be changed by it, and says so in a warning
+    (`OutputGraph.codegen_suffix`): an exported program leaves that out. What is changed of the
+    module itself is seen otherwise (`compile._observe`).
     """
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
-    for text in (str(warning.message) for warning in said):
-        if _SIDE_EFFECTS not in text:
-            continue
-        names = ast.literal_eval(text.partition(_LISTED)[2])
-        changed = [name for name in names if not name.startswith("L['self']")]
-        if changed:
-            name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
-            raise CompileRefused(f"the forward changes {name}, which outlives the call")
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+        changed = _changed_objects([str(warning.message) for warning in said])
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    if changed:
+        raise CompileRefused(f"the forward changes {changed[0]}, which outlives the call")
     return program
+
+
+def _changed_objects(warned: Sequence[str]) -> list[str]:
+    """What Dynamo says that the forward would change, but for the module itself."""
+    return [
+        _GLOBAL.sub(r"\1", name).replace("_dot_", ".")
+        for text in warned
+        if _SIDE_EFFECTS in text
+        for name in ast.literal_eval(text.partition(_LISTED)[2])
+        if not name.startswith("L['self']")
+    ]
 
 
 def first_line(error: BaseException) -> str:

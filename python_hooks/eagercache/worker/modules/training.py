@@ -26,7 +26,7 @@ from eagercache.callables import call_hooks
 from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
-from eagercache.callables.module_identity import FunctionRecorder, Identity, Unfit, identify
+from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred, unpack
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.replay import Replayed
@@ -39,6 +39,7 @@ from eagercache.callables.surroundings import (
     random_states,
     torch_states,
 )
+from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import decode_state
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools

@@ -1,0 +1,114 @@
+"""What finds the code that a forward ran again, by name, and notices that it is another one."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import module_zoo
+import pytest
+from eagercache.callables.used_functions import CodeIndex, FunctionRecorder, changed_function
+
+CODE = """
+import settings
+
+SCALE = 2.0
+TABLE = {"shift": [0.5]}
+
+class Limits:
+    low = -1.0
+
+class Options:
+    def __init__(self):
+        self.high = 4.0
+
+options = Options()
+
+def add(amount):
+    def inner(x):
+        return x + amount
+    return inner
+
+more = add(0.25)
+
+def helper(x, power=2):
+    x = x ** power * SCALE + TABLE["shift"][0]
+    return more(min(max(x, Limits.low), options.high)) * settings.gain
+
+def outer(function):
+    def wrapper(x):
+        return function(x) + 1
+    return wrapper
+
+@outer
+def wrapped(x):
+    return helper(x)
+"""
+
+
+def _python_module(code: str) -> types.ModuleType:
+    module = types.ModuleType("recorded")
+    exec(code, vars(module))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("* SCALE", "+ SCALE"),
+        ("SCALE = 2.0", "SCALE = 3.0"),
+        ("[0.5]", "[0.75]"),
+        ("low = -1.0", "low = -2.0"),
+        ("high = 4.0", "high = 5.0"),
+        ("add(0.25)", "add(0.5)"),
+        ("power=2", "power=3"),
+        ("import settings", "import other_settings as settings"),
+        ("function(x) + 1", "function(x)"),
+    ],
+)
+def test_a_change_of_code_that_ran_is_found(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    block = module_zoo.Block()
+    for name, gain in {"settings": 1.0, "other_settings": 2.0}.items():
+        settings = types.ModuleType(name)
+        settings.gain = gain  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, settings)
+    first = _python_module(CODE)
+    with FunctionRecorder() as recorder:
+        first.wrapped(1.0)
+    rows = [function.to_row() for function in recorder.used(block) if function.module == "recorded"]
+    assert len(rows) == 4  # helper, what add gives, wrapped, and the wrapper around it
+    monkeypatch.setitem(sys.modules, "recorded", _python_module(CODE))
+    assert changed_function(rows, block) is None
+    monkeypatch.setitem(sys.modules, "recorded", _python_module(CODE.replace(old, new)))
+    assert changed_function(rows, block) is not None
+    monkeypatch.delitem(sys.modules, "recorded")
+    assert changed_function(rows, block) is not None
+
+
+@pytest.mark.parametrize("call", ["os.environ.get", "os.getenv", "getenv", "environ.get"])
+def test_another_value_of_an_environment_variable_that_is_asked_for_is_found(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    python_module = _python_module(
+        "import os\nfrom os import environ, getenv\n"
+        f'def gain(x):\n    return x * float({call}("GAIN_OF_THE_TEST", "1"))\n'
+    )
+    monkeypatch.setitem(sys.modules, "recorded", python_module)
+    with FunctionRecorder() as recorder:
+        python_module.gain(1.0)
+    block = module_zoo.Block()
+    rows = [function.to_row() for function in recorder.used(block) if function.module == "recorded"]
+    assert changed_function(rows, block) is None
+    monkeypatch.setenv("GAIN_OF_THE_TEST", "2")
+    assert changed_function(rows, block) == "recorded.gain"
+
+
+def test_nested_functions_and_methods_have_names() -> None:
+    index = CodeIndex(vars(module_zoo))
+    forward = module_zoo.Block.forward.__code__
+    path = index.path_of(forward)
+    assert path == "Block.forward"
+    assert index.find(path) is not None
+    assert index.find("Block.absent") is None
