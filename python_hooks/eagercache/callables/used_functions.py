@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from eagercache.callables.code_values import code_digest, functions_in, is_covered, values_digest
+from eagercache.callables.guard_rows import MARK, EnvironmentReads, failed_guard
 from eagercache.callables.module_identity import Unfit
 
 # Whoever asks a logger whether it is enabled does something else where it is.
@@ -27,6 +28,17 @@ _LOGGING = frozenset(
         *("isEnabledFor", "handle"),
     )
 )
+# Whoever asks for these does something else where a compiler traces it.
+_ASKS_FOR_THE_TRACER = frozenset(
+    function.__code__
+    for function in (
+        torch.compiler.is_compiling,
+        torch.compiler.is_dynamo_compiling,
+        torch.compiler.is_exporting,
+    )
+)
+# What transformers leaves out of a trace are shortcuts that depend on data, with equal answers.
+_EQUAL_IN_A_TRACE = frozenset({"transformers"})
 _WARNING = (warnings.warn, warnings.warn_explicit)  # functions of C
 
 
@@ -115,11 +127,11 @@ def tree_classes(module: torch.nn.Module, module_name: str) -> tuple[type, ...]:
 
 
 def changed_function(rows: list[list[str]], module: torch.nn.Module) -> str | None:
-    """The first recorded function whose code is another one in this process; None when none is."""
+    """The first recorded function or value that is another one in this process, or None."""
     for (name, path, code, values), index in indexed(rows, module):
         if index is None or index.find(path) != (code, values):
             return f"{name}.{path}"
-    return None
+    return failed_guard(rows, module)
 
 
 def indexed(
@@ -129,6 +141,8 @@ def indexed(
     indexes: dict[str, CodeIndex | None] = {}
     for row in rows:
         name = row[0]
+        if name == MARK:
+            continue  # a guard
         if name not in indexes:
             python_module = sys.modules.get(name)
             indexes[name] = (
@@ -145,32 +159,52 @@ class FunctionRecorder:
     def __init__(self) -> None:
         self._codes: dict[types.CodeType, Mapping[str, Any]] = {}
         self._effect = ""
+        self._environment = EnvironmentReads()
 
     def __enter__(self) -> FunctionRecorder:
+        self._environment.__enter__()
         sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        self._environment.__exit__()
 
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
             self._codes.setdefault(frame.f_code, frame.f_globals)
             if frame.f_code in _LOGGING:
                 self._see("it logs", frame.f_back)
+            elif frame.f_code in _ASKS_FOR_THE_TRACER:
+                self._see("it asks whether it is being compiled", frame.f_back, _EQUAL_IN_A_TRACE)
         elif event == "c_call" and argument in _WARNING:
             self._see("it warns", frame)
 
-    def _see(self, effect: str, caller: types.FrameType | None) -> None:
+    def _see(
+        self,
+        effect: str,
+        caller: types.FrameType | None,
+        trusted: frozenset[str] = frozenset(),
+    ) -> None:
         # What torch itself says once a process is no effect of the forward.
-        top = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
-        if not self._effect and top.partition(".")[0] not in ("torch", "logging", "warnings"):
+        name = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
+        top = name.partition(".")[0]
+        if not self._effect and top not in {"torch", "logging", "warnings", *trusted}:
             self._effect = effect
 
     def check_effects(self) -> None:
         """Raises Unfit where code that ran does what a kernel would leave out."""
         if self._effect:
             raise Unfit(self._effect)
+
+    def environment(self) -> list[list[str]]:
+        """Guards of the environment variables that were read, as an entry keeps them.
+
+        Raises Unfit for code that goes through all of them.
+        """
+        if self._environment.all:
+            raise Unfit("it goes through all environment variables")
+        return [guard.to_row() for guard in self._environment.guards()]
 
     def all_codes(self) -> Iterable[tuple[types.CodeType, Mapping[str, Any]]]:
         """All code that ran, with its global names."""

@@ -56,7 +56,7 @@ from eagercache.modules.shapes import (
     sized_form,
 )
 from eagercache.modules.stats import ModuleStats
-from eagercache.modules.watch import attribute_values, function_values
+from eagercache.modules.watch import Unwatchable, attribute_values, function_values
 from eagercache.runtime.session import session
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Info:
     settled: bool = False  # it was looked at again because its first call had changed it
     seen: set[str] = field(default_factory=set)  # identities
     changes: int = 0  # of values that its kernels' functions read
-    watched: set[tuple[str, str]] = field(default_factory=set)  # those functions
+    watched: set[tuple[str, ...]] = field(default_factory=set)  # those functions, and guards
     kernels: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     reasons: dict[bool, str] = field(default_factory=lambda: {False: "", True: ""})
 
@@ -349,15 +349,15 @@ class ModuleManager:
     def _watch(self, module: torch.nn.Module, functions: list[list[str]]) -> None:
         """Has the core watch what the functions read that a kernel of the module was traced from.
 
-        To be called before it is compared with what the kernel holds.
+        To be called before it is compared with what the kernel holds. Raises Unwatchable.
         """
         assert core is not None
         info = self._infos.get(module)
         if info is None or core.module_version(module) is None:
             return
-        new = [row for row in functions if (row[0], row[1]) not in info.watched]
+        new = [row for row in functions if tuple(row) not in info.watched]
         core.module_watch_values(module, function_values(new, module))
-        info.watched.update((row[0], row[1]) for row in new)
+        info.watched.update(map(tuple, new))
 
     def _refuse(self, module: torch.nn.Module, info: _Info, reason: str) -> None:
         assert core is not None
@@ -610,7 +610,11 @@ class ModuleManager:
             self._install_native(form, "the kernel does not equal the forward bit for bit")
             return True
         functions = json.loads(facts["functions"])
-        self._watch(module, functions)
+        try:
+            self._watch(module, functions)
+        except Unwatchable as error:
+            self._install_native(form, f"its forward reads what cannot be watched: {error}")
+            return True
         changed = changed_function(functions, module)
         if changed is not None:
             log.info("a stored kernel was made for other code or values (%s)", changed)

@@ -6,14 +6,18 @@ attributes of modules, of their classes' values, of defaults and closures; globa
 attributes of the program's objects, environment variables.
 
 Not held, so that nothing lives longer because of us, and therefore not watched: objects and
-containers that hold a module or a tensor somewhere inside.
+containers that hold a module or a tensor somewhere inside. Where a guard of a kernel is behind one,
+or in a place that cannot be watched, `Unwatchable` is raised, and the module's forward answers.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import os
+import threading
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +36,7 @@ from eagercache.callables.code_values import (
     own_members,
     plain_value,
 )
+from eagercache.callables.guard_rows import GuardRow, guards_in, path_text, step_from
 from eagercache.callables.module_identity import (
     NOT_COMPARED,
     OWN_ATTRIBUTES,
@@ -69,9 +74,18 @@ def attribute_values(module: torch.nn.Module) -> list[Row]:
     return rows.made
 
 
-def function_values(functions: Iterable[list[str]], module: torch.nn.Module) -> list[Row]:
-    """What the functions of a kernel's entry (``UsedFunction.to_row``) read."""
+class Unwatchable(Exception):
+    """A value that a kernel stands on may change without being noticed."""
+
+
+def function_values(functions: list[list[str]], module: torch.nn.Module) -> list[Row]:
+    """What the functions of a kernel's entry (``UsedFunction.to_row``) read, and its guards.
+
+    Raises Unwatchable.
+    """
     rows = _Rows()
+    for guard in guards_in(functions):
+        rows.guard(guard, module)
     for (_, path, *_), index in indexed(functions, module):
         found = index.code(path) if index is not None else None
         if index is None or found is None:
@@ -138,6 +152,101 @@ class _Rows:
             key = os.fsencode(name)
             value = data.get(key)
             self._item(data, key, _NOT_THERE if value is None else (value, False))
+
+    def guard(self, guard: GuardRow, module: torch.nn.Module) -> None:
+        """Every step to the value of a guard, and the value. Raises Unwatchable."""
+        self._path(guard.path, module, guard.kind)
+        if guard.kind == "same":
+            self._path(tuple((step, key) for step, key in guard.argument), module, "type")
+
+    def _path(self, path: tuple[tuple[str, Any], ...], module: torch.nn.Module, kind: str) -> None:
+        owner: Any = None
+        for position, (step, key) in enumerate(path):
+            value = step_from(owner, step, key, module)
+            if value is MISSING:
+                return  # comparing it says so
+            text = path_text(path[: position + 1])
+            if step == "variable":
+                self.environment([key])
+            elif step in ("attr", "item", "key"):
+                last = position + 1 == len(path)
+                self._step(owner, step, key, (value, text), last and kind == "type")
+            owner = value
+        if kind in ("keys", "contains", "length"):
+            self._parts_of(owner, path_text(path))
+        elif kind in ("has", "names"):
+            kind_of = owner if isinstance(owner, type) else type(owner)
+            self._class(kind_of)
+
+    def _step(
+        self, owner: Any, step: str, key: Any, found: tuple[Any, str], by_type: bool
+    ) -> None:
+        value, text = found
+        if isinstance(owner, torch.nn.Module):
+            return  # another value in a module is noticed otherwise (nn_modules/guard.h)
+        if isinstance(owner, tuple) or step == "key":
+            if step == "key":
+                self._parts_of(owner, text)
+            return  # never another one
+        if isinstance(owner, types.CellType):
+            self._insides.append(("cell", owner, (), (self._held(value, text, by_type),)))
+            return
+        if isinstance(owner, (types.FunctionType, types.CodeType)):
+            if key not in vars(owner) if isinstance(owner, types.FunctionType) else True:
+                return
+        if isinstance(owner, list):
+            self._parts_of(owner, text)
+            return
+        place = owner
+        if isinstance(owner, type):
+            self._class(owner)
+            return
+        if step == "attr":
+            place = self._dictionary_of(owner, key, text)
+        if place is None:
+            return
+        if not isinstance(place, dict):
+            raise Unwatchable(f"{text} is in a {type(owner).__name__}, which cannot be watched")
+        if not isinstance(owner, types.ModuleType) and not self._may_hold(owner, 0):
+            raise Unwatchable(f"{text} is beside a tensor or module")
+        self._item(place, key, self._held(value, text, by_type))
+
+    def _dictionary_of(self, owner: Any, name: str, text: str) -> dict[str, Any] | None:
+        """Where an attribute is that may be replaced; None where its class alone can be."""
+        if isinstance(owner, threading.local):
+            raise Unwatchable(f"{text} is another one in each thread")
+        held = getattr(owner, "__dict__", None)
+        if isinstance(owner, types.ModuleType):
+            return vars(owner)
+        if isinstance(held, dict):
+            self._class(type(owner))
+            if name not in held:
+                self._item(held, name, _NOT_THERE)
+                return None
+            return held
+        if any(name in getattr(kind, "__slots__", ()) for kind in type(owner).__mro__):
+            raise Unwatchable(f"{text} is in a slot, which cannot be watched")
+        self._class(type(owner))
+        return None
+
+    def _held(self, value: Any, text: str, by_type: bool) -> tuple[Any, bool]:
+        if isinstance(value, types.ModuleType) or self._may_hold(value, 0):
+            return value, False
+        if by_type:
+            return type(value), True
+        raise Unwatchable(f"{text} holds a tensor or module")
+
+    def _parts_of(self, value: Any, text: str) -> None:
+        """All items of a container of the program's."""
+        if isinstance(value, (tuple, frozenset, str, bytes, range)):
+            return
+        if not self._may_hold(value, 0):
+            raise Unwatchable(f"{text} holds a tensor or module")
+        if id(value) in self._looked:
+            return
+        if not isinstance(value, (list, dict, set)):
+            raise Unwatchable(f"{text} is a {type(value).__name__}, which cannot be watched")
+        self._look_inside(value)
 
     def inside(self, value: Any) -> None:
         """What is inside of ``value``, which itself is compared elsewhere."""
@@ -247,5 +356,16 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from (value.__defaults__, value.__kwdefaults__)
         for _, content in filled_cells(value):
             yield content
-    elif is_of_program(value):
+    else:
+        yield from _referents(value)
+
+
+def _referents(value: Any) -> Iterator[Any]:
+    """Whatever else an object leads to: its attributes, and what C code keeps."""
+    if isinstance(value, (type, types.ModuleType)):
+        return
+    if not isinstance(value, deque) and is_of_program(value):
         yield vars(value)
+    for part in gc.get_referents(value):
+        if not isinstance(part, (type, types.ModuleType)):
+            yield part

@@ -42,6 +42,7 @@ from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.modules.comparison import Moved, compare
+from eagercache.worker.modules.guards import tensor_names
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.timing import cuda_timing, timing
@@ -155,7 +156,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     if not equal_answers(first, module(*rebuilt.args, **rebuilt.kwargs)):
         raise Unfit("its answers differ from run to run")
     try:
-        functions = [function.to_row() for function in recorder.used(module)]
+        functions = read_beside(recorder, module)
     except Unfit:
         with call_hooks.originals():  # what made that code may be a reason that says more
             trace_module(module, rebuilt.args, rebuilt.kwargs, identity)
@@ -164,6 +165,15 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         raise Unfit("its forward runs too many different functions")
     refuse_shared(first, [*_tensors_of(identity), *arguments])
     return identity, functions
+
+
+def read_beside(recorder: FunctionRecorder, module: torch.nn.Module) -> list[list[str]]:
+    """What ran, and what it read that no trace says, as an entry keeps both. Raises Unfit."""
+    return [
+        *(function.to_row() for function in recorder.used(module)),
+        *recorder.environment(),
+        *(guard.to_row() for guard in tensor_names(recorder.ran())),
+    ]
 
 
 def _tensors_of(identity: Identity) -> list[torch.Tensor]:
@@ -389,7 +399,7 @@ def kernel_facts(
         "ranges": json.dumps(traced.ranges),
         "outputs": traced.outputs,
         "output_strides": json.dumps(strides),
-        "functions": json.dumps(functions, separators=(",", ":")),
+        "functions": json.dumps([*functions, *traced.guards], separators=(",", ":")),
         "largest_error": f"{errors[0]:.4g}",
         "native_error": f"{errors[1]:.4g}",
     }

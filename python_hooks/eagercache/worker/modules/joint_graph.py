@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -100,6 +100,7 @@ class TrainingGraphs:
         made_bytes: memory of what is made for the backward alone.
         rebuilt: those arguments of which something that is made has all that the graphs read, in a
             dtype to which all of the graph casts it at first. In the order of the arguments.
+        guards: as those of `trace.ModuleGraph`.
     """
 
     forward: torch.fx.GraphModule
@@ -119,6 +120,7 @@ class TrainingGraphs:
     reach: tuple[tuple[int, ...], ...]
     made_bytes: int
     rebuilt: tuple[Rebuilt, ...]
+    guards: tuple[tuple[str, ...], ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -191,7 +193,7 @@ def trace_training(
     them out, which tracing does not always foresee. Raises CompileRefused.
     """
     with torch.enable_grad():
-        program = export_strictly(module, args, kwargs)
+        program, guards = export_strictly(module, args, kwargs)
     inputs = _read_inputs(program, args, kwargs, identity)
     outputs, answers = read_outputs(program.graph, program.call_spec.out_spec)
     if len(answers) != len(differentiable):
@@ -221,7 +223,8 @@ def trace_training(
         or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
     }
     splitter = _Splitter(forward, backward, inputs, reads)
-    return splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
+    graphs = splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
+    return replace(graphs, guards=guards)
 
 
 def _read_inputs(

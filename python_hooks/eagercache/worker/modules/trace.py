@@ -18,6 +18,7 @@ from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.guards import DynamoGuards
 from eagercache.worker.modules.labels import label_range
 from eagercache.worker.modules.nodes import (
     behind,
@@ -88,6 +89,7 @@ class ModuleGraph:
             reach the kernel.
         outputs: what `module_outputs.build_unflatten` makes the answer of, as JSON.
         symbolic: what is not known of the sizes; None where all are. ``examples`` are fake then.
+        guards: what the trace stands on beside them, as `GuardRow.to_row`.
     """
 
     graph: torch.fx.GraphModule
@@ -96,6 +98,7 @@ class ModuleGraph:
     ranges: tuple[Range, ...]
     outputs: str
     symbolic: SymbolicSizes | None = None
+    guards: tuple[tuple[str, ...], ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -126,7 +129,7 @@ def trace_module(
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     with torch.no_grad():
-        program = export_strictly(module, args, kwargs, shapes)
+        program, guards = export_strictly(module, args, kwargs, shapes)
     _refuse_effects(program, casts)
     graph_module = program.graph_module
     graph = graph_module.graph
@@ -165,21 +168,22 @@ def trace_module(
     ranges = index_ranges(plain.graph)
     if symbolic is not None:
         symbolic.see_outputs(graph)
-    return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic)
+    return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards)
 
 
 def export_strictly(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any = None
-) -> torch.export.ExportedProgram:
-    """The call as TorchDynamo traces it.
+) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...]]:
+    """The call as TorchDynamo traces it, and what its guards say (`GuardRow.to_row`).
 
     Raises CompileRefused where it cannot, and for a forward with side effects. Dynamo knows which
     objects that existed before the call would be changed by it, and says so in a warning
     (`OutputGraph.codegen_suffix`): an exported program leaves that out. What is changed of the
     module itself is seen otherwise (`compile._observe`).
     """
+    guards = DynamoGuards()
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as said, guards.recorded():
             warnings.simplefilter("always")
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
         changed = _changed_objects([str(warning.message) for warning in said])
@@ -187,7 +191,7 @@ def export_strictly(
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     if changed:
         raise CompileRefused(f"the forward changes {changed[0]}, which outlives the call")
-    return program
+    return program, tuple(tuple(row.to_row()) for row in guards.rows(module))
 
 
 def _changed_objects(warned: Sequence[str]) -> list[str]:

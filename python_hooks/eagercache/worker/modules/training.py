@@ -53,6 +53,7 @@ from eagercache.worker.modules.compile import (
     ModuleResult,
     equal_answers,
     kernel_facts,
+    read_beside,
     refuse_shared,
     tensor_leaves,
     time_answers,
@@ -195,7 +196,7 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
     if any(not same_bits(a, s.tensor.detach()) for a, s in zip(after, identity.slots, strict=True)):
         raise Unfit("what it writes differs from run to run")
     _restore(identity, before)
-    functions = [function.to_row() for function in recorder.used(module)]
+    functions = read_beside(recorder, module)
     if len(functions) > MAX_FUNCTIONS:
         raise Unfit("its forward runs too many different functions")
     own = [slot.tensor for slot in identity.slots]

@@ -1,0 +1,287 @@
+"""What TorchDynamo guarded while a forward was traced, in a form that another process can compare.
+
+Dynamo interprets the very bytecode of a forward and guards what it reads: global variables, what is
+inside of objects, tables and closures, patched functions. A row says where such a value is, as a
+path from an imported module or from the traced module itself, and what it must be. A worker writes
+the rows (worker/modules/guards.py), an entry keeps them beside the used functions
+(`used_functions`), and the user's process compares them before a kernel answers and has the core
+watch their places from then on (modules/watch.py).
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eagercache.callables.code_values import (
+    MISSING,
+    code_digest,
+    plain_value,
+    type_name,
+)
+
+# A step of a path: ("import", name) or ("self", "") first, then ("attr", name), ("item", key),
+# ("key", position in a dict), ("type", ""), ("variable", of the environment).
+Step = tuple[str, Any]
+Path = tuple[Step, ...]
+
+_KINDS = ("value", "type", "length", "keys", "contains", "lacks", "has", "same", "names")
+# In a row's first place, where a used function has the name of its module.
+MARK = ""
+
+
+@dataclass(frozen=True)
+class GuardRow:
+    """A value that a trace stands on.
+
+    Attributes:
+        path: where it is.
+        kind: what is compared: its "value" (or name and code, of a function), "type", "length",
+            "keys" (of a dict, in order), whether it "contains" or "lacks" a key or "has" an
+            attribute, that it is the "same" object as another path's, or what stands under
+            "names" of a class.
+        argument: that key, attribute, path or those names; None for other kinds.
+        expected: what `describe` wrote.
+    """
+
+    path: Path
+    kind: str
+    argument: Any
+    expected: Any
+
+    def to_row(self) -> list[str]:
+        """As an entry keeps it, beside `UsedFunction.to_row`."""
+        return [
+            MARK,
+            json.dumps(self.path, separators=(",", ":")),
+            json.dumps([self.kind, self.argument], separators=(",", ":")),
+            json.dumps(self.expected, separators=(",", ":")),
+        ]
+
+    @staticmethod
+    def from_row(row: list[str]) -> GuardRow:
+        """The inverse of `to_row`. Raises ValueError for something else."""
+        path, (kind, argument), expected = map(json.loads, row[1:])
+        if kind not in _KINDS or not path:
+            raise ValueError(f"no guard: {row}")
+        return GuardRow(tuple((str(step), key) for step, key in path), kind, argument, expected)
+
+    def holds(self, module: torch.nn.Module) -> bool:
+        """Whether this process's value is the expected one. Runs no code of the program."""
+        found = resolve(self.path, module)
+        if found is MISSING:
+            return False
+        # As JSON has it: of a tuple's keys and a list's nothing but the items is left.
+        now = describe(found, self.kind, self.argument, module)
+        return bool(json.loads(json.dumps(now)) == self.expected)
+
+    @property
+    def text(self) -> str:
+        """The path as one would write it: ``program.args.scale``."""
+        return path_text(self.path)
+
+
+def path_text(path: Path) -> str:
+    """A path as one would write it."""
+    text = ""
+    for step, key in path:
+        if step == "import":
+            text = str(key)
+        elif step == "self":
+            text = "self"
+        elif step == "attr":
+            text += f".{key}"
+        elif step == "type":
+            text = f"type({text})"
+        elif step == "key":
+            text = f"list({text})[{key}]"
+        else:
+            text += f"[{key!r}]"
+    return text
+
+
+def resolve(path: Path, module: torch.nn.Module) -> Any:
+    """What a path leads to; MISSING where that is not known without running code."""
+    value: Any = MISSING
+    for step, key in path:
+        value = step_from(value, step, key, module)
+        if value is MISSING:
+            return MISSING
+    return value
+
+
+def step_from(owner: Any, step: str, key: Any, module: torch.nn.Module) -> Any:
+    """One step of a path; MISSING where it leads nowhere."""
+    if step == "self":
+        return module
+    if step == "import":
+        return sys.modules.get(key, MISSING)
+    if step == "type":
+        return type(owner)
+    if step == "variable":  # of the environment; None where there is none
+        return os.environ.get(key)
+    if step == "attr":
+        return attribute(owner, key)
+    try:
+        if step == "key":
+            return list(dict.keys(owner))[key]
+        if isinstance(owner, dict):
+            return dict.get(owner, key, MISSING)
+        if isinstance(owner, (list, tuple, deque)):
+            return owner[key]
+    except (IndexError, TypeError):
+        pass
+    return MISSING
+
+
+def attribute(owner: Any, name: str) -> Any:
+    """``owner.name``, without running a property or ``__getattr__`` of the program."""
+    if isinstance(owner, torch.nn.Module):
+        for place in (vars(owner), owner._modules, owner._parameters, owner._buffers):
+            if name in place:
+                return place[name]
+    held = vars(owner) if isinstance(getattr(owner, "__dict__", None), dict) else {}
+    if name in held:
+        return held[name]
+    bases = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+    for base in bases:
+        if name in vars(base):
+            found = vars(base)[name]
+            if isinstance(owner, type):
+                return found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+            if isinstance(found, types.MemberDescriptorType | types.GetSetDescriptorType):
+                return getattr(owner, name, MISSING)  # a slot, or what C has
+            return found
+    if isinstance(owner, (type, types.FunctionType, types.CellType)):
+        # __defaults__, __closure__, __code__, cell_contents and the like, which C answers.
+        try:
+            return getattr(owner, name, MISSING)
+        except ValueError:  # an empty cell
+            return MISSING
+    return MISSING
+
+
+def describe(value: Any, kind: str, argument: Any, module: torch.nn.Module) -> Any:
+    """What a row of that kind expects of ``value``, as JSON has it."""
+    if kind == "same":
+        return resolve(tuple((step, key) for step, key in argument), module) is value
+    if kind in ("contains", "lacks"):
+        return isinstance(value, (dict, set, frozenset)) and argument in value
+    if kind == "has":
+        return attribute(value, argument) is not MISSING
+    if kind == "names":
+        return [_named(vars(value).get(name)) for name in argument]
+    written: list[Any] = [type_name(value)]
+    if kind == "length":
+        written.append(len(value) if hasattr(value, "__len__") else None)
+    elif kind == "keys":
+        written += [_named(key) for key in value] if isinstance(value, dict) else []
+    elif kind == "value":
+        written.append(_named(value))
+    return written
+
+
+def _named(value: Any) -> Any:
+    """A plain value, or the name of a function or class and what it does."""
+    if isinstance(value, enum.Enum):
+        return [*plain_value(value), plain_value(value.value)]
+    plain = plain_value(value)
+    if plain is not None:
+        return plain
+    if isinstance(value, types.FunctionType):
+        return ["function", str(value.__module__), value.__qualname__, code_digest(value.__code__)]
+    if isinstance(value, types.MethodType):
+        return ["method", _named(value.__func__)]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [type_name(value), _named(value.__func__)]
+    if isinstance(value, property):
+        return [type_name(value), *map(_named, (value.fget, value.fset))]
+    if isinstance(value, (tuple, list)):
+        return [type_name(value), *map(_named, value[:64])]
+    return [type_name(value), str(getattr(value, "__qualname__", ""))]
+
+
+def is_describable(value: Any) -> bool:
+    """Whether `describe` tells another value from this one by more than its type."""
+    return plain_value(value) is not None or isinstance(
+        value,
+        (types.FunctionType, types.MethodType, types.MethodDescriptorType)
+        + (types.WrapperDescriptorType, types.BuiltinFunctionType, staticmethod, classmethod),
+    )
+
+
+def guards_in(rows: list[list[str]]) -> Iterator[GuardRow]:
+    """The guards among what an entry says that its kernel was traced from."""
+    for row in rows:
+        if row[0] == MARK:
+            yield GuardRow.from_row(row)
+
+
+def failed_guard(rows: list[list[str]], module: torch.nn.Module) -> str | None:
+    """The first guard that this process does not fulfil, for people; None when all hold."""
+    for guard in guards_in(rows):
+        if not guard.holds(module):
+            return guard.text
+    return None
+
+
+# ---- the environment -----------------------------------------------------------------------------
+
+
+class EnvironmentReads:
+    """A block in which it is recorded which environment variables Python code asks for."""
+
+    def __init__(self) -> None:
+        self.names: dict[bytes, None] = {}
+        self.all = False  # it went through all of them
+
+    def __enter__(self) -> EnvironmentReads:
+        self._data = os.environ._data  # type: ignore[attr-defined]
+        os.environ._data = _Recording(self._data, self)  # type: ignore[attr-defined]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        left = dict(os.environ._data.items())  # type: ignore[attr-defined]
+        self._data.clear()
+        self._data.update(left)
+        os.environ._data = self._data  # type: ignore[attr-defined]
+
+    def guards(self) -> list[GuardRow]:
+        """One for each variable that was asked for: its value, or that there is none."""
+        rows = []
+        for key in self.names:
+            path: Path = (("import", "os"), ("variable", os.fsdecode(key)))
+            value = resolve(path, _NOBODY)
+            rows.append(GuardRow(path, "value", None, describe(value, "value", None, _NOBODY)))
+        return rows
+
+
+_NOBODY = torch.nn.Module()
+
+
+class _Recording(dict[bytes, bytes]):
+    def __init__(self, data: Mapping[bytes, bytes], reads: EnvironmentReads) -> None:
+        super().__init__(data)
+        self._reads = reads
+
+    def __getitem__(self, key: bytes) -> bytes:
+        self._reads.names[key] = None
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, bytes):
+            self._reads.names[key] = None
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._reads.all = True
+        return super().__iter__()

@@ -1,0 +1,275 @@
+"""What TorchDynamo guarded in a trace, as rows that the user's process can compare.
+
+Dynamo's own guards hold for one process: functions and classes are compared by address. Here each
+is written down by where the value is and what it is (`callables/guard_rows.py`). What cannot be
+written down, and what a process could not watch, refuses the module.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from eagercache.callables.code_values import MISSING, is_covered
+from eagercache.callables.guard_rows import (
+    GuardRow,
+    Path,
+    Step,
+    describe,
+    path_text,
+    resolve,
+)
+from eagercache.worker.inductor.commands import CompileRefused
+
+# How Dynamo's guards (GuardBuilder's methods) are compared here. None: not at all, since the key of
+# a call, the identity of the module or the environment key has it.
+_KINDS: dict[str, str | None] = {
+    **dict.fromkeys(
+        ("CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "BUILTIN_MATCH"), "value"
+    ),
+    **dict.fromkeys(
+        ("CLASS_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH", "ID_MATCH", "METHOD_MATCH"), "value"
+    ),
+    **dict.fromkeys(("MODULE_MATCH", "PYMODULE_MATCH"), "value"),
+    **dict.fromkeys(("TYPE_MATCH", "NN_MODULE", "NOT_NONE_MATCH", "WEAKREF_ALIVE"), "type"),
+    **dict.fromkeys(("SEQUENCE_LENGTH", "TUPLE_ITERATOR_LEN", "RANGE_ITERATOR_MATCH"), "length"),
+    **dict.fromkeys(("DICT_KEYS_MATCH", "DICT_CONST_KEYS", "MAPPING_KEYS_CHECK"), "keys"),
+    "DICT_CONTAINS": "contains",
+    "DICT_NOT_CONTAINS": "contains",
+    "SET_CONTAINS": "contains",
+    "HASATTR": "has",
+    "NOT_PRESENT_IN_GENERIC_DICT": None,  # what is found by a path is compared itself
+    "DUPLICATE_INPUT": "same",
+    "OBJECT_ALIASING": "same",
+    "EMPTY_NN_MODULE_HOOKS_DICT": None,
+    "TENSOR_SUBCLASS_METADATA_MATCH": None,
+}
+# Of values in packages that the environment key covers these matter: they may be patched.
+_MAY_BE_PATCHED = frozenset(("BUILTIN_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH"))
+_TRACER = ("torch._dynamo", "torch.utils._pytree", "torch.export", "torch.fx", "torch._export")
+_BUILTINS = "__builtins_dict__"
+_ALIAS = "__import_"
+MAX_GUARDS = 4000
+
+
+class DynamoGuards:
+    """The guards of the last trace in a `recorded` block."""
+
+    def __init__(self) -> None:
+        self._guards: list[Any] = []
+        self._imports: dict[str, str] = {}
+        self._namespace = ""
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """What Dynamo traces in this block is recorded. Not for several threads."""
+        from torch._dynamo.output_graph import OutputGraph
+
+        original = OutputGraph.compile_subgraph
+
+        @functools.wraps(original)
+        def compile_subgraph(graph: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, tx, *args, **kwargs)
+            self._guards = list(graph.guards)
+            self._imports = dict(graph.import_sources)
+            self._namespace = str(graph.root_tx.f_globals.get("__name__", ""))
+            return result
+
+        OutputGraph.compile_subgraph = compile_subgraph  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            OutputGraph.compile_subgraph = original  # type: ignore[method-assign]
+
+    def rows(self, module: torch.nn.Module) -> list[GuardRow]:
+        """What the user's process has to compare. Raises CompileRefused where it could not."""
+        found: dict[tuple[str, ...], GuardRow] = {}
+        for guard in self._guards:
+            row = self._row(guard, module)
+            if row is not None:
+                found.setdefault(tuple(row.to_row()), row)
+        if len(found) > MAX_GUARDS:
+            raise CompileRefused(f"its forward reads {len(found)} values beside its tensors")
+        return list(found.values())
+
+    def _row(self, guard: Any, module: torch.nn.Module) -> GuardRow | None:
+        source = guard.originating_source
+        path = self._path(source)
+        if path is None:
+            if self._is_of_program(source):
+                raise CompileRefused(f"the forward reads {guard.name}, which cannot be guarded")
+            return None
+        root, name = path[0]
+        if root == "import" and _is_of_tracer(str(name)):
+            return None
+        sort = guard.create_fn_name()
+        if sort == "TENSOR_MATCH":
+            if root == "import":
+                raise CompileRefused(f"the forward reads the tensor {path_text(path)}")
+            return None  # a parameter, a buffer or an argument
+        kind = _KINDS.get(sort, "")
+        if kind == "":
+            if root == "import":
+                raise CompileRefused(f"{sort} of {path_text(path)} cannot be compared")
+            return None
+        value = resolve(path, module)
+        if kind is None or value is MISSING or self._is_known(path, sort, value, module):
+            return None
+        argument = self._argument(guard, kind)
+        if kind == "contains" and argument is None:
+            return None
+        return GuardRow(path, kind, argument, describe(value, kind, argument, module))
+
+    def _argument(self, guard: Any, kind: str) -> Any:
+        create = guard.create_fn
+        given = dict(create.keywords) if isinstance(create, functools.partial) else {}
+        if kind == "same":
+            other = given.get("source_b")
+            path = None if other is None else self._path(other)
+            if path is None:
+                raise CompileRefused(f"the forward reads {guard.name} under two names")
+            return [list(step) for step in path]
+        if kind in ("contains", "has"):
+            key = given.get("key", given.get("attr", given.get("item")))
+            return key if isinstance(key, (str, int)) else None
+        return None
+
+    @staticmethod
+    def _is_known(path: Path, sort: str, value: Any, module: torch.nn.Module) -> bool:
+        """Whether the identity of the module or the environment key has that value already."""
+        root, name = path[0]
+        if isinstance(value, torch.nn.Module) or isinstance(value, types.ModuleType):
+            return root == "self" or isinstance(value, types.ModuleType)
+        if root == "import":
+            return is_covered(_owner(path, module)) and sort not in _MAY_BE_PATCHED
+        return not _passes_an_object(path, module)
+
+    def _is_of_program(self, source: Any) -> bool:
+        while getattr(source, "base", None) is not None:
+            source = source.base
+        name = getattr(source, "global_name", None)
+        if name is None:
+            return False
+        where = self._imports.get(name, self._namespace)
+        return not is_covered(where) and not name.startswith(_BUILTINS)
+
+    def _path(self, source: Any) -> Path | None:
+        """None for what is no value of Python's, and for sources that are not known here."""
+        steps: list[Step] = []
+        while True:
+            sort = type(source).__name__
+            if sort == "LocalSource":
+                return _from_self(source.local_name, steps)
+            if sort == "GlobalSource":
+                return self._from_global(source.global_name, steps)
+            if sort == "ImportSource":
+                return (("import", source.module_name), *reversed(steps))
+            step = _step(source, sort)
+            if step is None:
+                return None
+            steps.extend(reversed(step))
+            source = source.base
+
+    def _from_global(self, name: str, steps: list[Step]) -> Path | None:
+        rest = list(reversed(steps))
+        if name.startswith(_BUILTINS):
+            if not rest or rest[0][0] != "item":
+                return None
+            return (("import", "builtins"), ("attr", rest[0][1]), *rest[1:])
+        if name in self._imports:
+            return (("import", self._imports[name]), *rest)
+        return (("import", self._namespace), ("attr", name), *rest)
+
+
+def _from_self(name: str, steps: list[Step]) -> Path | None:
+    rest = list(reversed(steps))
+    # `torch.export` puts the module into one of its own.
+    if rest[:2] == [("attr", "_modules"), ("item", "_export_root")]:
+        rest = rest[2:]
+    elif rest[:1] == [("attr", "_export_root")]:
+        rest = rest[1:]
+    elif name == "self" and rest:
+        return None
+    return (("self", ""), *rest) if name == "self" else None
+
+
+def _step(source: Any, sort: str) -> tuple[Step, ...] | None:
+    if "NNModuleSource" in sort:
+        return ()
+    if sort in ("AttrSource", "GenericAttrSource", "CellContentsSource") or "Param" in sort:
+        return (("attr", source.member),)
+    if sort == "ClosureSource":
+        return (("attr", "__closure__"),)
+    if sort == "CodeSource":
+        return (("attr", "__code__"),)
+    if sort == "TypeSource":
+        return (("type", ""),)
+    if sort == "TypeMROSource":
+        return (("attr", "__mro__"),)
+    if sort == "DefaultsSource":
+        return (("attr", source.field), ("item", source.idx_key))
+    if sort in ("GetItemSource", "ListGetItemSource", "DictGetItemSource") or (
+        sort == "DictSubclassGetItemSource"
+    ):
+        key = source.index
+        if type(key).__name__ == "ConstDictKeySource":
+            return None
+        if getattr(source, "index_is_slice", False) or not isinstance(key, (str, int, bool)):
+            return None
+        return (("item", key),)
+    if sort == "ConstDictKeySource":
+        return (("key", source.index),)
+    return None
+
+
+def _is_of_tracer(name: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in _TRACER)
+
+
+def _owner(path: Path, module: torch.nn.Module) -> str:
+    """The name of the Python module that has the value, or the object that leads to it."""
+    name = str(path[0][1])
+    for length in range(2, len(path)):
+        value = resolve(path[:length], module)
+        if not isinstance(value, types.ModuleType):
+            break
+        name = value.__name__
+    return name
+
+
+def _passes_an_object(path: Path, module: torch.nn.Module) -> bool:
+    """Whether a path from the module leads through more than modules and their attributes."""
+    for length in range(2, len(path)):
+        value = resolve(path[:length], module)
+        of_module = isinstance(value, torch.nn.Module) or path[length - 1][1] in _OF_MODULES
+        if not of_module:
+            return True
+    return False
+
+
+_OF_MODULES = frozenset(
+    ("_modules", "_parameters", "_buffers", "__dict__", "_forward_hooks", "_backward_hooks")
+)
+
+
+def tensor_names(codes: Iterable[tuple[types.CodeType, str]]) -> list[GuardRow]:
+    """What stands in `torch.Tensor` under the names that this code asks for: it may be patched."""
+    named = {name for code, _ in codes for name in (*code.co_names, *_strings(code))}
+    members = vars(torch.Tensor)
+    known = sorted(
+        name
+        for name in named | {name for name in members if name.startswith("__")}
+        if callable(members.get(name, None)) or hasattr(torch._C.TensorBase, name)
+    )
+    path: Path = (("import", "torch"), ("attr", "Tensor"))
+    nobody = torch.nn.Module()
+    return [GuardRow(path, "names", known, describe(torch.Tensor, "names", known, nobody))]
+
+
+def _strings(code: types.CodeType) -> Iterator[str]:
+    return (constant for constant in code.co_consts if isinstance(constant, str))

@@ -1,0 +1,208 @@
+"""Modules that read the world around them, each with a change of it. Importable, as module_zoo.py.
+
+`CASES` has for each a module and what changes an answer of its forward; rows of the same kind as
+those of a review that found kernels with old values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import enum
+import functools
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+ARGS = argparse.Namespace(scale=2.0, act="relu")
+SPACE = types.SimpleNamespace(k=3.0)
+QUEUE = collections.deque([1.0, 2.0])
+TABLE = torch.linspace(0, 1, 8)
+
+
+class _Slots:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 1.5
+
+
+class _Mixed:
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.table = torch.ones(8)
+
+
+class Level(enum.Enum):
+    """Its member's value can be replaced."""
+
+    HIGH = 3.0
+
+
+SLOTS, MIXED, PAIR = _Slots(), _Mixed(), [torch.ones(8), 3.0]
+
+
+class _Meta(type):
+    gain = 1.25
+
+
+class _Made(metaclass=_Meta):
+    pass
+
+
+@functools.lru_cache
+def cached_factor(n: int) -> float:
+    """What is cached was made with the old value."""
+    return n * SPACE.k
+
+
+def variable(name: str) -> str:
+    """Asks for a variable whose name is no literal here."""
+    return os.environ.get(name, "1.0")
+
+
+class World(nn.Module):
+    """Runs one of the functions below on something worth a kernel."""
+
+    def __init__(self, reads: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.dense, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.parts = nn.ModuleDict({"a": nn.ReLU(), "b": nn.Hardtanh(-0.3, 0.2)})
+        self.reads = reads.__name__
+        if self.reads == "pair_of_module":
+            self.pair = [torch.ones(8), 3.0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.out(self.dense(x).tanh() + 0.5)
+        return getattr(self, self.reads)(y)
+
+    def namespace(self, y: torch.Tensor) -> torch.Tensor:
+        """Global objects of classes of the standard library."""
+        return y * ARGS.scale
+
+    def chosen(self, y: torch.Tensor) -> torch.Tensor:
+        """A branch by the command line."""
+        return y.relu() if ARGS.act == "relu" else y.sigmoid()
+
+    def space(self, y: torch.Tensor) -> torch.Tensor:
+        """As `namespace`."""
+        return y * SPACE.k
+
+    def queue(self, y: torch.Tensor) -> torch.Tensor:
+        """An item of a deque."""
+        return y + QUEUE[0]
+
+    def slots(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute in a slot."""
+        return y * SLOTS.value
+
+    def beside(self, y: torch.Tensor) -> torch.Tensor:
+        """A number beside a tensor in a global object."""
+        return y * MIXED.scale
+
+    def pair_of_global(self, y: torch.Tensor) -> torch.Tensor:
+        """A number beside a tensor in a global list."""
+        return y * PAIR[1]
+
+    def pair_of_module(self, y: torch.Tensor) -> torch.Tensor:
+        """The same, in the module."""
+        return y * self.pair[1]
+
+    def table(self, y: torch.Tensor) -> torch.Tensor:
+        """A global tensor."""
+        return y * TABLE
+
+    def cached(self, y: torch.Tensor) -> torch.Tensor:
+        """A helper whose answers are cached."""
+        return y * cached_factor(2)
+
+    def function(self, y: torch.Tensor) -> torch.Tensor:
+        """A function of torch that a program may patch."""
+        return F.gelu(y)
+
+    def method(self, y: torch.Tensor) -> torch.Tensor:
+        """A method of Tensor that a program may patch."""
+        return y.exp().sum(-1)
+
+    def operator(self, y: torch.Tensor) -> torch.Tensor:
+        """The same, behind an operator."""
+        return y @ y.t()
+
+    def environment(self, y: torch.Tensor) -> torch.Tensor:
+        """A variable that is not set."""
+        return y * float(variable("TEST_" + "WORLD"))
+
+    def order(self, y: torch.Tensor) -> torch.Tensor:
+        """The order of modules."""
+        for part in self.parts.values():
+            y = part(y - 0.1)
+        return y
+
+    def level(self, y: torch.Tensor) -> torch.Tensor:
+        """The value of a member of an enum."""
+        return y * Level.HIGH.value
+
+    def meta(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute of a metaclass."""
+        return y * _Made.gain
+
+    def tracer(self, y: torch.Tensor) -> torch.Tensor:
+        """Code that a trace leaves out."""
+        return y if torch.compiler.is_compiling() else y / y.norm()
+
+
+def _reverse(model: World) -> None:
+    first = model.parts.pop("a")
+    model.parts["a"] = first
+
+
+def _set(owner: Any, name: str, value: Any) -> Callable[[World], None]:
+    return lambda _: setattr(owner, name, value)
+
+
+def _put(owner: Any, key: Any, value: Any) -> Callable[[World], None]:
+    return lambda _: owner.__setitem__(key, value)
+
+
+def _other_space(_: World) -> None:
+    SPACE.k = 7.0
+    cached_factor.cache_clear()
+
+
+CASES: dict[str, Callable[[World], Any]] = {
+    "namespace": _set(ARGS, "scale", 5.0),
+    "chosen": _set(ARGS, "act", "sigmoid"),
+    "space": _set(SPACE, "k", 5.0),
+    "queue": _put(QUEUE, 0, 4.0),
+    "slots": _set(SLOTS, "value", 4.0),
+    "beside": _set(MIXED, "scale", 4.0),
+    "pair_of_global": _put(PAIR, 1, 4.0),
+    "pair_of_module": lambda model: model.pair.__setitem__(1, 4.0),
+    "table": lambda _: TABLE.add_(1.0),
+    "cached": _other_space,
+    "function": _set(F, "gelu", torch.sin),
+    "method": _set(torch.Tensor, "exp", lambda x: x.sin()),
+    "operator": _set(torch.Tensor, "__matmul__", lambda x, y: x.mm(y) + 1),
+    "environment": lambda _: os.environ.__setitem__("TEST_WORLD", "3.0"),
+    "order": _reverse,
+    "level": _set(Level.HIGH, "_value_", 9.0),
+    "meta": _set(_Meta, "gain", 9.0),
+    "tracer": lambda _: None,
+}
+# What has a kernel until it changes. The others are refused: they cannot be watched, or a trace is
+# not what eager runs.
+KERNELS = ("namespace", "chosen", "space", "cached", "function", "method", "operator") + (
+    "environment",
+    "order",
+)
+
+
+def made(name: str) -> World:
+    """The module of a case, the same in every process."""
+    torch.manual_seed(1)
+    return World(getattr(World, name)).eval()

@@ -1,0 +1,89 @@
+"""What a forward reads of the world is guarded: in the program, and in the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import module_world
+import pytest
+from conftest import run_program
+
+HERE = str(Path(__file__).parent.parent)
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {here!r})
+import torch, eagercache, module_world
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+x = torch.linspace(-1, 1, 32).view(4, 8)
+
+def hits(model):
+    return sum(row.hits for part, row in manager.stats() if part is model)
+
+def off_by(model):
+    answers = []
+    for _ in range(3):
+        answers.append(model(x))
+    core.set_answering(False)
+    eager = model(x)
+    core.set_answering(True)
+    return max(float((answer - eager).abs().max()) for answer in answers)
+
+rows = {{}}
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for name, change in module_world.CASES.items():
+        model = module_world.made(name)
+        if {first}:
+            change(model)
+        before = off_by(model)
+        had = hits(model)
+        lines = explain_module(model)[:1]
+        if not {first}:
+            change(model)
+        rows[name] = [had, max(before, off_by(model)), lines]
+report(rows=rows)
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared by the programs."""
+    path = tmp_path_factory.mktemp("world") / "cache"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture(scope="module")
+def changed_within(store: Path) -> dict[str, Any]:
+    """Each case: hits before the change, the largest difference from eager, the explanation."""
+    program = PROGRAM.format(here=HERE, first=False)
+    rows = run_program(program, store, timeout=500, fills=True)["rows"]
+    assert isinstance(rows, dict)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def changed_before(store: Path, changed_within: dict[str, Any]) -> dict[str, Any]:
+    """The same for a second program that makes the changes before its first call."""
+    program = PROGRAM.format(here=HERE, first=True)
+    rows = run_program(program, store, timeout=500, fills=True)["rows"]
+    assert isinstance(rows, dict)
+    return rows
+
+
+@pytest.mark.parametrize("name", module_world.CASES)
+def test_a_change_of_the_world_is_noticed(name: str, changed_within: dict[str, Any]) -> None:
+    had, difference, lines = changed_within[name]
+    assert difference < 1e-4, lines
+    assert (had > 0) == (name in module_world.KERNELS), lines
+
+
+@pytest.mark.parametrize("name", module_world.CASES)
+def test_another_program_of_another_world_gets_its_own_answers(
+    name: str, changed_before: dict[str, Any]
+) -> None:
+    _, difference, lines = changed_before[name]
+    assert difference < 1e-4, lines
