@@ -50,6 +50,7 @@ def windows(seconds: float, until: float, threads: int, enabled: bool) -> dict[s
         rates.append(one_round(lambda: torch.tanh(argument), WINDOW_S))
         if stats is not None and decided is None and not stats().outstanding:
             decided = time.monotonic() - begin
+    one_round(lambda: torch.tanh(argument), WINDOW_S)  # the kernel's, if there is one
     hits = stats().hits if stats is not None else 0
     return {"rates": rates, "decided": decided, "kernel": hits > 0}
 
