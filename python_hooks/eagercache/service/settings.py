@@ -42,8 +42,9 @@ class ServiceSettings:
     memory_bytes: int = 0
     slots_folder: Path | None = None
     cxx: str | None = None
-    request_timeout: float = 300.0
-    start_timeout: float = 120.0
+    # A worker beside a program that uses all cores gets a twentieth of one.
+    request_timeout: float = 900.0
+    start_timeout: float = 600.0
     requests_per_worker: int = 500
     largest_batch: int = 16  # requests whose kernels are built together
     first_batch: int = 4  # the same for a worker's first, which somebody may be looking at

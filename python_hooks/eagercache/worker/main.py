@@ -1,6 +1,6 @@
 """The compile worker: ``python -m eagercache.worker [BYTES] PARENT_PID``.
 
-A persistent process of its own session that reads requests from its standard input and answers on a
+A persistent process of its own group that reads requests from its standard input and answers on a
 private duplicate of its standard output. Both carry frames: four bytes of length, little-endian,
 then JSON. A frame is one request, or {"batch": [...]} of several, each of which gets a response; in
 between come {"at": index} of the request that is begun next, so that whoever reads knows which one
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from eagercache.worker.inductor.compile import Tools
     from eagercache.worker.jobs.job import Job
 
-NICENESS = 10
 DEFAULT_MAX_BYTES = 10 << 30
 _PARENT_CHECK_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -253,8 +252,6 @@ def main(arguments: list[str]) -> int:
     watch_parent(int(arguments[-1]))
     if len(arguments) > 1:
         limit_memory(int(arguments[0]))
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
     add_late_paths(os.environ)
     # While a quarter of a million objects are imported, none of them is garbage worth looking for.
     gc.disable()

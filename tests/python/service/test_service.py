@@ -6,6 +6,7 @@ misbehaves as the request says. `test_worker.py` has the real one.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -23,7 +24,7 @@ import pytest
 from conftest import clean_environment
 from eagercache.service import cuda_gate
 from eagercache.service.service import CompileService, ServiceSettings
-from eagercache.service.worker_process import worker_environment
+from eagercache.service.worker_process import NICENESS, worker_environment
 
 pytestmark = pytest.mark.once
 
@@ -591,6 +592,7 @@ def test_the_service_and_its_workers_take_no_processor_from_who_wakes_them(bench
     (worker,) = bench.pids("start")
     assert [*policies, os.sched_getscheduler(worker)] == [os.SCHED_BATCH, os.SCHED_BATCH]
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, worker) == min(19, os.nice(0) + NICENESS)
 
 
 def test_a_worker_ignores_the_terminals_interrupt(bench: Bench) -> None:
@@ -598,10 +600,75 @@ def test_a_worker_ignores_the_terminals_interrupt(bench: Bench) -> None:
     service.submit(call(1, "slow"), answers)
     assert wait_until(lambda: any(note.startswith("slow") for note in bench.notes), 30)
     (worker,) = bench.pids("start")
-    assert os.getsid(worker) == worker != os.getsid(0)
+    assert os.getpgid(worker) == worker != os.getpgid(0)
     os.kill(worker, signal.SIGINT)
     assert service.wait(30)
     assert answers.all[0]["verdict"] == "kernel" and len(bench.pids("start")) == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen has no process groups")
+def test_a_worker_is_in_its_programs_session_where_being_nice_counts(bench: Bench) -> None:
+    service = bench.service()
+    service.submit(call(0), lambda answer: None)
+    assert service.wait(30)
+    (worker,) = bench.pids("start")
+    assert os.getsid(worker) == os.getsid(0)
+    autogroup = Path(f"/proc/{worker}/autogroup")
+    if autogroup.exists():
+        assert autogroup.read_text() == Path("/proc/self/autogroup").read_text()
+
+
+def in_terminal(program: subprocess.Popen[bytes], terminal: int) -> None:
+    """Reads what the terminal shows until the program ends, which is hung up then."""
+    with contextlib.suppress(OSError):  # how a terminal says that nobody has it open
+        while os.read(terminal, 1024):
+            pass
+    program.wait(60)
+
+
+INTERRUPTED = """\
+import fcntl, os, pathlib, sys, termios, time
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C there is for this process's group from here on
+from eagercache.service.service import CompileService, ServiceSettings
+service = CompileService(ServiceSettings(
+    store_root="/nowhere", environment="", workers=1, worker_arguments=(sys.argv[1],),
+    slots_folder=pathlib.Path(sys.argv[2] + ".slots"),
+    extra_environment={"NOTES": sys.argv[2], "WORKER_MODULE": sys.argv[3]}))
+answers = []
+service.submit({"id": 1, "op": "x", "overload": "", "digest": "0", "do": "slow"}, answers.append)
+interrupts = 0
+while not (answers and interrupts):
+    try:
+        time.sleep(0.02)
+    except KeyboardInterrupt:
+        interrupts += 1
+pathlib.Path(sys.argv[2] + ".end").write_text(f"{interrupts} {answers[0]['verdict']}")
+service.close()
+"""
+
+
+def test_ctrl_c_in_a_terminal_is_for_the_program_alone(bench: Bench) -> None:
+    terminal, programs_end = os.openpty()
+    arguments = [str(bench.script), str(bench.notes_path), str(eagercache.worker.main.__file__)]
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, *arguments],
+        env=clean_environment(),
+        stdin=programs_end,
+        stdout=programs_end,
+        stderr=programs_end,
+    )
+    os.close(programs_end)
+    try:
+        assert wait_until(lambda: any(note.startswith("slow") for note in bench.notes), 60)
+        os.write(terminal, b"\x03")
+        in_terminal(program, terminal)
+    finally:
+        program.kill()
+        program.wait()
+        os.close(terminal)
+    assert Path(f"{bench.notes_path}.end").read_text() == "1 kernel"
+    assert len(bench.pids("start")) == 1
 
 
 @pytest.mark.parametrize(

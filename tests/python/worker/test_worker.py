@@ -19,6 +19,7 @@ from eagercache.base import environment
 from eagercache.base.load import core
 from eagercache.base.toolchain import ToolchainError
 from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.service.worker_process import NICENESS
 from eagercache.worker import main as worker
 from eagercache.worker.inductor.commands import CompileFailed
 from eagercache.worker.jobs import job
@@ -424,7 +425,7 @@ def test_calls_go_on_while_the_compiler_is_blocked_and_a_killed_process_leaves_n
         below = [int(pid) for pid in pid_file.read_text().split()]
         assert not any(gone(pid) for pid in below)
         for pid in below:  # the compiler and the worker
-            assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + worker.NICENESS)
+            assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + NICENESS)
             limit, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
             assert 0 < limit <= memory_of_this_machine() // 2  # -1 is no limit
             assert os.getpgid(pid) == below[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 from eagercache.base.trouble import causes, is_trouble_of_machine
 
 # A compiler run that takes longer than this is killed.
-COMMAND_TIMEOUT = 240.0  # seconds
+COMMAND_TIMEOUT = 720.0  # seconds; a busy machine gives a worker a twentieth of a core
 
 
 _ERRNOS_OF_MACHINE = frozenset(
