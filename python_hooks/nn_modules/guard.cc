@@ -104,8 +104,13 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
         return Verdict::kHooked;
       }
     }
+    // In their order, which a forward that goes through them reads.
+    Py_ssize_t position = 0;
+    PyObject* name = nullptr;
+    PyObject* module = nullptr;
     for (const Child& child : owner.children) {
-      if (PyDict_GetItemWithError(owner.submodules.ptr(), child.name.ptr()) != child.module) {
+      if (PyDict_Next(owner.submodules.ptr(), &position, &name, &module) == 0 ||
+          module != child.module || name != child.name.ptr()) {
         return Verdict::kChanged;
       }
     }

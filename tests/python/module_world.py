@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 ARGS = argparse.Namespace(scale=2.0, act="relu")
 SPACE = types.SimpleNamespace(k=3.0)
+CACHED = types.SimpleNamespace(k=3.0)
 QUEUE = collections.deque([1.0, 2.0])
 TABLE = torch.linspace(0, 1, 8)
 
@@ -58,7 +59,7 @@ class _Made(metaclass=_Meta):
 @functools.lru_cache
 def cached_factor(n: int) -> float:
     """What is cached was made with the old value."""
-    return n * SPACE.k
+    return n * CACHED.k
 
 
 def variable(name: str) -> str:
@@ -123,7 +124,7 @@ class World(nn.Module):
 
     def function(self, y: torch.Tensor) -> torch.Tensor:
         """A function of torch that a program may patch."""
-        return F.gelu(y)
+        return functional.gelu(y)
 
     def method(self, y: torch.Tensor) -> torch.Tensor:
         """A method of Tensor that a program may patch."""
@@ -170,7 +171,7 @@ def _put(owner: Any, key: Any, value: Any) -> Callable[[World], None]:
 
 
 def _other_space(_: World) -> None:
-    SPACE.k = 7.0
+    CACHED.k = 7.0
     cached_factor.cache_clear()
 
 
@@ -185,7 +186,7 @@ CASES: dict[str, Callable[[World], Any]] = {
     "pair_of_module": lambda model: model.pair.__setitem__(1, 4.0),
     "table": lambda _: TABLE.add_(1.0),
     "cached": _other_space,
-    "function": _set(F, "gelu", torch.sin),
+    "function": _set(functional, "gelu", torch.sin),
     "method": _set(torch.Tensor, "exp", lambda x: x.sin()),
     "operator": _set(torch.Tensor, "__matmul__", lambda x, y: x.mm(y) + 1),
     "environment": lambda _: os.environ.__setitem__("TEST_WORLD", "3.0"),
@@ -196,10 +197,9 @@ CASES: dict[str, Callable[[World], Any]] = {
 }
 # What has a kernel until it changes. The others are refused: they cannot be watched, or a trace is
 # not what eager runs.
-KERNELS = ("namespace", "chosen", "space", "cached", "function", "method", "operator") + (
-    "environment",
-    "order",
-)
+KERNELS = frozenset(
+    ("namespace", "chosen", "space", "cached", "function", "method", "operator", "environment")
+) | {"order", "level", "meta"}
 
 
 def made(name: str) -> World:

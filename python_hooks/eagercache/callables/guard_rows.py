@@ -25,6 +25,7 @@ import torch
 from eagercache.callables.code_values import (
     MISSING,
     code_digest,
+    is_covered,
     plain_value,
     type_name,
 )
@@ -193,7 +194,9 @@ def describe(value: Any, kind: str, argument: Any, module: torch.nn.Module) -> A
 def _named(value: Any) -> Any:
     """A plain value, or the name of a function or class and what it does."""
     if isinstance(value, enum.Enum):
-        return [*plain_value(value), plain_value(value.value)]
+        return ["enum", type_name(value), value.name, plain_value(value.value)]
+    if isinstance(value, type) and not is_covered(value.__module__):
+        return ["class", value.__module__, value.__qualname__, _constants(value)]
     plain = plain_value(value)
     if plain is not None:
         return plain
@@ -210,13 +213,19 @@ def _named(value: Any) -> Any:
     return [type_name(value), str(getattr(value, "__qualname__", ""))]
 
 
-def is_describable(value: Any) -> bool:
-    """Whether `describe` tells another value from this one by more than its type."""
-    return plain_value(value) is not None or isinstance(
-        value,
-        (types.FunctionType, types.MethodType, types.MethodDescriptorType)
-        + (types.WrapperDescriptorType, types.BuiltinFunctionType, staticmethod, classmethod),
-    )
+def _constants(kind: type) -> list[Any]:
+    """The plain values in a class of the program, its bases and its metaclasses."""
+    meta: type = type(kind)
+    bases = kind.__mro__ + meta.__mro__
+    return [
+        [name, _named(value) if isinstance(value, enum.Enum) else plain_value(value)]
+        for base in bases
+        if not is_covered(base.__module__)
+        for name, value in sorted(vars(base).items())
+        if not name.startswith("__")
+        and not isinstance(value, type)
+        and plain_value(value) is not None
+    ]
 
 
 def guards_in(rows: list[list[str]]) -> Iterator[GuardRow]:

@@ -189,7 +189,7 @@ class FunctionRecorder:
         # What torch itself says once a process is no effect of the forward.
         name = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
         top = name.partition(".")[0]
-        if not self._effect and top not in {"torch", "logging", "warnings", *trusted}:
+        if not self._effect and top not in {"torch", "eagercache", "logging", "warnings", *trusted}:
             self._effect = effect
 
     def check_effects(self) -> None:

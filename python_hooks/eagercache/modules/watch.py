@@ -12,6 +12,7 @@ or in a place that cannot be watched, `Unwatchable` is raised, and the module's 
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import os
@@ -166,6 +167,8 @@ class _Rows:
             if value is MISSING:
                 return  # comparing it says so
             text = path_text(path[: position + 1])
+            if isinstance(value, type) and not is_covered(value.__module__):
+                self._class_and_members(value)
             if step == "variable":
                 self.environment([key])
             elif step in ("attr", "item", "key"):
@@ -178,9 +181,7 @@ class _Rows:
             kind_of = owner if isinstance(owner, type) else type(owner)
             self._class(kind_of)
 
-    def _step(
-        self, owner: Any, step: str, key: Any, found: tuple[Any, str], by_type: bool
-    ) -> None:
+    def _step(self, owner: Any, step: str, key: Any, found: tuple[Any, str], by_type: bool) -> None:
         value, text = found
         if isinstance(owner, torch.nn.Module):
             return  # another value in a module is noticed otherwise (nn_modules/guard.h)
@@ -191,9 +192,10 @@ class _Rows:
         if isinstance(owner, types.CellType):
             self._insides.append(("cell", owner, (), (self._held(value, text, by_type),)))
             return
-        if isinstance(owner, (types.FunctionType, types.CodeType)):
-            if key not in vars(owner) if isinstance(owner, types.FunctionType) else True:
-                return
+        if isinstance(owner, types.CodeType):
+            return
+        if isinstance(owner, types.FunctionType) and key not in vars(owner):
+            return  # its code, defaults and closure
         if isinstance(owner, list):
             self._parts_of(owner, text)
             return
@@ -299,6 +301,14 @@ class _Rows:
         if id(kind) not in self._looked:
             self._looked.add(id(kind))
             self._insides.append(("class", kind, (), ()))
+
+    def _class_and_members(self, kind: type) -> None:
+        """A class that code of the program reads from, its metaclass, and members of an enum."""
+        self._class(kind)
+        self._class(type(kind))
+        if issubclass(kind, enum.Enum):
+            for member in kind:
+                self._item(vars(member), "_value_", self._expected(member._value_))
 
     def _dictionary(self, value: dict[Any, Any]) -> None:
         # At one moment: other threads may add to it.

@@ -80,11 +80,11 @@ class DynamoGuards:
             self._namespace = str(graph.root_tx.f_globals.get("__name__", ""))
             return result
 
-        OutputGraph.compile_subgraph = compile_subgraph  # type: ignore[method-assign]
+        OutputGraph.compile_subgraph = compile_subgraph
         try:
             yield
         finally:
-            OutputGraph.compile_subgraph = original  # type: ignore[method-assign]
+            OutputGraph.compile_subgraph = original
 
     def rows(self, module: torch.nn.Module) -> list[GuardRow]:
         """What the user's process has to compare. Raises CompileRefused where it could not."""
@@ -142,9 +142,11 @@ class DynamoGuards:
     @staticmethod
     def _is_known(path: Path, sort: str, value: Any, module: torch.nn.Module) -> bool:
         """Whether the identity of the module or the environment key has that value already."""
-        root, name = path[0]
-        if isinstance(value, torch.nn.Module) or isinstance(value, types.ModuleType):
-            return root == "self" or isinstance(value, types.ModuleType)
+        root = path[0][0]
+        if isinstance(value, types.ModuleType):
+            return True  # watched as a step to what is read of it
+        if isinstance(value, torch.nn.Module):
+            return root == "self"
         if root == "import":
             return is_covered(_owner(path, module)) and sort not in _MAY_BE_PATCHED
         return not _passes_an_object(path, module)
@@ -261,10 +263,11 @@ def tensor_names(codes: Iterable[tuple[types.CodeType, str]]) -> list[GuardRow]:
     """What stands in `torch.Tensor` under the names that this code asks for: it may be patched."""
     named = {name for code, _ in codes for name in (*code.co_names, *_strings(code))}
     members = vars(torch.Tensor)
+    special = {name for name in dir(torch._C.TensorBase) if name.startswith("__")}
     known = sorted(
         name
-        for name in named | {name for name in members if name.startswith("__")}
-        if callable(members.get(name, None)) or hasattr(torch._C.TensorBase, name)
+        for name in named | special
+        if callable(members.get(name)) or callable(getattr(torch._C.TensorBase, name, None))
     )
     path: Path = (("import", "torch"), ("attr", "Tensor"))
     nobody = torch.nn.Module()
