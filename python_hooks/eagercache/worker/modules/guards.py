@@ -54,6 +54,8 @@ _MAY_BE_PATCHED = frozenset(("BUILTIN_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH",
 _TRACER = ("torch._dynamo", "torch.utils._pytree", "torch.export", "torch.fx", "torch._export")
 _BUILTINS = "__builtins_dict__"
 _ALIAS = "__import_"
+# The names of a class: an item of them is one of its attributes.
+_NAMESPACE: Step = ("namespace", "")
 MAX_GUARDS = 4000
 
 
@@ -162,6 +164,18 @@ class DynamoGuards:
 
     def _path(self, source: Any) -> Path | None:
         """None for what is no value of Python's, and for sources that are not known here."""
+        path = self._steps(source)
+        if path is None:
+            return None
+        merged: list[Step] = []
+        for step in path:
+            if merged and merged[-1] == _NAMESPACE and step[0] == "item":
+                merged[-1] = ("attr", step[1])
+            else:
+                merged.append(step)
+        return tuple(step for step in merged if step != _NAMESPACE)
+
+    def _steps(self, source: Any) -> Path | None:
         steps: list[Step] = []
         while True:
             sort = type(source).__name__
@@ -211,6 +225,8 @@ def _step(source: Any, sort: str) -> tuple[Step, ...] | None:
         return (("attr", "__code__"),)
     if sort == "TypeSource":
         return (("type", ""),)
+    if sort == "TypeDictSource":
+        return (_NAMESPACE,)
     if sort == "TypeMROSource":
         return (("attr", "__mro__"),)
     if sort == "DefaultsSource":
