@@ -176,6 +176,8 @@ def describe(value: Any, kind: str, argument: Any, module: torch.nn.Module) -> A
     if kind == "same":
         return resolve(tuple((step, key) for step, key in argument), module) is value
     if kind in ("contains", "lacks"):
+        if isinstance(value, type):
+            return argument in vars(value)
         return isinstance(value, (dict, set, frozenset)) and argument in value
     if kind == "has":
         return attribute(value, argument) is not MISSING

@@ -52,6 +52,8 @@ _NOT_THERE = (None, True)
 _WITH_PARTS = (list, tuple, dict, set, frozenset, functools.partial, types.FunctionType)
 _MAX_VALUES = 4096
 _MAX_DEPTH = 12
+# What a module keeps children and tensors in (nn_modules/guard.h compares them).
+_TABLES = frozenset(("_modules", "_parameters", "_buffers"))
 
 
 def attribute_values(module: torch.nn.Module) -> list[Row]:
@@ -162,10 +164,15 @@ class _Rows:
 
     def _path(self, path: tuple[tuple[str, Any], ...], module: torch.nn.Module, kind: str) -> None:
         owner: Any = None
+        of_module = False  # whether owner is the table of a module's children or tensors
         for position, (step, key) in enumerate(path):
             value = step_from(owner, step, key, module)
             if value is MISSING:
                 return  # comparing it says so
+            if of_module:  # noticed otherwise, as another value in a module is
+                owner, of_module = value, False
+                continue
+            of_module = isinstance(owner, torch.nn.Module) and key in _TABLES
             text = path_text(path[: position + 1])
             if isinstance(value, type) and not is_covered(value.__module__):
                 self._class_and_members(value)
@@ -175,6 +182,8 @@ class _Rows:
                 last = position + 1 == len(path)
                 self._step(owner, step, key, (value, text), last and kind == "type")
             owner = value
+        if of_module:
+            return
         if kind in ("keys", "contains", "length"):
             self._parts_of(owner, path_text(path))
         elif kind in ("has", "names"):
@@ -241,6 +250,9 @@ class _Rows:
     def _parts_of(self, value: Any, text: str) -> None:
         """All items of a container of the program's."""
         if isinstance(value, (tuple, frozenset, str, bytes, range)):
+            return
+        if isinstance(value, type):
+            self._class(value)
             return
         if not self._may_hold(value, 0):
             raise Unwatchable(f"{text} holds a tensor or module")

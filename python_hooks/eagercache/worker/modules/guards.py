@@ -8,6 +8,7 @@ written down, and what a process could not watch, refuses the module.
 from __future__ import annotations
 
 import functools
+import os
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -167,6 +168,9 @@ class DynamoGuards:
         path = self._steps(source)
         if path is None:
             return None
+        for position, (sort, _) in enumerate(path):
+            if sort == "variable":
+                return _variable(path[:position], path[position:])
         merged: list[Step] = []
         for step in path:
             if merged and merged[-1] == _NAMESPACE and step[0] == "item":
@@ -200,6 +204,13 @@ class DynamoGuards:
         if name in self._imports:
             return (("import", self._imports[name]), *rest)
         return (("import", self._namespace), ("attr", name), *rest)
+
+
+def _variable(place: Path, variable: Path) -> Path | None:
+    """A variable of the environment; None for an item of another mapping with keys of bytes."""
+    if resolve(place, torch.nn.Module()) is not os.environ._data:  # type: ignore[attr-defined]
+        return None
+    return (("import", "os"), *variable)
 
 
 def _from_self(name: str, steps: list[Step]) -> Path | None:
@@ -237,6 +248,8 @@ def _step(source: Any, sort: str) -> tuple[Step, ...] | None:
         key = source.index
         if type(key).__name__ == "ConstDictKeySource":
             return None
+        if isinstance(key, bytes):  # of what `os.environ` has
+            return (("variable", os.fsdecode(key)),)
         if getattr(source, "index_is_slice", False) or not isinstance(key, (str, int, bool)):
             return None
         return (("item", key),)
