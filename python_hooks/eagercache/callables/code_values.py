@@ -7,6 +7,7 @@ one before. What cannot be written down (an open file, a tensor) goes by its typ
 
 from __future__ import annotations
 
+import argparse
 import dis
 import enum
 import functools
@@ -26,6 +27,8 @@ import torch
 _COVERED_PACKAGES = frozenset({"torch", "eagercache", "builtins"}) | sys.stdlib_module_names
 
 _MAX_DEPTH = 8
+# The standard library's objects that programs keep their options in.
+NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 _MAX_ITEMS = 4096
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 # What a decorator's function holds of the one that it decorates.
@@ -130,6 +133,11 @@ def values_digest(
     if function is not None:
         rows.append(writer.function(function))
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
+def value_digest(value: Any) -> str:
+    """16 digits over a value, in the form in which code's values are written down here."""
+    return hashlib.sha256(json.dumps(_Loose().write(value)).encode()).hexdigest()[:16]
 
 
 def class_code(kind: type) -> str:
@@ -307,6 +315,6 @@ class _Loose:
             if is_covered(str(value.__module__)):
                 return [str(value.__module__), value.__qualname__]
             return [str(value.__module__), value.__qualname__, *self.function(value)]
-        if is_of_program(value):
+        if is_of_program(value) or isinstance(value, NAMESPACES):
             return [[key, self.write(item)] for key, item in sorted(vars(value).items())]
         return []

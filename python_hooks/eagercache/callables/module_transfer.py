@@ -9,12 +9,13 @@ number. The bytes go to a process of the same user through a pipe and are never 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import io
 import math
 import pickle
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -23,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import SHARDING_MARKS
+from eagercache.callables.program_values import ProgramValues, collect
 
 MAX_PICKLE_BYTES = 16 << 20
 MAX_MODEL_BYTES = 4 << 30
@@ -141,6 +143,7 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     pickler = _Pickler(file)
     try:
         pickler.dump((module, args, dict(kwargs)))
+        values = collect(module)
     except NotTransferable:
         raise
     except Exception as error:
@@ -148,19 +151,26 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         raise NotTransferable(f"it cannot be pickled: {type(error).__name__}: {line}") from error
     if file.tell() > MAX_PICKLE_BYTES:
         raise NotTransferable("its code and attributes refer to too much data")
-    whole = pickle.dumps((pickler.standins, file.getvalue()), protocol=pickle.HIGHEST_PROTOCOL)
+    whole = pickle.dumps(
+        (pickler.standins, file.getvalue(), values), protocol=pickle.HIGHEST_PROTOCOL
+    )
     return base64.b64encode(whole).decode()
 
 
 @dataclass
 class Transferred:
-    """A rebuilt module and call. `draw` gives its tensors other values, in place."""
+    """A rebuilt module and call. `draw` gives its tensors other values, in place.
+
+    Attributes:
+        values: what the program set in modules and classes; the module is run with them applied.
+    """
 
     module: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     _tensors: list[torch.Tensor]
     _standins: list[_Standin]
+    values: ProgramValues = field(default_factory=ProgramValues)
 
     def draw(self, seed: int, spread: float = 1.0) -> None:
         """Random values with the statistics of the originals, times ``spread`` in width."""
@@ -203,7 +213,7 @@ class Transferred:
         args, kwargs = pytree.tree_map(
             lambda value: made.get(id(value), value), (self.args, self.kwargs)
         )
-        member = Transferred(self.module, args, kwargs, tensors, standins)
+        member = Transferred(self.module, args, kwargs, tensors, standins, self.values)
         member.draw(seed=0)
         return member
 
@@ -270,12 +280,20 @@ def _make(standin: _Standin) -> torch.Tensor:
 
 def unpack(text: str) -> Transferred:
     """Rebuilds what `pack` packed. Imports the modules that define its classes."""
-    standins, body = pickle.loads(base64.b64decode(text))
+    standins, body, values = pickle.loads(base64.b64decode(text))
     tensors = [_make(standin) for standin in standins]
     module, args, kwargs = _Unpickler(io.BytesIO(body), tensors).load()
     for part in module.modules():
         for mark in SHARDING_MARKS & vars(part).keys():
             delattr(part, mark)
-    transferred = Transferred(module, args, kwargs, tensors, standins)
+    transferred = Transferred(module, args, kwargs, tensors, standins, values)
     transferred.draw(seed=0)
     return transferred
+
+
+@contextlib.contextmanager
+def unpacked(text: str) -> Iterator[Transferred]:
+    """`unpack`, in a block in which modules and classes hold what the program set in them."""
+    transferred = unpack(text)
+    with transferred.values.applied():
+        yield transferred

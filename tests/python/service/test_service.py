@@ -627,7 +627,8 @@ def in_terminal(program: subprocess.Popen[bytes], terminal: int) -> None:
 
 
 INTERRUPTED = """\
-import fcntl, os, pathlib, sys, termios, time
+import fcntl, os, pathlib, signal, sys, termios, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C there is for this process's group from here on
 from eagercache.service.service import CompileService, ServiceSettings

@@ -17,7 +17,7 @@ import torch
 from eagercache.callables import call_hooks
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
-from eagercache.callables.module_transfer import Transferred, unpack
+from eagercache.callables.module_transfer import Transferred, unpacked
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast, main_of
 from eagercache.calls.call import decode_state
@@ -83,8 +83,11 @@ def compile_deployed(
             sys.path.append(path)
     casts = description["autocast"]
     open_sizes = [(int(tensor), int(dimension)) for tensor, dimension in description["open"]]
-    with decode_state(description).applied(), torch.no_grad():
-        rebuilt = unpack(description["payload"])
+    with (
+        decode_state(description).applied(),
+        torch.no_grad(),
+        unpacked(description["payload"]) as rebuilt,
+    ):
         with autocast(casts):
             identity, _ = watch_forward(rebuilt, description["identity"])
         with autocast(casts), main_of(rebuilt.module), call_hooks.originals():

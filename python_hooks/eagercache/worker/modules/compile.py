@@ -26,7 +26,7 @@ from eagercache.callables import call_hooks
 from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity, Unfit, identify
-from eagercache.callables.module_transfer import Transferred, unpack
+from eagercache.callables.module_transfer import Transferred, unpacked
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import (
     Listener,
@@ -90,8 +90,8 @@ def compile_module(
         decode_state(description).applied(),
         attention_order(description.get("attention")),
         torch.no_grad(),
+        unpacked(description["payload"]) as rebuilt,
     ):
-        rebuilt = unpack(description["payload"])
         with autocast(description["autocast"]):
             identity, functions = watch_forward(rebuilt, description["identity"])
         begin = time.process_time()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from eagercache.callables.guard_rows import (
     GuardRow,
     Path,
     Step,
+    attribute,
     describe,
     path_text,
     resolve,
@@ -57,16 +59,25 @@ _BUILTINS = "__builtins_dict__"
 _ALIAS = "__import_"
 # The names of a class: an item of them is one of its attributes.
 _NAMESPACE: Step = ("namespace", "")
+# Before the position of a key: the value at it.
+_AT_POSITION: Step = ("at", "")
 MAX_GUARDS = 4000
 
 
 class DynamoGuards:
-    """The guards of the last trace in a `recorded` block."""
+    """The guards of the last trace in a `recorded` block.
+
+    Attributes:
+        restored: names of objects, as Dynamo's warnings have them, whose attributes the forward
+            changed and put back: after it they are what they were.
+    """
 
     def __init__(self) -> None:
+        self.restored: frozenset[str] = frozenset()
         self._guards: list[Any] = []
         self._imports: dict[str, str] = {}
         self._namespace = ""
+        self._module: torch.nn.Module = torch.nn.Module()
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -77,6 +88,7 @@ class DynamoGuards:
 
         @functools.wraps(original)
         def compile_subgraph(graph: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            self.restored = frozenset(_restored(graph.side_effects))
             result = original(graph, tx, *args, **kwargs)
             self._guards = list(graph.guards)
             self._imports = dict(graph.import_sources)
@@ -91,6 +103,7 @@ class DynamoGuards:
 
     def rows(self, module: torch.nn.Module) -> list[GuardRow]:
         """What the user's process has to compare. Raises CompileRefused where it could not."""
+        self._module = module
         found: dict[tuple[str, ...], GuardRow] = {}
         for guard in self._guards:
             row = self._row(guard, module)
@@ -123,7 +136,11 @@ class DynamoGuards:
         value = resolve(path, module)
         if kind is None or value is MISSING or self._is_known(path, sort, value, module):
             return None
-        argument = self._argument(guard, kind)
+        if path[-1][0] == "key" and kind == "value" and isinstance(value, (str, int)):
+            path, kind, argument = path[:-1], "contains", value
+            value = resolve(path, module)
+        else:
+            argument = self._argument(guard, kind)
         if kind == "contains" and argument is None:
             return None
         return GuardRow(path, kind, argument, describe(value, kind, argument, module))
@@ -173,7 +190,14 @@ class DynamoGuards:
                 return _variable(path[:position], path[position:])
         merged: list[Step] = []
         for step in path:
-            if merged and merged[-1] == _NAMESPACE and step[0] == "item":
+            if merged and merged[-1] == _AT_POSITION:
+                # The key itself, so that others may come before it: that they do not, where it
+                # matters, is a guard of all keys.
+                key = resolve((*merged[:-1], step), self._module)
+                if not isinstance(key, (str, int)):
+                    return None
+                merged[-1] = ("item", key)
+            elif merged and merged[-1] == _NAMESPACE and step[0] == "item":
                 merged[-1] = ("attr", step[1])
             else:
                 merged.append(step)
@@ -204,6 +228,27 @@ class DynamoGuards:
         if name in self._imports:
             return (("import", self._imports[name]), *rest)
         return (("import", self._namespace), ("attr", name), *rest)
+
+
+def _restored(effects: Any) -> Iterator[str]:
+    from torch._dynamo.output_graph import _get_source_debug_name
+
+    for variable, attributes in effects.store_attr_mutations.items():
+        owner = getattr(variable, "value", MISSING)
+        source = getattr(variable, "source", None)
+        # Of a container its items may be other ones.
+        if owner is MISSING or source is None or isinstance(owner, (dict, list, set, deque)):
+            continue
+        if all(_is_as_it_was(owner, name, new) for name, new in attributes.items()):
+            yield _get_source_debug_name(source)
+
+
+def _is_as_it_was(owner: Any, name: str, new: Any) -> bool:
+    if not new.is_python_constant():
+        return False
+    before, after = attribute(owner, name), new.as_python_constant()
+    same = type(before) is type(after) and type(after) in (int, float, str, bytes)
+    return before is after or (same and repr(before) == repr(after))
 
 
 def _variable(place: Path, variable: Path) -> Path | None:
@@ -247,7 +292,7 @@ def _step(source: Any, sort: str) -> tuple[Step, ...] | None:
     ):
         key = source.index
         if type(key).__name__ == "ConstDictKeySource":
-            return None
+            return (_AT_POSITION, ("key", key.index))
         if isinstance(key, bytes):  # of what `os.environ` has
             return (("variable", os.fsdecode(key)),)
         if getattr(source, "index_is_slice", False) or not isinstance(key, (str, int, bool)):

@@ -186,18 +186,23 @@ def export_strictly(
         with warnings.catch_warnings(record=True) as said, guards.recorded():
             warnings.simplefilter("always")
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
-        changed = _changed_objects([str(warning.message) for warning in said])
+        changed = [
+            name
+            for name in _changed_objects([str(warning.message) for warning in said])
+            if name not in guards.restored
+        ]
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     if changed:
-        raise CompileRefused(f"the forward changes {changed[0]}, which outlives the call")
+        name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
+        raise CompileRefused(f"the forward changes {name}, which outlives the call")
     return program, tuple(tuple(row.to_row()) for row in guards.rows(module))
 
 
 def _changed_objects(warned: Sequence[str]) -> list[str]:
     """What Dynamo says that the forward would change, but for the module itself."""
     return [
-        _GLOBAL.sub(r"\1", name).replace("_dot_", ".")
+        name
         for text in warned
         if _SIDE_EFFECTS in text
         for name in ast.literal_eval(text.partition(_LISTED)[2])

@@ -27,7 +27,7 @@ from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Identity, Unfit, identify
-from eagercache.callables.module_transfer import Transferred, unpack
+from eagercache.callables.module_transfer import Transferred, unpacked
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.replay import Replayed
 from eagercache.callables.surroundings import (
@@ -94,8 +94,8 @@ def compile_training(
         decode_state(description).applied(),
         attention_order(description.get("attention")),
         torch.enable_grad(),
+        unpacked(description["payload"]) as rebuilt,
     ):
-        rebuilt = unpack(description["payload"])
         rebuilt.require_gradients()
         seconds: dict[str, float] = {}
         with _clocked(seconds, "watch"), autocast(description["autocast"]):
