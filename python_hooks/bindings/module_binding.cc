@@ -155,7 +155,7 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
                           const Ranges& ranges,
                           const std::vector<std::vector<std::int64_t>>& output_strides,
                           const py::object& unflatten, const std::optional<py::dict>& plan,
-                          bool differs_on_replicas) {
+                          bool differs_on_replicas, bool takes_objects) {
   auto kernel = std::make_unique<ModuleKernel>();
   kernel->device = c10::Device(device);
   ModelContainer* model = kernel->model = open_source(source, kernel->device, 0);
@@ -173,7 +173,7 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   const bool fits = plan.has_value() ? output_strides.size() <= model->num_outputs()
                                      : output_strides.size() == model->num_outputs();
   if (inputs.size() + num_drawn != model->num_inputs() || !fits ||
-      (unflatten.is_none() && output_strides.size() != 1)) {
+      (unflatten.is_none() && (output_strides.size() != 1 || takes_objects))) {
     throw std::runtime_error("the kernel takes or returns another number of tensors");
   }
   for (const auto& [from_module, index] : inputs) {
@@ -194,6 +194,7 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   }
   kernel->training = training.release();
   kernel->differs_on_replicas = differs_on_replicas;
+  kernel->takes_objects = takes_objects;
   return kernel.release();
 }
 
@@ -336,6 +337,7 @@ void bind_modules(py::module_& module) {
   module.def("load_module", &load_module, py::arg("source"), py::arg("device"), py::arg("inputs"),
              py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),
              py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
+             py::arg("takes_objects") = false,
              py::return_value_policy::reference);
 }
 

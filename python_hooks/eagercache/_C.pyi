@@ -261,9 +261,10 @@ def load_module(
     inputs: Sequence[tuple[bool, int]],
     ranges: Sequence[tuple[int, int, int, int]],
     output_strides: Sequence[Sequence[int]],
-    unflatten: Callable[[list[Any]], Any] | None,
+    unflatten: Callable[..., Any] | None,
     plan: dict[str, Any] | None = None,
     differs_on_replicas: bool = False,
+    takes_objects: bool = False,
 ) -> ModuleKernel: ...
 def cuda_architecture(device_index: int) -> str: ...
 

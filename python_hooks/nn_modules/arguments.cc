@@ -1,6 +1,8 @@
 #include "python_hooks/nn_modules/arguments.h"
 
 #include <c10/core/TensorImpl.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -8,6 +10,8 @@
 #include <cstring>
 #include <limits>
 #include <utility>
+
+#include "python_hooks/nn_modules/objects.h"
 
 namespace eagercache {
 namespace {
@@ -21,7 +25,7 @@ constexpr c10::DispatchKeySet kPlainKeys = c10::DispatchKeySet(
 
 constexpr std::int64_t kMaxNumel = std::numeric_limits<std::int32_t>::max();
 constexpr int kMaxDepth = 8;
-constexpr std::size_t kMaxWords = 4096;
+constexpr std::size_t kMaxWords = 16384;
 
 PyObject* parameter_type = nullptr;
 
@@ -40,6 +44,10 @@ enum class Tag : std::uint8_t {
   kKeyword,  // length in the header, bytes packed; the value follows
   kTensor,   // dtype, rank and flags in the header; sizes, strides
   kEnd,      // after the last one
+  kObject,   // count in the header; the class's name, and a string and a value for each attribute
+  kScalarType,  // in the header
+  kDevice,      // type and index in the header
+  kClass,       // its name follows
 };
 
 constexpr Word header(Tag tag, Word payload = 0) noexcept {
@@ -90,13 +98,19 @@ class Reader {
     } else if (PyUnicode_CheckExact(object)) {
       return text(Tag::kString, object);
     } else if (PyTuple_CheckExact(object)) {
-      return sequence(Tag::kTuple, PySequence_Fast_ITEMS(object), PyTuple_GET_SIZE(object), depth);
+      return sequence(Tag::kTuple, object, PySequence_Fast_ITEMS(object),
+                      PyTuple_GET_SIZE(object), depth);
     } else if (PyList_CheckExact(object)) {
-      return sequence(Tag::kList, PySequence_Fast_ITEMS(object), PyList_GET_SIZE(object), depth);
+      return sequence(Tag::kList, object, PySequence_Fast_ITEMS(object), PyList_GET_SIZE(object),
+                      depth);
     } else if (PyDict_CheckExact(object)) {
       return dict(object, depth);
+    } else if (THPVariable_Check(object)) {
+      return ModuleAside::kTensorKind;
+    } else if (is_open_class(Py_TYPE(object))) {
+      return instance(object, depth);
     } else {
-      return THPVariable_Check(object) ? ModuleAside::kTensorKind : ModuleAside::kArgument;
+      return inside_ ? of_object(object) : ModuleAside::kArgument;
     }
     return ModuleAside::kNone;
   }
@@ -131,7 +145,60 @@ class Reader {
     return ModuleAside::kNone;
   }
 
-  ModuleAside sequence(Tag tag, PyObject* const* items, Py_ssize_t count, int depth) {
+  // Whether what an object holds is met for the first time: a kernel's copy of it is a tree.
+  bool is_new(PyObject* object) {
+    if (!inside_) {
+      return true;
+    }
+    const bool met = std::ranges::find(met_, object) != met_.end();
+    met_.push_back(object);
+    return !met;
+  }
+
+  ModuleAside instance(PyObject* object, int depth) {
+    PyObject* const name = class_name(Py_TYPE(object));
+    const auto held = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object, nullptr));
+    if (name == nullptr || !held) {
+      PyErr_Clear();
+      return ModuleAside::kArgument;
+    }
+    const bool outer = std::exchange(inside_, true);
+    if (!is_new(object)) {
+      return ModuleAside::kArgument;
+    }
+    form_.objects.push_back(object);
+    put(header(Tag::kObject, static_cast<Word>(PyDict_GET_SIZE(held.ptr()))));
+    ModuleAside reason = text(Tag::kString, name);
+    if (reason == ModuleAside::kNone) {
+      reason = items(held.ptr(), depth);
+    }
+    inside_ = outer;
+    return reason;
+  }
+
+  // What objects hold, and no call is given by itself.
+  ModuleAside of_object(PyObject* object) {
+    if (THPDtype_Check(object)) {
+      const auto type = reinterpret_cast<THPDtype*>(object)->scalar_type;
+      put(header(Tag::kScalarType, static_cast<Word>(type)));
+    } else if (THPDevice_Check(object)) {
+      const c10::Device device = reinterpret_cast<THPDevice*>(object)->device;
+      put(header(Tag::kDevice, (static_cast<Word>(device.type()) << 16) |
+                                   (static_cast<Word>(device.index()) & 0xFFFF)));
+    } else if (PyType_Check(object)) {
+      PyObject* const name = class_name(reinterpret_cast<PyTypeObject*>(object));
+      return name == nullptr ? ModuleAside::kArgument : text(Tag::kClass, name);
+    } else {
+      return ModuleAside::kArgument;
+    }
+    return ModuleAside::kNone;
+  }
+
+  ModuleAside sequence(Tag tag, PyObject* object, PyObject* const* items, Py_ssize_t count,
+                       int depth) {
+    if (tag == Tag::kList && !is_new(object)) {
+      return ModuleAside::kArgument;
+    }
     put(header(tag, static_cast<Word>(count)));
     for (Py_ssize_t i = 0; i < count; ++i) {
       if (const ModuleAside reason = value(items[i], depth + 1); reason != ModuleAside::kNone) {
@@ -142,15 +209,24 @@ class Reader {
   }
 
   ModuleAside dict(PyObject* object, int depth) {
+    if (!is_new(object)) {
+      return ModuleAside::kArgument;
+    }
     put(header(Tag::kDict, static_cast<Word>(PyDict_GET_SIZE(object))));
+    return items(object, depth);
+  }
+
+  ModuleAside items(PyObject* object, int depth) {
     Py_ssize_t position = 0;
     PyObject* key = nullptr;
     PyObject* item = nullptr;
     while (PyDict_Next(object, &position, &key, &item) != 0) {
-      if (!PyUnicode_CheckExact(key)) {
-        return ModuleAside::kArgument;
+      ModuleAside reason = ModuleAside::kArgument;
+      if (PyUnicode_CheckExact(key)) {
+        reason = text(Tag::kString, key);
+      } else if (inside_ && PyLong_CheckExact(key)) {
+        reason = integer(key);
       }
-      ModuleAside reason = text(Tag::kString, key);
       if (reason == ModuleAside::kNone) {
         reason = value(item, depth + 1);
       }
@@ -192,6 +268,8 @@ class Reader {
   }
 
   ModuleCallForm& form_;
+  bool inside_ = false;                   // of an object
+  c10::SmallVector<PyObject*, 32> met_;  // objects, and what they hold that can be changed
 };
 
 std::size_t words_of_text(Word head) noexcept {
@@ -211,6 +289,9 @@ std::vector<TensorPlace> tensor_places(std::span<const Word> words) {
       case Tag::kTuple:
       case Tag::kList:
       case Tag::kDict:
+      case Tag::kObject:
+      case Tag::kScalarType:
+      case Tag::kDevice:
         at += 1;
         break;
       case Tag::kInt:
@@ -219,6 +300,7 @@ std::vector<TensorPlace> tensor_places(std::span<const Word> words) {
         break;
       case Tag::kString:
       case Tag::kKeyword:
+      case Tag::kClass:
         at += 1 + words_of_text(words[at]);
         break;
       case Tag::kTensor: {

@@ -26,7 +26,7 @@ enum class ModuleAside : std::uint8_t {
   kHooks,          // forward or backward hooks on the module, below it, or on all modules
   kChanged,        // an attribute, submodule or parameter changed; being looked at again
   kGradients,      // the call needs gradients, and has no kernel with them
-  kArgument,       // an argument that is no tensor, number, string, None or container of them
+  kArgument,       // an argument that can be no kernel's: see read_arguments
   kTensorKind,     // a tensor subclass, sparse, empty, on another device ...
   kTooManyForms,   // more different calls than are remembered
   kIndexRange,     // an index out of the range that the kernel may read
@@ -61,12 +61,14 @@ void set_parameter_type(PyObject* type) noexcept;
 struct ModuleCallForm {
   c10::SmallVector<Word, 128> words;
   c10::SmallVector<const at::Tensor*, 16> tensors;  // owned by the arguments
+  c10::SmallVector<PyObject*, 32> objects;          // instances of classes; likewise
   std::optional<c10::Device> device;                // of the tensors, which all have the same
   bool requires_grad = false;
 };
 
-// Reads the arguments (without `self`). Needs the GIL; runs no Python code. On anything but kNone
-// the contents of `form` are unspecified.
+// Reads the arguments (without `self`): tensors, numbers, strings, None, tuples, lists and dicts of
+// them, and objects (objects.h) with all that they hold, where nothing is reached twice. Needs the
+// GIL; runs no Python code. On anything but kNone the contents of `form` are unspecified.
 ModuleAside read_arguments(std::span<PyObject* const> positional, PyObject* keyword_names,
                            PyObject* const* keyword_values, ModuleCallForm& form);
 

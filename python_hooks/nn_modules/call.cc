@@ -24,6 +24,7 @@
 #include "dispatcher/kernels/numerics_rule.h"
 #include "dispatcher/observe/verification.h"
 #include "guards/builder/key_builder.h"
+#include "python_hooks/nn_modules/objects.h"
 #include "python_hooks/nn_modules/raise_later.h"
 #include "python_hooks/nn_modules/training.h"
 
@@ -176,7 +177,7 @@ c10::SmallVector<ModelContainer::TensorHandle, 64> take_inputs(const ModuleKerne
 }
 
 PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
-                       c10::SmallVector<at::Tensor, 4>& outputs) {
+                       const ModuleCallForm& form, c10::SmallVector<at::Tensor, 4>& outputs) {
   for (std::size_t i = 0; i < outputs.size() && i < strides.size(); ++i) {
     adopt_strides(outputs[i], strides[i]);
   }
@@ -187,7 +188,14 @@ PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strid
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     list[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(outputs[i])));
   }
-  return PyObject_CallOneArg(kernel.unflatten.ptr(), list.ptr());
+  if (!kernel.takes_objects) {
+    return PyObject_CallOneArg(kernel.unflatten.ptr(), list.ptr());
+  }
+  py::tuple objects(form.objects.size());
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    objects[i] = py::reinterpret_borrow<py::object>(form.objects[i]);
+  }
+  return PyObject_CallFunctionObjArgs(kernel.unflatten.ptr(), list.ptr(), objects.ptr(), nullptr);
 }
 
 // The kernel's answer, or nullptr without an exception when the forward has to answer.
@@ -205,7 +213,7 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
                                 kernel.device);
   }
   *failed = outcome == LoadedKernel::Outcome::kFailed;
-  return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, strides, outputs)
+  return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, strides, form, outputs)
                                                      : nullptr;
 }
 
@@ -226,7 +234,7 @@ PyObject* run_training_kernel(const ModuleKernel& kernel, const ModuleGuard& gua
       answer_with_gradients(kernel, std::move(inputs), std::move(whole), answers);
   *failed = outcome == LoadedKernel::Outcome::kFailed;
   return outcome == LoadedKernel::Outcome::kAnswered
-             ? wrap_outputs(kernel, kernel.output_strides, answers)
+             ? wrap_outputs(kernel, kernel.output_strides, form, answers)
              : nullptr;
 }
 
@@ -248,9 +256,24 @@ PyObject* aside_for_argument(const ModuleRegistry& registry, ModuleRecord& recor
   return result;
 }
 
+// The arguments of a call. Forwards change objects, so that those are copied before one runs.
+struct Arguments {
+  py::tuple positional;
+  py::dict keywords;
+
+  static Arguments of(const Call& call, bool copies) {
+    Arguments made{call.positional(), call.keywords()};
+    if (copies) {
+      made.positional = copy_of_objects(made.positional);
+      made.keywords = copy_of_objects(made.keywords);
+    }
+    return made;
+  }
+};
+
 // Counts one call of a form without a verdict; the Python side hears of its 1st, 2nd, 4th ... call.
 void note_pending(ModuleRegistry& registry, ModuleRecord& record, const Call& call,
-                  const ModuleCallForm& form) {
+                  const ModuleCallForm& form, std::optional<Arguments> given) {
   if (!record.valid) {
     return;
   }
@@ -267,17 +290,28 @@ void note_pending(ModuleRegistry& registry, ModuleRecord& record, const Call& ca
   const std::uint32_t calls = ++variant->calls;
   if (variant->state == ModuleVariant::State::kPending && std::has_single_bit(calls)) {
     const py::bytes key(reinterpret_cast<const char*>(words.data()), words.size_bytes());
-    call_handler(registry.handlers().missed, py::handle(call.args[0]), call.positional(),
-                 call.keywords(), key, py::int_(calls), py::bool_(form.requires_grad));
+    if (!given.has_value()) {
+      given = Arguments::of(call, false);
+    }
+    call_handler(registry.handlers().missed, py::handle(call.args[0]), given->positional,
+                 given->keywords, key, py::int_(calls), py::bool_(form.requires_grad));
   }
 }
 
 PyObject* answer_pending(ModuleRegistry& registry, ModuleRecord& record, const Call& call,
                          const ModuleCallForm& form) {
+  std::optional<Arguments> given;
+  if (!form.objects.empty()) {
+    const ModuleVariant* known = record.find({form.words.data(), form.words.size()});
+    if (known == nullptr || (known->state == ModuleVariant::State::kPending &&
+                             std::has_single_bit(known->calls + 1))) {
+      given = Arguments::of(call, true);
+    }
+  }
   PyObject* result = call.forward_watched();
   if (result != nullptr) {
     try {
-      note_pending(registry, record, call, form);
+      note_pending(registry, record, call, form, std::move(given));
     } catch (...) {
       PyErr_Clear();  // out of memory; the next call is counted
     }
@@ -332,7 +366,8 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   PyObject* result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
                               : run_kernel(kernel, strides, *record.guard, form, &failed);
   if (result != nullptr) [[likely]] {
-    if (verification_chosen() && !training) [[unlikely]] {
+    // A forward that is asked too would change the call's objects once more.
+    if (verification_chosen() && !training && !kernel.takes_objects) [[unlikely]] {
       return verified(record, kernel, call, result);
     }
     ++record.hits;
@@ -407,6 +442,14 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
     return aside(record, reason, call);
   }
   form.requires_grad = (requires_grad || form.requires_grad) && at::GradMode::is_enabled();
+  if (!form.objects.empty()) {
+    if (device.is_cuda()) {
+      return aside_for_argument(registry, record, call);
+    }
+    if (form.requires_grad) {
+      record.left[1] = true;  // the modules below may have kernels for such calls
+    }
+  }
   if (form.requires_grad) {
     if (!registry.training()) {
       return aside(record, ModuleAside::kGradients, call);

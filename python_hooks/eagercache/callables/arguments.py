@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from eagercache.callables.objects import parts_of
+
 # What stands for a size that is left open (ModuleShapeClass::kOpen).
 OPEN = -1
 
@@ -18,12 +20,8 @@ def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tor
     def walk(value: Any) -> None:
         if isinstance(value, torch.Tensor):
             found.append(value)
-        elif isinstance(value, (tuple, list)):
-            for item in value:
-                walk(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                walk(item)
+        for part in parts_of(value):
+            walk(part)
 
     for value in (*args, *kwargs.values()):
         walk(value)

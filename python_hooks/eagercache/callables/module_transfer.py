@@ -20,10 +20,10 @@ from typing import Any
 
 import cloudpickle
 import torch
-from torch.utils import _pytree as pytree
 
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import SHARDING_MARKS
+from eagercache.callables.objects import CallObjects, Change, map_tensors, outcome_of
 from eagercache.callables.program_values import ProgramValues, collect
 
 MAX_PICKLE_BYTES = 16 << 20
@@ -139,6 +139,8 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     total = sum(t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()])
     if total > MAX_MODEL_BYTES:
         raise NotTransferable(f"its {total >> 20} MiB of tensors are too many for a proof")
+    for value in CallObjects(args, kwargs).found:
+        _require_plain_pickling(type(value))
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
@@ -157,12 +159,21 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return base64.b64encode(whole).decode()
 
 
+def _require_plain_pickling(kind: type) -> None:
+    """Raises NotTransferable for a class whose instances may be others when they arrive."""
+    own = [name for name in ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
+           if getattr(kind, name, None) is not getattr(object, name, None)]
+    if own or kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise NotTransferable(f"an argument is a {kind.__name__}, which a worker cannot rebuild")
+
+
 @dataclass
 class Transferred:
     """A rebuilt module and call. `draw` gives its tensors other values, in place.
 
     Attributes:
         values: what the program set in modules and classes; the module is run with them applied.
+        objects: those among the arguments, which a forward changes.
     """
 
     module: torch.nn.Module
@@ -171,6 +182,28 @@ class Transferred:
     _tensors: list[torch.Tensor]
     _standins: list[_Standin]
     values: ProgramValues = field(default_factory=ProgramValues)
+    objects: CallObjects = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.objects = CallObjects(self.args, self.kwargs)
+
+    def run(self) -> Any:
+        """What a call of the module does (`outcome_of`). Its objects are put back.
+
+        Raises Unfit for what no kernel can do to them.
+        """
+        try:
+            return outcome_of(self.module(*self.args, **self.kwargs), self.objects)
+        finally:
+            self.objects.restore()
+
+    def run_once(self) -> tuple[Any, list[Change]]:
+        """A call's answer, and what it put into its objects, which are put back."""
+        try:
+            answer = self.module(*self.args, **self.kwargs)
+            return answer, self.objects.changes()
+        finally:
+            self.objects.restore()
 
     def draw(self, seed: int, spread: float = 1.0) -> None:
         """Random values with the statistics of the originals, times ``spread`` in width."""
@@ -210,8 +243,8 @@ class Transferred:
             index = next(i for i, tensor in enumerate(tensors) if tensor is old)
             standins[index] = _resized(standins[index], wanted)
             made[id(old)] = tensors[index] = _make(standins[index])
-        args, kwargs = pytree.tree_map(
-            lambda value: made.get(id(value), value), (self.args, self.kwargs)
+        args, kwargs = map_tensors(
+            (self.args, self.kwargs), lambda tensor: made.get(id(tensor), tensor)
         )
         member = Transferred(self.module, args, kwargs, tensors, standins, self.values)
         member.draw(seed=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,14 +14,18 @@ from torch.utils import _pytree as pytree
 def build_unflatten(outputs: str, num_outputs: int) -> Any:
     """A function of the list of output tensors that makes the answer; None for the tensor itself.
 
+    Where the call has objects (`takes_objects`) it is given a tuple of them, too.
+
     Raises ValueError for a text that does not describe ``num_outputs`` tensors.
     """
     stored = json.loads(outputs)
-    spec = pytree.treespec_loads(stored["spec"])
     leaves = stored["leaves"]
     tensors = [leaf["tensor"] for leaf in leaves if "tensor" in leaf]
     if tensors != list(range(num_outputs)):
         raise ValueError("the outputs are not numbered in order")
+    if takes_objects(outputs):
+        return _Objects(stored["answer"], stored["changes"], leaves)
+    spec = pytree.treespec_loads(stored["spec"])
     only_tensors = len(tensors) == len(leaves)
     if only_tensors and spec == pytree.tree_structure(0):
         return None
@@ -33,3 +39,89 @@ def build_unflatten(outputs: str, num_outputs: int) -> Any:
         )
 
     return unflatten
+
+
+def takes_objects(outputs: str) -> bool:
+    """Whether what `build_unflatten` makes of it is given the call's objects, too."""
+    return "changes" in json.loads(outputs)
+
+
+def stored_leaf(value: Any) -> dict[str, Any]:
+    """A plain value, a dtype or a device as one of the ``leaves``."""
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    return {"value": value}
+
+
+class _Objects:
+    """Builds an answer, and gives the call's objects what the forward would have given them."""
+
+    def __init__(self, answer: list[Any], changes: list[Any], leaves: list[dict[str, Any]]) -> None:
+        if not all(type(index) is int and place for index, place in changes):
+            raise ValueError("a change of no object")
+        self._build = _builder(answer)
+        self._changes = [(index, tuple(place)) for index, place in changes]
+        self._template = [None if "tensor" in leaf else _constant(leaf) for leaf in leaves]
+        self._tensors = [place for place, leaf in enumerate(leaves) if "tensor" in leaf]
+
+    def __call__(self, values: list[torch.Tensor], objects: tuple[Any, ...]) -> Any:
+        leaves = list(self._template)
+        for place, value in zip(self._tensors, values, strict=True):
+            leaves[place] = value
+        rest = iter(leaves)
+        answer = self._build(rest, objects)
+        # Last, and nothing that fails: where a kernel's answer cannot be built the forward answers.
+        puts = []
+        for (index, (name, *keys)), value in zip(self._changes, rest, strict=True):
+            owner: Any = vars(objects[index])
+            for key in keys:
+                owner, name = owner[name], key
+            puts.append((owner, name, value))
+        for owner, name, value in puts:
+            owner[name] = value
+        return answer
+
+
+def _constant(leaf: dict[str, Any]) -> Any:
+    if "dtype" in leaf:
+        dtype = getattr(torch, leaf["dtype"])
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{leaf['dtype']} is no dtype")
+        return dtype
+    return torch.device(leaf["device"]) if "device" in leaf else leaf["value"]
+
+
+def _builder(structure: list[Any]) -> Any:
+    """A function (leaves, objects) of what `objects.structure_of` wrote. Raises ValueError."""
+    kind, *rest = structure
+    if kind == "leaf":
+        return lambda leaves, _: next(leaves)
+    if kind == "object":
+        index = int(rest[0])
+        return lambda _, objects: objects[index]
+    if kind in ("tuple", "list"):
+        make: Any = tuple if kind == "tuple" else list
+        parts = [_builder(item) for item in rest[0]]
+        return lambda leaves, objects: make([part(leaves, objects) for part in parts])
+    if kind not in ("dict", "output"):
+        raise ValueError(f"{kind} is nothing that a forward returns")
+    make = dict if kind == "dict" else _output_class(*rest[1:])
+    items = [(key, _builder(item)) for key, item in rest[0]]
+
+    def build(leaves: Iterator[Any], objects: tuple[Any, ...]) -> Any:
+        return make(**{key: part(leaves, objects) for key, part in items})
+
+    return build
+
+
+def _output_class(module: str, path: str) -> Any:
+    from eagercache.callables.objects import is_model_output
+
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    if not (isinstance(found, type) and is_model_output(found)):
+        raise ValueError(f"{module}.{path} is no output of a model")
+    return found

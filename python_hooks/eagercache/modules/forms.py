@@ -17,14 +17,14 @@ from eagercache.base.load import core
 from eagercache.base.worker_environment import trusted_paths
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_transfer import NotTransferable, pack
-from eagercache.callables.outputs import build_unflatten
+from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.calls.call import GlobalState
 from eagercache.modules.selection import class_name
 from eagercache.modules.shapes import Places, SizeClass
 from eagercache.runtime.session import session
 from eagercache.service import cuda_gate
 
-FORMAT = 4
+FORMAT = 5
 
 # What the queue is told of a module's time: more than of an operator's.
 MODULE_NS = 1e7
@@ -122,6 +122,7 @@ def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
         build_unflatten(facts["outputs"], len(strides)),
         json.loads(facts["training"]) if form.gradients else None,
         replicas and facts.get("numerics") != "bitwise",
+        takes_objects(facts["outputs"]),
     )
 
 

@@ -88,12 +88,12 @@ def compile_deployed(
         torch.no_grad(),
         unpacked(description["payload"]) as rebuilt,
     ):
+        if rebuilt.objects.found:
+            raise CompileRefused("an argument of the call is an object, which no artifact takes")
         with autocast(casts):
             identity, _ = watch_forward(rebuilt, description["identity"])
         with autocast(casts), main_of(rebuilt.module), call_hooks.originals():
-            traced = trace_module(
-                rebuilt.module, rebuilt.args, rebuilt.kwargs, identity, open_sizes
-            )
+            traced = trace_module(rebuilt, identity, open_sizes)
         _require_open(traced, open_sizes)
         split = split_weights(traced, [slot.tensor for slot in identity.slots])
         libraries = _compile(split, traced, directory, tools, output)

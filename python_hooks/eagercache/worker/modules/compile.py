@@ -27,7 +27,8 @@ from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred, unpacked
-from eagercache.callables.outputs import build_unflatten
+from eagercache.callables.objects import CallObjects, map_tensors, outcome_of
+from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.callables.surroundings import (
     Listener,
     attention_order,
@@ -100,9 +101,7 @@ def compile_module(
             main_of(rebuilt.module),
             call_hooks.originals(),
         ):
-            traced = trace_module(
-                rebuilt.module, rebuilt.args, rebuilt.kwargs, identity, open_sizes
-            )
+            traced = trace_module(rebuilt, identity, open_sizes)
         seconds = {"trace": round(time.process_time() - begin, 3)}
         path = _compile(traced, directory, tools)
         seconds.update(tools.commands.seconds)
@@ -132,7 +131,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     given = [tensor.clone() for tensor in arguments]
     states = random_states()
     with Reads(gradients=False) as reads:
-        module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
+        rebuilt.run()  # what a first call sets up is not its effect
     reads.check()
     output, errors = Listener(), Listener()
     with (
@@ -140,7 +139,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         contextlib.redirect_stderr(errors),
         FunctionRecorder() as recorder,
     ):
-        first = module(*rebuilt.args, **rebuilt.kwargs)
+        first = rebuilt.run()
     check_names(recorder, rebuilt.attributes)
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
@@ -153,13 +152,13 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         raise Unfit("it writes to its parameters or buffers")
     if any(not same_bits(a, b) for a, b in zip(given, arguments, strict=True)):
         raise Unfit("it writes to its arguments")
-    if not equal_answers(first, module(*rebuilt.args, **rebuilt.kwargs)):
+    if not equal_answers(first, rebuilt.run()):
         raise Unfit("its answers differ from run to run")
     try:
         functions = read_beside(recorder, module)
     except Unfit:
         with call_hooks.originals():  # what made that code may be a reason that says more
-            trace_module(module, rebuilt.args, rebuilt.kwargs, identity)
+            trace_module(rebuilt, identity)
         raise
     if len(functions) > MAX_FUNCTIONS:
         raise Unfit("its forward runs too many different functions")
@@ -244,6 +243,7 @@ class Answers:
             traced.ranges,
             strides,
             unflatten,
+            takes_objects=takes_objects(traced.outputs),
         )
         self.put(kernel)
 
@@ -274,7 +274,7 @@ class Answers:
             self._core.module_version(module),
         ):
             raise ProofFailed("the module changes while it is looked at")
-        self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
+        self._rebuilt.run()
         if not keys:
             raise ProofFailed(f"the call steps aside: {self._aside()}")
         return keys[0]
@@ -295,7 +295,7 @@ class Answers:
     def by_kernel(self) -> Any:
         """The kernel's answer. Raises ProofFailed when the forward answered."""
         before = self._hits()
-        answer = self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
+        answer = self._rebuilt.run()
         if self._hits() != before + 1:
             raise ProofFailed(f"the kernel did not answer: {self._aside()}")
         return answer
@@ -303,7 +303,7 @@ class Answers:
     def by_forward(self) -> Any:
         """The forward's answer."""
         with self.forward_alone():
-            return self._rebuilt.module(*self._rebuilt.args, **self._rebuilt.kwargs)
+            return self._rebuilt.run()
 
     @contextlib.contextmanager
     def forward_alone(self) -> Iterator[None]:
@@ -317,9 +317,15 @@ class Answers:
     def run(self, by_kernel: bool, calls: int) -> None:
         """Makes calls whose answers nobody waits for."""
         module, args, kwargs = self._rebuilt.module, self._rebuilt.args, self._rebuilt.kwargs
+        objects = self._rebuilt.objects
         self._core.set_modules_active(by_kernel)
-        for _ in range(calls):
-            module(*args, **kwargs)
+        if objects.found:  # on both sides
+            for _ in range(calls):
+                module(*args, **kwargs)
+                objects.restore()
+        else:
+            for _ in range(calls):
+                module(*args, **kwargs)
         self._core.set_modules_active(True)
 
     def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
@@ -350,7 +356,7 @@ def _judge(
     core: Any,
     seconds: dict[str, float],
 ) -> ModuleResult:
-    native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+    native = rebuilt.run()
     strides = [list(t.stride()) for t in tensor_leaves(native)]
     answers = Answers(rebuilt, identity, core)
     try:
@@ -455,7 +461,8 @@ def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             module = copy.deepcopy(rebuilt.module).double()
-            args, kwargs = pytree.tree_map(wide, (rebuilt.args, rebuilt.kwargs))
-            return tensor_leaves(module(*args, **kwargs))
+            args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), wide)
+            objects = CallObjects(args, kwargs)
+            return tensor_leaves(outcome_of(module(*args, **kwargs), objects))
     except Exception as error:
         raise ProofFailed("not equal bit for bit, and there is no wider reference") from error

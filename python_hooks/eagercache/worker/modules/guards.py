@@ -28,6 +28,7 @@ from eagercache.callables.guard_rows import (
     resolve,
 )
 from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.opened import INNER
 
 # How Dynamo's guards (GuardBuilder's methods) are compared here. None: not at all, since the key of
 # a call, the identity of the module or the environment key has it.
@@ -54,7 +55,7 @@ _KINDS: dict[str, str | None] = {
 }
 # Of values in packages that the environment key covers these matter: they may be patched.
 _MAY_BE_PATCHED = frozenset(("BUILTIN_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH"))
-_TRACER = ("torch._dynamo", "torch.utils._pytree", "torch.export", "torch.fx", "torch._export")
+_TRACER = ("eagercache.callables", "eagercache.worker", "torch._dynamo", "torch.utils._pytree", "torch.export", "torch.fx", "torch._export")
 _BUILTINS = "__builtins_dict__"
 _ALIAS = "__import_"
 # The names of a class: an item of them is one of its attributes.
@@ -67,12 +68,15 @@ MAX_GUARDS = 4000
 class DynamoGuards:
     """The guards of the last trace in a `recorded` block.
 
+    ``opened``: an `OpenedCall` is traced.
+
     Attributes:
         restored: names of objects, as Dynamo's warnings have them, whose attributes the forward
             changed and put back: after it they are what they were.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, opened: bool = False) -> None:
+        self._opened = opened
         self.restored: frozenset[str] = frozenset()
         self._guards: list[Any] = []
         self._imports: dict[str, str] = {}
@@ -208,7 +212,7 @@ class DynamoGuards:
         while True:
             sort = type(source).__name__
             if sort == "LocalSource":
-                return _from_self(source.local_name, steps)
+                return _from_self(source.local_name, steps, self._opened)
             if sort == "GlobalSource":
                 return self._from_global(source.global_name, steps)
             if sort == "ImportSource":
@@ -258,7 +262,7 @@ def _variable(place: Path, variable: Path) -> Path | None:
     return (("import", "os"), *variable)
 
 
-def _from_self(name: str, steps: list[Step]) -> Path | None:
+def _from_self(name: str, steps: list[Step], opened: bool) -> Path | None:
     rest = list(reversed(steps))
     # `torch.export` puts the module into one of its own.
     if rest[:2] == [("attr", "_modules"), ("item", "_export_root")]:
@@ -266,6 +270,13 @@ def _from_self(name: str, steps: list[Step]) -> Path | None:
     elif rest[:1] == [("attr", "_export_root")]:
         rest = rest[1:]
     elif name == "self" and rest:
+        return None
+    # `OpenedCall` is around the module; what is its own is known.
+    if rest[:2] == [("attr", "_modules"), ("item", INNER)]:
+        rest = rest[2:]
+    elif rest[:1] == [("attr", INNER)]:
+        rest = rest[1:]
+    elif opened:
         return None
     return (("self", ""), *rest) if name == "self" else None
 

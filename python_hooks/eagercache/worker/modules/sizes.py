@@ -19,7 +19,7 @@ from typing import Any
 from eagercache.callables.arguments import OPEN, argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import build_unflatten
+from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.worker.modules.compile import (
     Answers,
     ModuleResult,
@@ -74,7 +74,7 @@ class _Members:
         self.sizes = [list(t.size()) for t in argument_tensors(rebuilt.args, rebuilt.kwargs)]
         self.own: Values = tuple(self.sizes[tensor][dim] for tensor, dim in open_sizes)
         begin = time.monotonic()
-        rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+        rebuilt.run()
         self._seconds = time.monotonic() - begin
 
     def make(self, values: Values) -> Transferred:
@@ -163,7 +163,7 @@ class JudgeSizes:
     ) -> ModuleResult:
         """The result. Raises ProofFailed."""
         assert traced.symbolic is not None
-        native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+        native = rebuilt.run()
         strides = [list(tensor.stride()) for tensor in tensor_leaves(native)]
         open_sizes = traced.symbolic.open_sizes
         members = _Members(rebuilt, open_sizes, _Guards(path, sum(map(len, strides))))
@@ -257,6 +257,7 @@ class _ClassAnswers(Answers):
             traced.ranges,
             strides,
             build_unflatten(traced.outputs, len(strides)),
+            takes_objects=takes_objects(traced.outputs),
         )
         self._core.module_open_sizes(kernel)
         key = self.watch()

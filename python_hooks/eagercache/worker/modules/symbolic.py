@@ -7,7 +7,7 @@ nothing interprets expressions when a call is answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,12 +49,29 @@ class SymbolicSizes:
         texts: their sizes as C++, symbols by name.
         environment: collects what is assumed, until the graph is lowered.
         strides: those of the outputs, as C++.
+        tied: pairs of open sizes, by their positions, that have to be equal besides.
     """
 
     open_sizes: tuple[tuple[int, int], ...]
     texts: tuple[str, ...]
     environment: Any = field(repr=False)
     strides: tuple[tuple[str, ...], ...] = ()
+    tied: tuple[tuple[int, int], ...] = ()
+
+    def tie(self, fakes: Mapping[int, torch.Tensor], members: Collection[int]) -> None:
+        """Has sizes be equal that are equal in this call, among the ``members`` of its tensors.
+
+        Of what one object holds (keys and values of a cache): a graph alone does not say that they
+        have to be, where an operator does not compare what it is given.
+        """
+        first: dict[int, int] = {}
+        pairs = []
+        for position, (tensor, dimension) in enumerate(self.open_sizes):
+            if tensor in members:
+                size = int(fakes[tensor].size()[dimension])
+                if first.setdefault(size, position) != position:
+                    pairs.append((first[size], position))
+        self.tied = tuple(pairs)
 
     def see_outputs(self, graph: torch.fx.Graph) -> None:
         """Reads the outputs' strides."""
@@ -78,7 +95,8 @@ class SymbolicSizes:
             for index, text in enumerate(self.texts)
             if self._symbols().get(text) != index
         ]
-        return [*equal, *assumed]
+        tied = [f"s[{one}] == s[{other}]" for one, other in self.tied]
+        return [*equal, *tied, *assumed]
 
     def _symbols(self) -> dict[str, int]:
         """The index of the first open size that each symbol is."""

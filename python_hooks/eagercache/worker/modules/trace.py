@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
+from eagercache.callables.module_transfer import Transferred
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
@@ -28,6 +29,7 @@ from eagercache.worker.modules.nodes import (
     is_made_here,
     operator_name,
 )
+from eagercache.worker.modules.opened import OpenedCall, class_rows, with_objects
 from eagercache.worker.modules.symbolic import (
     SymbolicSizes,
     counts_below,
@@ -107,11 +109,7 @@ class ModuleGraph:
 
 
 def trace_module(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    identity: Identity,
-    open_sizes: Sequence[tuple[int, int]] = (),
+    rebuilt: Transferred, identity: Identity, open_sizes: Sequence[tuple[int, int]] = ()
 ) -> ModuleGraph:
     """Traces one call. Raises CompileRefused when it is no pure function of its tensors.
 
@@ -120,7 +118,14 @@ def trace_module(
     ``open_sizes`` are the (argument tensor, dimension) pairs whose sizes, at least 2, are to be
     left open: what is assumed of them is in the graph's ``symbolic``.
     """
+    module: torch.nn.Module = rebuilt.module
+    args, kwargs = rebuilt.args, rebuilt.kwargs
     arguments = argument_tensors(args, kwargs)
+    objects = rebuilt.objects
+    if objects.found:
+        answer, changes = rebuilt.run_once()
+        module = OpenedCall(module, args, kwargs, changes)
+        args, kwargs = tuple(arguments), {}
     casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if casts and open_sizes:
         raise CompileRefused("sizes are not left open under autocast")
@@ -129,7 +134,7 @@ def trace_module(
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     with torch.no_grad():
-        program, guards = export_strictly(module, args, kwargs, shapes)
+        program, guards = export_strictly(module, args, kwargs, shapes, rebuilt.module)
     _refuse_effects(program, casts)
     graph_module = program.graph_module
     graph = graph_module.graph
@@ -160,6 +165,13 @@ def trace_module(
         raise CompileRefused("the forward holds large constants")
     symbolic = symbolic_sizes(fakes, open_sizes) if open_sizes else None
     outputs = _flatten_outputs(graph, program)
+    if symbolic is not None and objects.found:
+        held = {id(tensor) for tensor in argument_tensors(objects.found, {})}
+        members = [index for index, tensor in enumerate(arguments) if id(tensor) in held]
+        symbolic.tie(dict(enumerate(arguments)), members)
+    if objects.found:
+        outputs = with_objects(outputs, answer, objects, changes)
+        guards = (*guards, *(tuple(row.to_row()) for row in class_rows(objects)))
     graph.lint()
     graph_module.recompile()
     plain = torch.fx.GraphModule(graph_module, graph)
@@ -172,16 +184,23 @@ def trace_module(
 
 
 def export_strictly(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any = None
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: Any = None,
+    guarded: torch.nn.Module | None = None,
 ) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...]]:
     """The call as TorchDynamo traces it, and what its guards say (`GuardRow.to_row`).
+
+    ``guarded``: the module that is guarded, where ``module`` is an `OpenedCall` of it.
 
     Raises CompileRefused where it cannot, and for a forward with side effects. Dynamo knows which
     objects that existed before the call would be changed by it, and says so in a warning
     (`OutputGraph.codegen_suffix`): an exported program leaves that out. What is changed of the
     module itself is seen otherwise (`compile._observe`).
     """
-    guards = DynamoGuards()
+    guarded = module if guarded is None else guarded
+    guards = DynamoGuards(opened=guarded is not module)
     try:
         with warnings.catch_warnings(record=True) as said, guards.recorded():
             warnings.simplefilter("always")
@@ -196,7 +215,7 @@ def export_strictly(
     if changed:
         name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
         raise CompileRefused(f"the forward changes {name}, which outlives the call")
-    return program, tuple(tuple(row.to_row()) for row in guards.rows(module))
+    return program, tuple(tuple(row.to_row()) for row in guards.rows(guarded))
 
 
 def _changed_objects(warned: Sequence[str]) -> list[str]:

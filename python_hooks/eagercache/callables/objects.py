@@ -1,0 +1,212 @@
+"""Python objects among the arguments of a module's call: a cache of keys and values, for one.
+
+The core reads such an object with all that it holds (nn_modules/objects.h), so that its plain
+values are in the key of a call and its tensors are inputs. What a forward puts into it is part of
+the kernel's answer. `CallObjects` finds the objects of a call, tells what a forward changed, and
+puts back what was there. All walks go in the core's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eagercache.callables.code_values import MISSING
+from eagercache.callables.module_identity import Unfit
+
+# Where a changed value is in an object: the attribute's name, then keys and positions inside of it.
+Place = tuple[Any, ...]
+
+
+def is_object(value: Any) -> bool:
+    """Whether an argument that the core has read is an instance of a class with attributes."""
+    if isinstance(value, (type, torch.Tensor, tuple, list, dict)):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """What a container or an object holds; nothing of other values."""
+    if isinstance(value, (tuple, list)):
+        yield from value
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif is_object(value):
+        yield from vars(value).values()
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """A copy of arguments with ``change(tensor)`` in the place of each tensor."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(map_tensors(item, change) for item in value)
+    if type(value) is dict:
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if not is_object(value):
+        return value
+    made = object.__new__(type(value))
+    vars(made).update((name, map_tensors(item, change)) for name, item in vars(value).items())
+    return made
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a forward put into an object.
+
+    Attributes:
+        index: of the object among those of the call.
+        place: where in it.
+        value: a tensor, a plain value, a dtype or a device.
+    """
+
+    index: int
+    place: Place
+    value: Any
+
+
+class CallObjects:
+    """The objects of a call, and what they hold before it.
+
+    Attributes:
+        found: the objects, in the core's order.
+    """
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.found: list[Any] = []
+        # (place that can be changed, what it held), in the order of the walk.
+        self._held: list[tuple[Any, Any]] = []
+        for value in (*args, *kwargs.values()):
+            self._walk(value, inside=False)
+
+    def _walk(self, value: Any, inside: bool) -> None:
+        if is_object(value):
+            self.found.append(value)
+            inside = True
+            self._held.append((vars(value), dict(vars(value))))
+        elif inside and isinstance(value, (list, dict)):
+            self._held.append((value, value.copy()))
+        for part in parts_of(value):
+            self._walk(part, inside)
+
+    def restore(self) -> None:
+        """Puts back what the objects held when this was made."""
+        for place, held in self._held:
+            if isinstance(place, list):
+                place[:] = held
+            else:
+                place.clear()
+                place.update(held)
+
+    def changes(self) -> list[Change]:
+        """What differs from what they held. Raises Unfit."""
+        found: list[Change] = []
+        held_by = {id(place): held for place, held in self._held}
+        for index, owner in enumerate(self.found):
+            self._compare(vars(owner), held_by, (), index, found)
+        return found
+
+    def _compare(
+        self, now: Any, held_by: dict[int, Any], place: Place, index: int, found: list[Change]
+    ) -> None:
+        before = held_by[id(now)]
+        if isinstance(now, list):
+            keys: list[Any] = list(range(len(now)))
+            same = len(before) == len(now)
+        else:
+            keys = list(now)
+            # What is new comes last, as when it is put there again.
+            same = keys[: len(before)] == list(before) and (not place or len(keys) == len(before))
+        if not same:
+            raise Unfit("its forward adds to an argument's containers, or takes from them")
+        for key in keys:
+            old = before[key] if isinstance(now, list) else before.get(key, MISSING)
+            value, where = now[key], (*place, key)
+            if value is old:
+                if isinstance(value, (list, dict)):
+                    self._compare(value, held_by, where, index, found)
+            elif not _is_equal(value, old):
+                _check_value(value, old)
+                found.append(Change(index, where, value))
+
+
+def _is_equal(value: Any, old: Any) -> bool:
+    plain = (bool, int, float, str, torch.dtype, torch.device)
+    return isinstance(value, plain) and type(value) is type(old) and repr(value) == repr(old)
+
+
+def _check_value(value: Any, old: Any) -> None:
+    allowed = (torch.Tensor, bool, int, float, str, torch.dtype, torch.device)
+    if value is not None and type(value) not in allowed:
+        raise Unfit(f"its forward puts a {type(value).__name__} into an argument")
+    if is_object(old) or isinstance(old, (list, dict)):
+        raise Unfit("its forward replaces an object in an argument")
+
+
+def outcome_of(answer: Any, objects: CallObjects) -> Any:
+    """What a call did, to be compared: its answer, and what it put into its objects.
+
+    The answer itself where the call has none. Raises Unfit.
+    """
+    if not objects.found:
+        return answer
+    leaves: list[Any] = []
+    leaves_of(answer, objects.found, leaves)
+    changes = objects.changes()
+    places = [(change.index, *change.place) for change in changes]
+    how = repr((structure_of(answer, objects.found), places))
+    return how, leaves, [change.value for change in changes]
+
+
+# ---- the answer ----------------------------------------------------------------------------------
+
+
+def leaves_of(value: Any, objects: Sequence[Any], leaves: list[Any]) -> None:
+    """Collects the tensors and plain values of an answer; the call's objects are none.
+
+    Also run by TorchDynamo, inside of a trace.
+    """
+    for known in objects:
+        if value is known:
+            return
+    if isinstance(value, dict):
+        for item in value.values():
+            leaves_of(item, objects, leaves)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            leaves_of(item, objects, leaves)
+    else:
+        leaves.append(value)
+
+
+def structure_of(value: Any, objects: Sequence[Any]) -> list[Any]:
+    """How an answer is built of its leaves (`leaves_of`), as JSON has it. Raises Unfit."""
+    for index, known in enumerate(objects):
+        if value is known:
+            return ["object", index]
+    if type(value) in (tuple, list):
+        return [type(value).__name__, [structure_of(item, objects) for item in value]]
+    if isinstance(value, dict):
+        if not all(type(key) is str for key in value):
+            raise Unfit("it returns a dict whose keys are no text")
+        items = [[key, structure_of(item, objects)] for key, item in value.items()]
+        if type(value) is dict:
+            return ["dict", items]
+        kind = type(value)
+        if not is_model_output(kind) or "<locals>" in kind.__qualname__:
+            raise Unfit(f"it returns a {kind.__name__}")
+        return ["output", items, kind.__module__, kind.__qualname__]
+    if isinstance(value, (tuple, list)) or is_object(value):
+        raise Unfit(f"it returns a {type(value).__name__}")
+    return ["leaf"]
+
+
+def is_model_output(kind: type) -> bool:
+    """Whether a class is an output of transformers: a dict of what its constructor is given."""
+    return any(
+        base.__name__ == "ModelOutput" and base.__module__ == "transformers.utils.generic"
+        for base in kind.__mro__
+    )

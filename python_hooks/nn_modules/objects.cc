@@ -1,0 +1,156 @@
+#include "python_hooks/nn_modules/objects.h"
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+namespace eagercache {
+namespace {
+
+namespace py = pybind11;
+
+struct KnownClass {
+  py::object kept;  // the class, so that no other one gets its address
+  PyObject* name = nullptr;
+  bool is_python = false;  // no part of an instance is in slots or belongs to C
+};
+
+// abc.ABC stands for all classes that Python code defines: how they end, and the one metaclass
+// beside `type` that does nothing to instances. Never freed.
+PyTypeObject* plain_class() {
+  static auto* const type = reinterpret_cast<PyTypeObject*>(
+      py::module_::import("abc").attr("ABC").cast<py::object>().release().ptr());
+  return type;
+}
+
+bool has_slots(PyTypeObject* type) noexcept {
+  PyObject* slots = reinterpret_cast<PyHeapTypeObject*>(type)->ht_slots;
+  return slots != nullptr && PyTuple_GET_SIZE(slots) > 0;
+}
+
+bool is_python_class(PyTypeObject* type) {
+  PyTypeObject* const plain = plain_class();
+  if (Py_TYPE(type) != &PyType_Type && Py_TYPE(type) != Py_TYPE(plain)) {
+    return false;
+  }
+  PyObject* const bases = type->tp_mro;
+  if (bases == nullptr) {
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bases); ++i) {
+    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, i));
+    if (base == &PyBaseObject_Type) {
+      continue;
+    }
+    // A type that C code made ends otherwise.
+    if (!PyType_HasFeature(base, Py_TPFLAGS_HEAPTYPE) || base->tp_dealloc != plain->tp_dealloc ||
+        has_slots(base)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// None where another class has the name.
+const KnownClass* known_class(PyTypeObject* type) {
+  static auto* const classes = new std::unordered_map<PyTypeObject*, std::unique_ptr<KnownClass>>();
+  static auto* const names = new std::unordered_map<std::string, PyTypeObject*>();
+  const auto found = classes->find(type);
+  if (found != classes->end()) {
+    return found->second.get();
+  }
+  const auto object = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type));
+  const auto text = py::cast<std::string>(object.attr("__module__")) + "." +
+                    py::cast<std::string>(object.attr("__qualname__"));
+  std::unique_ptr<KnownClass> known;
+  if (names->emplace(text, type).second) {
+    known = std::make_unique<KnownClass>();
+    known->kept = object;
+    known->name = py::str(text).release().ptr();
+    known->is_python = is_python_class(type);
+  } else {
+    object.inc_ref();  // its address stays its own
+  }
+  return classes->emplace(type, std::move(known)).first->second.get();
+}
+
+const KnownClass* known_or_none(PyTypeObject* type) noexcept {
+  try {
+    return known_class(type);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("eagercache");
+  } catch (...) {
+    PyErr_Clear();
+  }
+  return nullptr;
+}
+
+py::object copy_of_object(const py::handle& value) {
+  PyTypeObject* const type = Py_TYPE(value.ptr());
+  const py::tuple none;
+  auto made =
+      py::reinterpret_steal<py::object>(PyBaseObject_Type.tp_new(type, none.ptr(), nullptr));
+  if (!made) {
+    throw py::error_already_set();
+  }
+  const auto from = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(value.ptr(), nullptr));
+  const auto to = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(made.ptr(), nullptr));
+  if (!from || !to) {
+    throw py::error_already_set();
+  }
+  for (const auto& [name, held] : py::reinterpret_borrow<py::dict>(from)) {
+    const py::object copied = copy_of_objects(held);
+    if (PyDict_SetItem(to.ptr(), name.ptr(), copied.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  return made;
+}
+
+}  // namespace
+
+PyObject* class_name(PyTypeObject* type) noexcept {
+  const KnownClass* known = known_or_none(type);
+  return known == nullptr ? nullptr : known->name;
+}
+
+bool is_open_class(PyTypeObject* type) noexcept {
+  // These may be another thing at every call: a class can be given such a method.
+  if (type->tp_getattro != PyObject_GenericGetAttr ||
+      type->tp_setattro != PyObject_GenericSetAttr || type->tp_finalize != nullptr ||
+      !PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
+    return false;
+  }
+  const KnownClass* known = known_or_none(type);
+  return known != nullptr && known->is_python;
+}
+
+py::object copy_of_objects(const py::handle& value) {
+  PyObject* const object = value.ptr();
+  if (PyTuple_CheckExact(object)) {
+    const auto values = py::reinterpret_borrow<py::tuple>(value);
+    py::tuple made(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      made[i] = copy_of_objects(values[i]);
+    }
+    return made;
+  }
+  if (PyList_CheckExact(object)) {
+    py::list made;
+    for (const py::handle item : py::reinterpret_borrow<py::list>(value)) {
+      made.append(copy_of_objects(item));
+    }
+    return made;
+  }
+  if (PyDict_CheckExact(object)) {
+    py::dict made;
+    for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
+      made[key] = copy_of_objects(item);
+    }
+    return made;
+  }
+  return is_open_class(Py_TYPE(object)) ? copy_of_object(value)
+                                        : py::reinterpret_borrow<py::object>(value);
+}
+
+}  // namespace eagercache
