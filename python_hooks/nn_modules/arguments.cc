@@ -157,9 +157,8 @@ class Reader {
 
   ModuleAside instance(PyObject* object, int depth) {
     PyObject* const name = class_name(Py_TYPE(object));
-    const auto held = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object, nullptr));
-    if (name == nullptr || !held) {
-      PyErr_Clear();
+    PyObject* const held = attributes_of(object);
+    if (name == nullptr || held == nullptr) {
       return ModuleAside::kArgument;
     }
     const bool outer = std::exchange(inside_, true);
@@ -167,10 +166,10 @@ class Reader {
       return ModuleAside::kArgument;
     }
     form_.objects.push_back(object);
-    put(header(Tag::kObject, static_cast<Word>(PyDict_GET_SIZE(held.ptr()))));
+    put(header(Tag::kObject, static_cast<Word>(PyDict_GET_SIZE(held))));
     ModuleAside reason = text(Tag::kString, name);
     if (reason == ModuleAside::kNone) {
-      reason = items(held.ptr(), depth);
+      reason = items(held, depth);
     }
     inside_ = outer;
     return reason;

@@ -347,6 +347,18 @@ PyObject* verified(ModuleRecord& record, const ModuleKernel& kernel, const Call&
   return expected.inc_ref().ptr();
 }
 
+// Whether the forward reads an object of the call by another way too, from the module or a global
+// variable: there it would meet what it has put into the object.
+bool is_reached_twice(const ModuleRecord& record, const ModuleCallForm& form) noexcept {
+  for (PyObject* object : form.objects) {
+    PyObject* const held = attributes_of(object);
+    if (record.values->watches(held) || record.guard->values().watches(held)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // `strides` are those of the outputs: the kernel's own, or what its class says for the call.
 PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
                            const ModuleShapeClass::Strides& strides, const Call& call,
@@ -354,6 +366,9 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   if (kernel.differs_on_replicas && computes_redundantly()) [[unlikely]] {
     ++record.native;
     return call.forward_watched();
+  }
+  if (kernel.takes_objects && is_reached_twice(record, form)) [[unlikely]] {
+    return aside(record, ModuleAside::kArgument, call);
   }
   for (const ModuleKernel::IndexRange& range : kernel.ranges) {
     const at::Tensor& tensor = input_of(kernel.inputs[range.input], *record.guard, form);

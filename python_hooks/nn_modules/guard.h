@@ -41,6 +41,7 @@ class ModuleGuard {
 
   // What is inside of attributes, added to by the caller before the first check.
   ModuleValues& values() noexcept { return values_; }
+  const ModuleValues& values() const noexcept { return values_; }
 
   // Whether the tree is as it was added. Fills `requires_grad`. About 10 ns a module and a tensor.
   Verdict check(bool* requires_grad) const noexcept;

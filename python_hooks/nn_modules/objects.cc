@@ -1,6 +1,7 @@
 #include "python_hooks/nn_modules/objects.h"
 
 #include <memory>
+#include <new>
 #include <string>
 #include <unordered_map>
 
@@ -93,14 +94,14 @@ py::object copy_of_object(const py::handle& value) {
   if (!made) {
     throw py::error_already_set();
   }
-  const auto from = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(value.ptr(), nullptr));
-  const auto to = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(made.ptr(), nullptr));
-  if (!from || !to) {
-    throw py::error_already_set();
+  PyObject* const from = attributes_of(value.ptr());
+  PyObject* const to = attributes_of(made.ptr());
+  if (from == nullptr || to == nullptr) {
+    throw std::bad_alloc();
   }
   for (const auto& [name, held] : py::reinterpret_borrow<py::dict>(from)) {
     const py::object copied = copy_of_objects(held);
-    if (PyDict_SetItem(to.ptr(), name.ptr(), copied.ptr()) != 0) {
+    if (PyDict_SetItem(to, name.ptr(), copied.ptr()) != 0) {
       throw py::error_already_set();
     }
   }
@@ -123,6 +124,16 @@ bool is_open_class(PyTypeObject* type) noexcept {
   }
   const KnownClass* known = known_or_none(type);
   return known != nullptr && known->is_python;
+}
+
+PyObject* attributes_of(PyObject* object) noexcept {
+  PyObject* const held = PyObject_GenericGetDict(object, nullptr);
+  if (held == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  Py_DECREF(held);  // the object has it
+  return held;
 }
 
 py::object copy_of_objects(const py::handle& value) {

@@ -16,8 +16,13 @@ PyObject* class_name(PyTypeObject* type) noexcept;
 // Whether all that an instance holds is in its `__dict__`, and reading or setting it runs no code.
 bool is_open_class(PyTypeObject* type) noexcept;
 
+// The `__dict__` of an instance of an open class; nullptr, without an exception, where there is no
+// memory for it. Lives as long as the object.
+PyObject* attributes_of(PyObject* object) noexcept;
+
 // `value` with copies in the place of its lists, tuples, dicts and objects of open classes, which
-// share tensors and whatever else they lead to with it. Throws py::error_already_set.
+// share tensors and whatever else they lead to with it. Throws py::error_already_set,
+// std::bad_alloc.
 pybind11::object copy_of_objects(const pybind11::handle& value);
 
 }  // namespace eagercache

@@ -107,6 +107,7 @@ void ModuleValues::add(const py::list& rows) {
     if (place.keys.size() != (keyed ? place.values.size() : 0)) {
       throw std::invalid_argument("as many keys as values are needed");
     }
+    containers_.insert(place.container);
     places_.push_back(std::move(place));
   }
 }

@@ -5,6 +5,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <unordered_set>
 #include <vector>
 
 namespace eagercache {
@@ -34,6 +35,8 @@ class ModuleValues {
 
   // Whether all are as they were added. Runs no Python code. About 10 ns a value.
   bool same() const noexcept;
+  // Whether something in that dict, or its being that dict, is among them.
+  bool watches(PyObject* container) const noexcept { return containers_.contains(container); }
 
  private:
   enum class Sort { kItems, kDict, kList, kSet, kCell, kClass };
@@ -56,6 +59,7 @@ class ModuleValues {
   static bool is_whole_dict(const Place& place) noexcept;
 
   std::vector<Place> places_;
+  std::unordered_set<PyObject*> containers_;  // of those places
 };
 
 // A type gets a version when a name is looked up in it, and another one when something is assigned

@@ -6,7 +6,7 @@ import contextlib
 import random
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -109,10 +109,15 @@ def casts_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def main_of(module: torch.nn.Module) -> Iterator[None]:
-    """Lets the tracer find, in ``__main__``, the globals of classes that came from another one."""
+def main_of(module: torch.nn.Module, objects: Iterable[Any] = ()) -> Iterator[None]:
+    """Lets the tracer find, in ``__main__``, the globals of classes that came from another one.
+
+    ``objects``: arguments whose classes count too.
+    """
     namespace: dict[str, Any] = {}
-    for kind in tree_classes(module, "__main__"):
+    of_objects = {kind for value in objects for kind in type(value).__mro__}
+    kinds = {kind for kind in of_objects if kind.__module__ == "__main__"}
+    for kind in kinds.union(tree_classes(module, "__main__")):
         for value in vars(kind).values():
             if isinstance(value, types.FunctionType):
                 namespace.update(value.__globals__)

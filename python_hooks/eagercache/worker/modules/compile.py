@@ -98,7 +98,7 @@ def compile_module(
         begin = time.process_time()
         with (
             autocast(description["autocast"]),
-            main_of(rebuilt.module),
+            main_of(rebuilt.module, rebuilt.objects.found),
             call_hooks.originals(),
         ):
             traced = trace_module(rebuilt, identity, open_sizes)

@@ -100,6 +100,30 @@ def _build(template: tuple[Any, ...], tensors: Sequence[torch.Tensor], objects: 
     return held
 
 
+def without_empty_parts(graph: torch.fx.Graph) -> None:
+    """Leaves out of a `cat` what has no elements and one dimension, as a cache is made of.
+
+    Where one part is left Inductor would hand that on with its own strides; eager's are those of a
+    new tensor.
+    """
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        if node.target != aten.cat.default:
+            continue
+        parts = [part for part in node.args[0] if tuple(part.meta["val"].shape) != (0,)]
+        if not parts or len(parts) == len(node.args[0]):
+            continue
+        with graph.inserting_before(node):
+            if len(parts) == 1:
+                given = {"memory_format": torch.contiguous_format}
+                made = graph.call_function(aten.clone.default, (parts[0],), given)
+            else:
+                made = graph.call_function(aten.cat.default, (parts, *node.args[1:]), node.kwargs)
+        made.meta.update(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
 def _is_of_torch(value: Any) -> bool:
     """Whether no graph returns such a value; it follows from the key of the call."""
     return isinstance(value, (torch.dtype, torch.device))
@@ -139,7 +163,8 @@ def class_rows(objects: CallObjects) -> list[GuardRow]:
     for kind in dict.fromkeys(map(type, objects.found)):
         names = kind.__qualname__.split(".")
         path: Path = (("import", kind.__module__), *(("attr", name) for name in names))
-        if resolve(path, nobody) is not kind:
+        # A worker's `__main__` is another one.
+        if kind.__module__ != "__main__" and resolve(path, nobody) is not kind:
             raise CompileRefused(f"the class {kind.__qualname__} cannot be found by its name")
         rows.append(GuardRow(path, "value", None, describe(kind, "value", None, nobody)))
     return rows

@@ -29,7 +29,12 @@ from eagercache.worker.modules.nodes import (
     is_made_here,
     operator_name,
 )
-from eagercache.worker.modules.opened import OpenedCall, class_rows, with_objects
+from eagercache.worker.modules.opened import (
+    OpenedCall,
+    class_rows,
+    with_objects,
+    without_empty_parts,
+)
 from eagercache.worker.modules.symbolic import (
     SymbolicSizes,
     counts_below,
@@ -138,6 +143,7 @@ def trace_module(
     _refuse_effects(program, casts)
     graph_module = program.graph_module
     graph = graph_module.graph
+    without_empty_parts(graph)
     inputs: list[tuple[bool, int]] = []
     examples: list[torch.Tensor] = []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]

@@ -1,0 +1,236 @@
+"""Modules that are called with objects, and what becomes of those. Importable, as module_zoo.py.
+
+`CASES` has for each a function that makes a module and its calls. Each call is made with objects of
+its own, once by the forward alone and once with kernels; then both are compared: answers, and all
+that the objects hold.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+NOTHING = object()
+
+
+class Layer(abc.ABC):  # noqa: B024
+    """Keys of one layer, which grow."""
+
+    scale = 1.0
+
+    def __init__(self, length: int) -> None:
+        self.keys: torch.Tensor | None = torch.linspace(-1, 1, 8 * length).view(1, length, 8)
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+        self.ready = length > 0
+        self.calls = 0
+
+    def update(self, keys: torch.Tensor) -> torch.Tensor:
+        """All keys, with those that are new."""
+        self.keys = keys * 1.0 if self.keys is None else torch.cat([self.keys, keys], dim=1)
+        return self.keys * self.scale
+
+
+class Cache:
+    """What transformers' caches are like."""
+
+    def __init__(self, length: int, layers: int = 2) -> None:
+        self.layers = [Layer(length) for _ in range(layers)]
+        self.kind = Layer
+        self.flags = {0: True, 1: False}
+        self.mode = "keep"
+
+
+class Slotted:
+    """Has a value where none can be watched."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 2.0
+
+
+class Guarded:
+    """Runs code whenever an attribute is asked for that it has not."""
+
+    def __init__(self) -> None:
+        self.value = 2.0
+
+    def __getattr__(self, name: str) -> float:
+        return float(len(name))
+
+
+class Box:
+    """Anything."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+class Reader(nn.Module):
+    """One of the functions below, on something worth a kernel."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.function = function.__name__
+        self.shared = Box(step=1.0)
+
+    def forward(self, x: torch.Tensor, box: Any = None, **more: Any) -> Any:
+        return getattr(self, self.function)(self.second(self.first(x).tanh() + 0.5), box, **more)
+
+    def grow(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """Two layers of a cache; returns it, too."""
+        keys = [layer.update(y + index) for index, layer in enumerate(cache.layers)]
+        total = torch.stack([key.sum(dim=1, keepdim=True) for key in keys]).sum(dim=0)
+        return {"out": y * total.sigmoid(), "cache": cache, "length": None}
+
+    def count(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """A number in an object that each call raises."""
+        cache.layers[0].calls += 1
+        return y * cache.layers[0].calls
+
+    def mode(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """Branches on plain values of an object."""
+        y = y.relu() if cache.mode == "keep" else y.sigmoid()
+        return (y * 2.0 if cache.flags[1] else y + 1.0) * (1.0 if cache.layers[0].ready else 3.0)
+
+    def append(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """Adds to a list in an object."""
+        cache.layers.append(Layer(0))
+        return y * len(cache.layers)
+
+    def write(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """Writes to a tensor in an object."""
+        cache.layers[0].keys[:, :1].add_(y[:, :1])
+        return y * 2.0 + cache.layers[0].keys.sum()
+
+    def attribute(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Reads one value."""
+        return (y * box.value).relu()
+
+    def twice(self, y: torch.Tensor, box: Any, other: Any, **_: Any) -> Any:
+        """Writes through one argument, and reads through the other."""
+        box.value = y * 2.0
+        return (other.value + 1.0).relu()
+
+    def aliased(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Writes through the argument, and reads through the module."""
+        box.step = box.step + 1.0
+        return (y * self.shared.step).relu()
+
+    def delete(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Takes an attribute away."""
+        value = box.value
+        del box.value
+        return (y * value).relu()
+
+    def lazily(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Gives an object attributes that it had not."""
+        if not hasattr(box, "dtype"):
+            box.dtype, box.device, box.first = y.dtype, y.device, y + 1.0
+        return y * box.first.sum()
+
+
+Calls = list[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]
+
+
+def tokens(count: int) -> torch.Tensor:
+    """What the calls are given beside objects."""
+    return torch.linspace(-1, 1, 8 * count).view(1, count, 8)
+
+
+def _changed(change: Callable[[Cache], None]) -> Callable[[], Any]:
+    def make() -> Any:
+        cache = Cache(3)
+        change(cache)
+        return (tokens(1), cache), {}
+
+    return make
+
+
+def _same_box() -> Any:
+    box = Box(value=torch.ones(1, 2, 8))
+    return (tokens(2), box), {"other": box}
+
+
+def _modes() -> Calls:
+    return [
+        _changed(lambda cache: None),
+        _changed(lambda cache: setattr(cache, "mode", "drop")),
+        _changed(lambda cache: cache.flags.update({1: True})),
+        _changed(lambda cache: setattr(cache.layers[0], "ready", False)),
+        _changed(lambda cache: setattr(cache, "more", 1.5)),
+    ]
+
+
+# Calls are made in turn, all of them three times; (module's function, calls, hits at least).
+CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
+    "grow": (
+        Reader.grow,
+        [lambda n=n: ((tokens(1), Cache(n)), {}) for n in range(2, 12)],  # type: ignore[misc]
+        12,
+    ),
+    "grow by keyword": (Reader.grow, [lambda: ((tokens(1),), {"box": Cache(5)})], 1),
+    "start": (Reader.grow, [_changed(lambda c: setattr(c.layers[1], "keys", None))], 1),
+    "count": (Reader.count, [lambda: ((tokens(2), Cache(3)), {})], 1),
+    "mode": (Reader.mode, _modes(), 5),
+    "append": (Reader.append, [lambda: ((tokens(2), Cache(3)), {})], 0),
+    "write": (Reader.write, [lambda: ((tokens(2), Cache(3)), {})], 0),
+    "slots": (Reader.attribute, [lambda: ((tokens(2), Slotted()), {})], 0),
+    "getattr": (Reader.attribute, [lambda: ((tokens(2), Guarded()), {})], 0),
+    "other kinds of values": (
+        Reader.attribute,
+        [lambda v=v: ((tokens(2), Box(value=v)), {}) for v in (2.0, 3, True, torch.ones(8))],  # type: ignore[misc]
+        4,
+    ),
+    "a value that is no plain one": (
+        Reader.attribute,
+        [lambda: ((tokens(2), Box(value=2.0, more=NOTHING)), {})],
+        0,
+    ),
+    "the same object twice": (
+        Reader.twice,
+        [
+            lambda: ((tokens(2), Box(value=torch.ones(1, 2, 8))), {"other": Box(value=tokens(2))}),
+            _same_box,
+        ],
+        1,
+    ),
+    "delete": (Reader.delete, [lambda: ((tokens(2), Box(value=2.0)), {})], 0),
+    "lazily": (
+        Reader.lazily,
+        [lambda: ((tokens(2), Box()), {}), lambda: ((tokens(2), Box(first=tokens(1), dtype=1)), {})],
+        2,
+    ),
+}
+
+
+def inside(value: Any, known: tuple[Any, ...] = ()) -> Any:
+    """What a value holds, as data that can be compared; objects by their place in the call."""
+    for index, one in enumerate(known):
+        if value is one:
+            return ("argument", index)
+    if isinstance(value, torch.Tensor):
+        return ("tensor", str(value.dtype), tuple(value.shape), value.stride(), value.tolist())
+    if isinstance(value, dict):
+        return (type(value).__name__, [(key, inside(item, known)) for key, item in value.items()])
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, [inside(item, known) for item in value])
+    if not isinstance(value, type) and isinstance(getattr(value, "__dict__", None), dict):
+        return (type(value).__name__, inside(vars(value), known))
+    return repr(value)
+
+
+def is_close(one: Any, other: Any) -> bool:
+    """Whether two results of `inside` are equal but for roundings."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= 1e-5 * (1.0 + abs(other))
+    if isinstance(one, (tuple, list)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(is_close, one, other))
+    return bool(one == other)
