@@ -217,8 +217,14 @@ class FunctionRecorder:
             if not is_covered(name):
                 yield code, name
 
-    def used(self, module: torch.nn.Module) -> list[UsedFunction]:
-        """What ran, outside of the packages that the environment key covers. Raises Unfit."""
+    def used(
+        self, module: torch.nn.Module, objects: Iterable[Any] = ()
+    ) -> list[UsedFunction]:
+        """What ran, outside of the packages that the environment key covers. Raises Unfit.
+
+        ``objects``: arguments whose methods may have run.
+        """
+        given = {kind for value in objects for kind in type(value).__mro__}
         indexes: dict[str, CodeIndex] = {}
         found = []
         for code, namespace in self._codes.items():
@@ -226,7 +232,9 @@ class FunctionRecorder:
             if is_covered(name):
                 continue
             if name not in indexes:
-                indexes[name] = CodeIndex(namespace, tree_classes(module, name))
+                of_objects = (kind for kind in given if kind.__module__ == name)
+                classes = (*tree_classes(module, name), *of_objects)
+                indexes[name] = CodeIndex(namespace, classes)
             path = indexes[name].path_of(code)
             if path is None:
                 raise Unfit(f"it runs {name}.{code.co_name}, which cannot be found by name")

@@ -155,7 +155,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     if not equal_answers(first, rebuilt.run()):
         raise Unfit("its answers differ from run to run")
     try:
-        functions = read_beside(recorder, module)
+        functions = read_beside(recorder, module, rebuilt.objects.found)
     except Unfit:
         with call_hooks.originals():  # what made that code may be a reason that says more
             trace_module(rebuilt, identity)
@@ -166,10 +166,12 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     return identity, functions
 
 
-def read_beside(recorder: FunctionRecorder, module: torch.nn.Module) -> list[list[str]]:
+def read_beside(
+    recorder: FunctionRecorder, module: torch.nn.Module, objects: Sequence[Any] = ()
+) -> list[list[str]]:
     """What ran, and what it read that no trace says, as an entry keeps both. Raises Unfit."""
     return [
-        *(function.to_row() for function in recorder.used(module)),
+        *(function.to_row() for function in recorder.used(module, objects)),
         *recorder.environment(),
         *(guard.to_row() for guard in tensor_names(recorder.ran())),
     ]
