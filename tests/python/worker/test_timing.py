@@ -233,6 +233,18 @@ def test_beside_others_samples_become_short(scheduler: Callable[[PlayedWatch], N
     assert quiet.calls == 40 and busy.calls == 6
 
 
+def test_a_first_estimate_that_was_disturbed_is_corrected() -> None:
+    class Preempted(Clock):
+        def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+            waits = TURN if self.count < 4 else 0.0
+            return [(a + waits, b + waits) for a, b in super().time(pairs, calls)]
+
+    clock = Preempted(10_000.0, lambda i: 5_000.0)
+    found = timing.time_call(clock)
+    assert clock.calls == found.calls == 40
+    assert timing.decide(found, 0.03) == (True, "")
+
+
 def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TURN_TIMEOUT", 0.3)
     with timing.machine_to_itself():

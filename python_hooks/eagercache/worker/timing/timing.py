@@ -33,6 +33,7 @@ _NS_PER_SAMPLE = 400_000.0  # of one side of one pair; far above the clock's res
 _NS_PER_SHORT_SAMPLE = 60_000.0  # the same, where others often take the processors
 _MAXIMUM_CALLS = 2_000
 _MOST_ROUGH = 20
+_FAR_OFF = 4.0  # a first estimate that is so many times too long
 _NS_PER_TURN = 4_000_000
 _MOST_TURNS = 16
 _TURN_NOISE_NS = 30_000
@@ -187,20 +188,28 @@ class _Samples:
         self.clean: list[tuple[float, float]] = []
         self.touched: list[tuple[float, float]] = []
         self._probe, self._watch = probe, watch
+        self._fit(slower)
+
+    def _fit(self, slower: float) -> None:
+        """Sets the samples' length for a call whose slower side takes so long."""
+        self._slower = slower
         self.calls = _calls_in(_NS_PER_SAMPLE, slower)
         self._shorter = min(self.calls, _calls_in(_NS_PER_SHORT_SAMPLE, slower))
         # Looked at together. The order of the sides alternates from one to the next.
         self._unit = 3 if slower * self.calls * 2 * _PAIRS_PER_ROUND < 2e8 else 1
+        self.clean.clear()  # pairs of one length are compared
 
     def take(self) -> None:
         """A few more. Where most are disturbed, shorter ones fit between two disturbances."""
-        for _ in range(3):
-            self._watch.begin()
-            pairs = self._probe.time(self._unit, self.calls)
-            (self.clean if self._watch.undisturbed() else self.touched).extend(pairs)
-        if len(self.touched) > max(len(self.clean), 3 * self._unit) and self.calls > self._shorter:
+        self._watch.begin()
+        pairs = self._probe.time(self._unit, self.calls)
+        (self.clean if self._watch.undisturbed() else self.touched).extend(pairs)
+        slower = max(min(side) for side in zip(*pairs, strict=True))
+        if slower < self._slower / _FAR_OFF:  # what was thought before was disturbed
+            self._fit(slower)
+        elif len(self.touched) > len(self.clean) and self.calls > self._shorter:
             self.calls, self._unit = self._shorter, 2
-            self.clean.clear()  # pairs of one length are compared
+            self.clean.clear()
 
 
 def _calls_in(nanoseconds: float, each: float) -> int:
