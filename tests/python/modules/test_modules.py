@@ -485,11 +485,27 @@ def test_the_third_measurement_of_a_module_is_final(
         assert not [row for row, _ in service.asked if "again" in row]
 
 
-@pytest.mark.parametrize(("before", "reason"), [(0, "undecided"), (1, "undecided"), (0, "slower")])
+@pytest.mark.parametrize(
+    ("before", "reason", "disturbed", "after"),
+    [
+        (0, "undecided", False, "1"),
+        (1, "undecided", False, "2"),
+        (0, "undecided", True, "1"),  # it is to be measured
+        (2, "undecided", True, "2"),  # and this was no measurement
+        (0, "slower", False, None),
+    ],
+)
 def test_a_worker_counts_the_measurements_of_a_module_that_noise_hid(
-    before: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: int,
+    reason: str,
+    after: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    disturbed: bool,
 ) -> None:
-    result = ModuleResult(tmp_path, {}, Timing(2.0, 1.0, 0.4, 1.2, 9, 1))
+    timing = Timing(2.0, 1.0, 0.4, 1.2, 9, 1, disturbed=disturbed)
+    result = ModuleResult(tmp_path, {}, timing)
     monkeypatch.setattr(module_job, "compile_module", lambda *_: result)
     monkeypatch.setattr(module_job, "decide", lambda *_: (False, reason))
     job = module_job.ModuleJob({"description": {}, "margin": 0.03, "choose": "faster"}, None)
@@ -500,8 +516,7 @@ def test_a_worker_counts_the_measurements_of_a_module_that_noise_hid(
     assert job.outcome is not None
     assert (job.outcome.verdict, job.outcome.reason) == ("native", reason)
     tools.rest.assert_called_once()
-    measured = {"measured": str(before + 1)} if reason == "undecided" else {}
-    assert job.outcome.facts == measured
+    assert job.outcome.facts == ({} if after is None else {"measured": after})
 
 
 def test_other_tensors_take_another_way(block: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -356,6 +357,46 @@ def test_a_half_precision_element_two_units_off_is_refused() -> None:
         validate.compare_with_reference(exact, off, exact.double(), validate.Tolerance(), "here")
 
 
+LARGEST = torch.finfo(torch.float32).max
+UNDER = LARGEST * (1 - 2.0**-23)  # two last places below
+OVERFLOWED = "NaN or infinity on one side alone"
+
+
+@pytest.mark.parametrize(
+    ("native", "mine", "exact", "refused"),
+    [
+        (math.inf, LARGEST, LARGEST, None),
+        (-math.inf, -LARGEST, -LARGEST, None),
+        (math.inf, 2.0, 2.0, None),
+        (math.inf, UNDER, LARGEST, "error of"),
+        (math.inf, -LARGEST, LARGEST, "error of"),
+        (math.inf, LARGEST, LARGEST * (1 + 2.0**-24), OVERFLOWED),  # rounds to infinity
+        (math.inf, LARGEST, math.inf, OVERFLOWED),
+        (math.inf, LARGEST, math.nan, OVERFLOWED),
+        (math.inf, math.nan, LARGEST, OVERFLOWED),
+        (math.inf, -math.inf, LARGEST, OVERFLOWED),
+        (math.nan, LARGEST, LARGEST, OVERFLOWED),
+        (math.nan, math.inf, math.inf, None),
+        (math.nan, -math.inf, math.inf, OVERFLOWED),
+        (math.nan, math.inf, 1e39, OVERFLOWED),
+        (math.inf, math.nan, math.inf, OVERFLOWED),
+        (LARGEST, math.inf, LARGEST, OVERFLOWED),
+        (LARGEST, math.inf, 1e39, OVERFLOWED),  # nan_to_num of an infinity is such a reference
+    ],
+)
+def test_what_the_reference_has_passes_for_what_native_lost_to_overflow(
+    native: float, mine: float, exact: float, refused: str | None
+) -> None:
+    # What native errs by elsewhere is no excuse there.
+    natives, mines = torch.tensor([native, 1 + 2.0**-20]), torch.tensor([mine, 1.0])
+    reference = torch.tensor([exact, 1.0], dtype=torch.float64)
+    with pytest.raises(validate.ProofFailed, match=refused) if refused else nullcontext():
+        found = validate.compare_with_reference(
+            natives, mines, reference, validate.Tolerance(), "here"
+        )
+        assert found == (0.0, 8.0)
+
+
 def test_a_reduction_may_err_by_the_logarithm_of_its_length() -> None:
     call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
     outputs = [torch.zeros(16)]
@@ -424,14 +465,9 @@ def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: boo
     running = torch.where(torch.isinf(exact), math.nan, exact)
     tolerance = validate.Tolerance(reduces=reduces)
     native = validate.Native("special", 1, sample, [running], None)
-    if reduces:
-        assert validate._compare_values(call, native, native.outputs, [exact], tolerance) == (
-            0.0,
-            0.0,
-        )
-    else:
-        with pytest.raises(ProofFailed, match="NaN or infinity"):
-            validate._compare_values(call, native, native.outputs, [exact], tolerance)
+    # Without a reduction it passes where it is the reference's, as here.
+    found = validate._compare_values(call, native, native.outputs, [exact], tolerance)
+    assert found == (0.0, 0.0)
     with pytest.raises(ProofFailed, match="NaN or infinity"):  # the reverse never passes
         reverse = validate.Native("special", 1, sample, [exact], None)
         validate._compare_values(call, reverse, reverse.outputs, [running], tolerance)

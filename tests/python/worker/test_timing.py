@@ -37,6 +37,36 @@ class Clock:
         return result
 
 
+class PlayedWatch:
+    """A scheduler that leaves alone the samples for whose number ``rule`` is true."""
+
+    def __init__(self, rule: Callable[[int], bool], alone: bool = False) -> None:
+        self.rule, self.is_alone, self.count = rule, alone, 0
+
+    def begin(self) -> None:
+        self.count += 1
+
+    def undisturbed(self) -> bool:
+        return self.rule(self.count)
+
+    def alone(self) -> bool:
+        return self.is_alone
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Callable[[PlayedWatch], None]:
+    """Has timings see another scheduler than this machine's: at first one of a quiet machine."""
+
+    def use(watch: PlayedWatch) -> None:
+        monkeypatch.setattr(timing, "Watch", lambda: watch)
+
+    use(PlayedWatch(lambda _: True))
+    monkeypatch.setattr(timing, "NOISY_TIME_BUDGET", 0.2)
+    return use
+
+
 @pytest.mark.parametrize(
     ("kernel", "expected"),
     [
@@ -142,6 +172,79 @@ def test_a_machine_that_is_never_quiet_still_ends_and_decides_nothing_rashly(
     assert found.pairs >= 1
 
 
+TURN = 7_998_000.0  # two turns of a scheduler
+
+
+def test_samples_that_the_scheduler_touched_do_not_count(
+    scheduler: Callable[[PlayedWatch], None],
+) -> None:
+    watch = PlayedWatch(lambda i: i % 4 == 0)
+    scheduler(watch)
+
+    class Preempted(Clock):
+        def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+            self.calls = calls
+            waits = 0.0 if watch.undisturbed() else TURN
+            return [(9_200.0 + waits, 5_500.0 + waits)] * pairs
+
+    found = timing.time_call(Preempted(0.0, lambda i: 0.0))
+    assert timing.decide(found, 0.03) == (True, "") and not found.disturbed
+    assert found.native_ns < 10_000 and found.pairs >= 9
+
+
+def test_what_the_scheduler_never_left_alone_is_not_decided(
+    scheduler: Callable[[PlayedWatch], None],
+) -> None:
+    for kernel in (TURN + 1_000, TURN / 2, 3 * TURN):
+        scheduler(PlayedWatch(lambda _: False))
+        found = timing.time_call(Clock(TURN, lambda i, kernel=kernel: kernel))
+        assert timing.decide(found, 0.03) == (False, timing.UNDECIDED)
+        assert found.disturbed and found.pairs == 0
+
+
+def test_waits_are_our_own_where_nobody_else_uses_the_machine(
+    scheduler: Callable[[PlayedWatch], None],
+) -> None:
+    scheduler(PlayedWatch(lambda _: False, alone=True))
+    found = timing.time_call(Clock(100_000.0, lambda i: 50_000.0))
+    assert timing.decide(found, 0.03) == (True, "") and not found.disturbed
+
+
+@pytest.mark.parametrize(("native", "kernel"), [(TURN, TURN + 1_000), (23_998_000.0, 7_994_000.0)])
+def test_times_that_are_turns_of_a_scheduler_are_none_of_a_call(
+    native: float, kernel: float
+) -> None:
+    found = timing.time_call(Clock(native, lambda i: kernel))
+    assert found.disturbed
+    assert timing.decide(found, 0.03) == (False, timing.UNDECIDED)
+
+
+def test_a_long_call_is_no_turn_of_a_scheduler() -> None:
+    for native, kernel in ((7_500_000.0, 3_990_000.0), (2_000_000_000.0, 1_000_000_000.0)):
+        found = timing.time_call(Clock(native, lambda i, kernel=kernel: kernel))
+        assert timing.decide(found, 0.03) == (True, "") and not found.disturbed
+
+
+def test_beside_others_samples_become_short(scheduler: Callable[[PlayedWatch], None]) -> None:
+    quiet, busy = (Clock(10_000.0, lambda i: 5_000.0) for _ in range(2))
+    timing.time_call(quiet)
+    scheduler(PlayedWatch(lambda _: False))
+    timing.time_call(busy)
+    assert quiet.calls == 40 and busy.calls == 6
+
+
+def test_a_first_estimate_that_was_disturbed_is_corrected() -> None:
+    class Preempted(Clock):
+        def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+            waits = TURN if self.count < 4 else 0.0
+            return [(a + waits, b + waits) for a, b in super().time(pairs, calls)]
+
+    clock = Preempted(10_000.0, lambda i: 5_000.0)
+    found = timing.time_call(clock)
+    assert clock.calls == found.calls == 40
+    assert timing.decide(found, 0.03) == (True, "")
+
+
 def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TURN_TIMEOUT", 0.3)
     with timing.machine_to_itself():
@@ -151,6 +254,46 @@ def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = time.monotonic()
     with timing.machine_to_itself():
         assert time.monotonic() - begin < 0.2
+
+
+PREEMPTED = """
+import os, time
+from eagercache.worker.timing.scheduler import Watch
+
+def spin(seconds):
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        pass
+
+def shares():
+    watch = Watch()
+    seen = []
+    for _ in range(40):
+        watch.begin()
+        spin(0.02)
+        seen.append(watch.undisturbed())
+    alone = watch.alone()
+    watch.close()
+    return sum(seen), alone
+
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+children = [os.fork() for _ in range(3)]
+if 0 in children:
+    spin(60)
+    os._exit(0)
+try:
+    beside = shares()
+finally:
+    for child in children:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+report(beside=beside)
+"""
+
+
+def test_processes_on_the_same_core_are_seen(program: Program) -> None:
+    undisturbed, alone = program(PREEMPTED)["beside"]
+    assert undisturbed <= 4 and not alone
 
 
 IDLE_THREADS = """

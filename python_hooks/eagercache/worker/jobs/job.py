@@ -280,9 +280,13 @@ class Job:
             self._note_undecided(outcome)
 
     def _note_undecided(self, outcome: Outcome) -> None:
-        """Counts a measurement that noise spoilt: the program asks again (runtime_again.cc)."""
+        """Counts a measurement that noise spoilt: the program asks again (runtime_again.cc).
+
+        One that others kept from being made is none, and brings the last one no nearer.
+        """
         if outcome.verdict == "native" and outcome.reason == timing.UNDECIDED:
-            outcome.facts["measured"] = str(self._measured + 1)
+            made = not (outcome.timing is not None and outcome.timing.disturbed)
+            outcome.facts["measured"] = str(max(1, self._measured + made))
 
     def _prove_some_form(
         self, call: Call, probe: Any, natives: list[Native], find_tools: Callable[[Any], Tools]

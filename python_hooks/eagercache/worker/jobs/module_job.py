@@ -10,6 +10,7 @@ from eagercache.worker.jobs.job import Job, Outcome
 from eagercache.worker.modules.compile import ModuleResult, compile_module, decide
 from eagercache.worker.modules.sizes import JudgeSizes
 from eagercache.worker.modules.training import compile_training
+from eagercache.worker.timing.timing import UNDECIDED
 
 
 class ModuleJob(Job):
@@ -31,7 +32,8 @@ class ModuleJob(Job):
         faster, reason = decide(result.timing, margin)
         if result.chosen is not None:
             faster = any(chosen for _, chosen in result.chosen)
-            reason = "" if faster else "slower"
+            undecided = reason == UNDECIDED or not result.chosen  # where others disturbed them all
+            reason = "" if faster else UNDECIDED if undecided else "slower"
         verdict = "kernel" if faster or self.request["choose"] == "always" else "native"
         self.outcome = Outcome(verdict, reason, module=result, timing=result.timing)
         self._note_undecided(self.outcome)

@@ -171,6 +171,7 @@ class ShapeJob(FamilyJob):
         assert outcome.kernel is not None
         margin, always = float(self.request["margin"]), self.request["choose"] == "always"
         choice: dict[int, bool] = {}
+        members: set[int] = set()
         lines: list[str] = []
         timed = timing_values(family, plan.admits, () if always else TIMED_ELEMENTS)
         for values in timed:
@@ -181,12 +182,16 @@ class ShapeJob(FamilyJob):
             faster, reason = timing.decide(measured, margin)
             if outcome.timing is None:
                 outcome.timing = measured
-            choice[elements] = choice.get(elements, True) and (faster or always)
+            members.add(elements)
+            if faster or always or not measured.disturbed:  # else the nearest size tells
+                choice[elements] = choice.get(elements, True) and (faster or always)
             lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
         outcome.facts["timings"] = "; ".join(lines)[:8_000]
         if not any(choice.values()):
             outcome.verdict = "native"
-            outcome.reason = "slower"
+            decided_all = len(choice) == len(members)
+            outcome.reason = "slower" if decided_all else timing.UNDECIDED
+            self._note_undecided(outcome)
         return sorted(choice.items())
 
     def _time_member(

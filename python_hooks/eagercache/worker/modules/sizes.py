@@ -233,7 +233,8 @@ class JudgeSizes:
             own = own or measured
             faster, reason = decide(measured, self._margin)
             elements = members.elements(values)
-            choice[elements] = choice.get(elements, True) and (faster or self._always)
+            if faster or self._always or not measured.disturbed:  # else the nearest size tells
+                choice[elements] = choice.get(elements, True) and (faster or self._always)
             lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
         assert own is not None
         return own, sorted(choice.items()), lines
