@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from eagercache.base import entry_facts
+from eagercache.base import config, entry_facts
 from eagercache.cli.common import (
     Unusable,
     call_text,
@@ -183,8 +183,8 @@ def _measure(root: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """One result for each entry. Whatever else was enabled in this process is not any more."""
     from eagercache.frontend import api
 
-    def choose(entry: Mapping[str, Any]) -> str:
-        return str(entry["facts"].get("choose", "faster"))
+    def choose(entry: Mapping[str, Any]) -> config.Choose:
+        return "always" if entry["facts"].get("choose") == "always" else "faster"
 
     for policy, group in itertools.groupby(sorted(rows, key=choose), choose):
         entries = list(group)

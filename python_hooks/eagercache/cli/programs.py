@@ -97,6 +97,7 @@ def _start(command: list[str], settings: program.Settings) -> int:
 @click.option("--choose", type=click.Choice(config.CHOOSE), help="faster by default.")
 @click.option("--numerics", type=click.Choice(config.NUMERICS), help="accurate by default.")
 @click.option("--modules", help="Answer whole modules too: auto, or a module class.")
+@click.option("--training", is_flag=True, help="With --modules: calls that need gradients, too.")
 @click.option("--report", "reports", is_flag=True, help="End with a table and a picture.")
 @click.option(
     "--picture",
@@ -117,6 +118,7 @@ def run_command(
     choose: str | None,
     numerics: str | None,
     modules: str | None,
+    training: bool,
     reports: bool,
     picture: Path,
     as_json: bool,
@@ -137,6 +139,10 @@ def run_command(
     _check_operators(arguments)
     chosen = {"on_miss": on_miss, "choose": choose, "numerics": numerics, "modules": modules}
     arguments.update({name: value for name, value in chosen.items() if value is not None})
+    if training:
+        if modules is None:
+            raise Unusable("--training is about whole modules; say which, as with --modules auto")
+        arguments["training"] = True
     command = _command(words, module)
     if not reports:
         settings = program.Settings(enable=arguments)

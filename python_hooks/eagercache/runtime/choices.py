@@ -32,7 +32,7 @@ def dispatch_keys(devices: Iterable[str] | str | None) -> list[str]:
 
 
 def configuration(
-    settings: config.Settings, on_miss: str, choose: str, numerics: str
+    settings: config.Settings, on_miss: str, choose: str, numerics: str, training: bool = False
 ) -> Configuration:
     """The policy; what the environment's variables say goes before. Raises ValueError."""
     for name, value, allowed in (
@@ -42,13 +42,24 @@ def configuration(
     ):
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    check_training(training)
     return Configuration(
         on_miss=settings.on_miss or on_miss,
         choose=settings.choose or choose,
         numerics=settings.numerics or numerics,
         replicas=_has_replicas(),
         wait_seconds=settings.wait_seconds,
+        training=training,
     )
+
+
+def check_training(training: Any) -> None:
+    """Raises ValueError for what is no value of ``training``."""
+    if not isinstance(training, bool):
+        raise ValueError(  # noqa: TRY004 - a bad value, as of the other options
+            f"training={training!r} is not True or False; with True, kernels of whole modules "
+            "answer calls that need gradients, too"
+        )
 
 
 def _has_replicas() -> bool:
