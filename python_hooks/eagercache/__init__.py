@@ -12,23 +12,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagercache.base.load import available
-from eagercache.frontend.api import (
-    Enabled,
-    accelerate,
-    default_operators,
-    disable,
-    enable,
-    explain_module,
-    freeze,
-    is_enabled,
-    is_frozen,
-    register,
-    wait,
-)
-from eagercache.frontend.explanation import Explanation, explain
-from eagercache.frontend.report import KernelInfo, OperatorStats, Stats, kernels, stats
+from eagercache.base.command_line import IS_COMMAND_LINE
 from eagercache.version import __version__
+
+# The command line imports what a command needs: that it begins at once is worth more there.
+if TYPE_CHECKING or not IS_COMMAND_LINE:
+    from eagercache.base.load import available
+    from eagercache.frontend.api import (
+        Enabled,
+        accelerate,
+        default_operators,
+        disable,
+        enable,
+        explain_module,
+        freeze,
+        is_enabled,
+        is_frozen,
+        register,
+        wait,
+    )
+    from eagercache.frontend.explanation import Explanation, explain
+    from eagercache.frontend.report import KernelInfo, OperatorStats, Stats, kernels, stats
 
 if TYPE_CHECKING:
     from eagercache.ahead.warm import WarmError, WarmReport, warm_up
@@ -88,8 +92,29 @@ __all__ = [
 # Below it find_package(eagercache) finds the package for C++ programs.
 cmake_prefix_path = str(Path(__file__).parent)
 
-# What programs that only run need not import.
+# What programs that only run need not import; the command line has all of it later.
 _LATER = {
+    "available": "eagercache.base.load",
+    **dict.fromkeys(
+        (
+            "Enabled",
+            "accelerate",
+            "default_operators",
+            "disable",
+            "enable",
+            "explain_module",
+            "freeze",
+            "is_enabled",
+            "is_frozen",
+            "register",
+            "wait",
+        ),
+        "eagercache.frontend.api",
+    ),
+    **dict.fromkeys(("Explanation", "explain"), "eagercache.frontend.explanation"),
+    **dict.fromkeys(
+        ("KernelInfo", "OperatorStats", "Stats", "kernels", "stats"), "eagercache.frontend.report"
+    ),
     **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
     **dict.fromkeys(
         (
@@ -117,3 +142,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_LATER[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from eagercache.ahead import bundle
 from eagercache.cli.common import (
     Unusable,
     directory_option,
@@ -23,7 +22,6 @@ from eagercache.cli.common import (
     size_text,
     store_path,
 )
-from eagercache.deploy import artifact as deploy
 
 _FILE = click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 _KEYS = click.option(
@@ -38,6 +36,9 @@ _KEYS = click.option(
 
 @contextmanager
 def _one_line() -> Iterator[None]:
+    from eagercache.ahead import bundle
+    from eagercache.deploy import artifact as deploy
+
     try:
         yield
     except (bundle.BundleError, deploy.DeployError) as error:
@@ -57,6 +58,8 @@ def keygen_command(as_json: bool, name: Path) -> None:
 
     Keys that OpenSSL makes (openssl genpkey -algorithm ed25519) will do as well.
     """
+    from eagercache.ahead import bundle
+
     with _one_line():
         private, public = bundle.keygen(name)
     if as_json:
@@ -113,6 +116,8 @@ def export_command(
         return
     if open_sizes or threads is not None:
         raise Unusable("--open and --threads are for --with-weights")
+    from eagercache.ahead import bundle
+
     with _one_line():
         counts = bundle.export(path, store=store_path(directory), key=key)
     if as_json:
@@ -208,6 +213,9 @@ def import_command(
     are checked before anything is written. No compiler is needed, here or later. What the store
     has stays.
     """
+    from eagercache.ahead import bundle
+    from eagercache.deploy import artifact as deploy
+
     if deploy.is_artifact(path):
         raise Unusable(f"{path} is a module with its weights: open it with eagercache.load_module")
     with _one_line():
@@ -231,6 +239,9 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
 
     Of a module with its weights every weight is read and compared, too.
     """
+    from eagercache.ahead import bundle
+    from eagercache.deploy import artifact as deploy
+
     if deploy.is_artifact(path):
         _verify_module(path, keys, as_json)
         return
@@ -249,6 +260,8 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
 
 
 def _verify_module(path: Path, keys: tuple[Path, ...], as_json: bool) -> None:
+    from eagercache.deploy import artifact as deploy
+
     with _one_line():
         info = deploy.verify_module(path, keys=keys)
     if as_json:

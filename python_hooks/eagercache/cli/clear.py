@@ -19,7 +19,6 @@ from eagercache.cli.common import (
     size_text,
     store_path,
 )
-from eagercache.runtime import left_native
 
 # What a store's folder holds (kernel_cache/FORMAT.md), but for FORMAT, which goes last: until then
 # it says that this is a store.
@@ -28,7 +27,7 @@ _FIRST_WORD = b"eagercache-store "
 _NAMES = (
     "v1",
     facts.NAME,
-    left_native.NAME,
+    "NATIVE",  # runtime/left_native.py
     store_directory.HEADERS_FOLDER,
     store_directory.BYTECODE_FOLDER,
 )
@@ -86,7 +85,7 @@ def _parts(root: Path) -> list[Path]:
     names = [*_NAMES]
     for path in root.iterdir():
         stem, cleared, _ = path.name.partition(_CLEARED)
-        abandoned = path.name.startswith((f"{facts.NAME}.new", f"{left_native.NAME}.new"))
+        abandoned = path.name.startswith((f"{facts.NAME}.new", "NATIVE.new"))
         if abandoned or (cleared and stem in _NAMES):  # of a run that was ended
             names.append(path.name)
     return [root / name for name in names if os.path.lexists(root / name)]

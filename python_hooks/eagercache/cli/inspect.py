@@ -25,7 +25,6 @@ from eagercache.cli.common import (
     store_path,
     table,
 )
-from eagercache.runtime import choices
 
 _PAIRS = 15
 _SECONDS_PER_SIDE = 0.002
@@ -35,9 +34,7 @@ _WARM_CALLS = 3
 @click.command("explain")
 @directory_option
 @json_option
-@click.option(
-    "--device", type=click.Choice(list(choices.DISPATCH_KEYS)), default="cpu", show_default=True
-)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.argument("operator")
 def explain_command(directory: Path | None, as_json: bool, device: str, operator: str) -> None:
     """Says whether OPERATOR can have kernels, and what the store decided for its calls.
@@ -46,6 +43,7 @@ def explain_command(directory: Path | None, as_json: bool, device: str, operator
     not answered by a kernel is eagercache.explain().
     """
     from eagercache.base import operators
+    from eagercache.runtime import choices
 
     require_core()
     try:

@@ -7,12 +7,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from eagercache.base import config, load
-from eagercache.calls import trace
+from eagercache.base import config
 from eagercache.cli import program
 from eagercache.cli.common import (
     Unusable,
@@ -21,6 +20,9 @@ from eagercache.cli.common import (
     print_json,
     require_core,
 )
+
+if TYPE_CHECKING:
+    from eagercache.calls import trace
 
 _PROGRAM: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -131,6 +133,8 @@ def run_command(
     operators went, which moved to kernels, the gain and the cost; with --json it is JSON. Where
     eagercache does not fit the installed torch, PROGRAM runs as without it, and one line says so.
     """
+    from eagercache.base import load
+
     if load.core is None:
         click.echo(f"eagercache: is not active: {load.refusal}", err=True)
         _become(_command(words, module))
@@ -233,6 +237,8 @@ def record_command(
 
 def _prepare(path: Path, append: bool) -> None:
     """Makes the file, or empties it; never one that is no trace."""
+    from eagercache.calls import trace
+
     try:
         if path.exists() and not trace.is_trace(path):
             raise Unusable(f"{path} exists and is no trace; name another file")
@@ -243,6 +249,8 @@ def _prepare(path: Path, append: bool) -> None:
 
 
 def _read(path: Path) -> trace.Trace:
+    from eagercache.calls import trace
+
     read = trace.Trace()
     try:
         trace.read(path, read)

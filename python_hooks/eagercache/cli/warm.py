@@ -9,11 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from eagercache.ahead import warm
 from eagercache.base import config
 from eagercache.cli.common import (
     Unusable,
@@ -24,6 +23,9 @@ from eagercache.cli.common import (
     size_text,
     table,
 )
+
+if TYPE_CHECKING:
+    from eagercache.ahead import warm
 
 
 @click.command("warm")
@@ -54,8 +56,8 @@ def warm_command(
     dry_run: bool,
     ops: tuple[str, ...],
     skip: tuple[str, ...],
-    choose: str,
-    numerics: str,
+    choose: config.Choose,
+    numerics: config.Numerics,
     scale: int,
     workers: int | None,
     traces: tuple[Path, ...],
@@ -67,6 +69,8 @@ def warm_command(
     when something failed that another run may mend (no memory, no disk, no compiler), or after
     Ctrl-C; calls for which no kernel can be made, and what a budget left out, are no failures.
     """
+    from eagercache.ahead import warm
+
     with _progress_bar(shown=not dry_run and not as_json) as progress:
         try:
             report = warm.warm_up(
@@ -95,6 +99,8 @@ def warm_command(
 
 def _budget(text: str | None) -> warm.Budget | None:
     """The budget, less what this process has spent on starting."""
+    from eagercache.ahead import warm
+
     if text is None:
         return None
     budget = warm.Budget.parse(text)

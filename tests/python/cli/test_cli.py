@@ -7,12 +7,14 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import clean_environment, run_python
+from conftest import PACKAGE_ROOT, clean_environment, run_python
 from eagercache import _C
 from eagercache.base import environment
 from eagercache.cli import main as cli
@@ -325,3 +327,83 @@ def test_doctor_says_what_it_cannot_check(
     checks = json.loads(result.output)
     assert any("cannot be checked: PermissionError" in check["text"] for check in checks)
     assert {"platform", "torch"} < {check["name"] for check in checks}
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "eagercache", *words],
+        env=clean_environment(PYTHONPATH=PACKAGE_ROOT),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--version"], "eagercache, version "),
+        ([], "Usage: eagercache [OPTIONS] COMMAND"),
+        (["--help"], "Usage: eagercache [OPTIONS] COMMAND"),
+        (["bundle"], "Usage: eagercache bundle"),
+        (["warm", "--help"], "Usage: eagercache warm"),
+    ],
+)
+def test_version_and_help_come_without_torch_and_end_well(words: list[str], said: str) -> None:
+    done = command(*words)
+    assert (done.returncode, done.stdout[: len(said)]) == (0, said), done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "eagercache.version" in imported
+    assert not {name for name in imported if name.partition(".")[0] in ("torch", "numpy")}
+
+
+def test_version_takes_a_fifth_of_a_second_at_most() -> None:
+    def seconds() -> float:
+        begin = time.perf_counter()
+        command("--version")
+        return time.perf_counter() - begin
+
+    assert min(seconds() for _ in range(5)) < 0.2
+
+
+def test_completion_names_commands_and_options_without_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "eagercache"],
+        env=clean_environment(
+            PYTHONPATH=PACKAGE_ROOT,
+            _EAGERCACHE_COMPLETE="bash_complete",
+            COMP_WORDS="eagercache warm --bud",
+            COMP_CWORD="2",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "plain,--budget\n", done.stderr[-300:]
+    assert "| torch" not in done.stderr.replace(" ", "|")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ls --json --dir /nowhere/at/all", "there is no store at /nowhere/at/all"),
+        ("ls --nonsense --json", "No such option '--nonsense'; see"),
+        ("explain no_such_operator --json", "no_such_operator"),
+        ("run --json nothing.py", "there is no program nothing.py"),
+        ("record --json trace nothing.py", "there is no program nothing.py"),
+    ],
+)
+def test_errors_are_json_where_json_is_asked_for(words: str, said: str) -> None:
+    result = run(*words.split())
+    assert result.exit_code == 2
+    of_a_program = words.split()[0] in ("run", "record")
+    error = json.loads(result.stderr if of_a_program else result.stdout)
+    assert said in error["error"] and error["exit_code"] == 2
+    assert (result.stdout if of_a_program else result.stderr) == ""
+
+
+def test_a_programs_own_json_option_is_not_ours() -> None:
+    result = run("run", "nothing.py", "--json")
+    assert result.output.startswith("Error: there is no program nothing.py")
