@@ -24,15 +24,22 @@ if TYPE_CHECKING or not IS_COMMAND_LINE:
         default_operators,
         disable,
         enable,
-        explain_module,
         freeze,
         is_enabled,
         is_frozen,
         register,
-        wait,
     )
     from eagercache.frontend.explanation import Explanation, explain
-    from eagercache.frontend.report import KernelInfo, OperatorStats, Stats, kernels, stats
+    from eagercache.frontend.module_report import ModuleReport, explain_module
+    from eagercache.frontend.report import (
+        KernelInfo,
+        KernelList,
+        OperatorStats,
+        Stats,
+        kernels,
+        stats,
+    )
+    from eagercache.frontend.waiting import wait
 
 if TYPE_CHECKING:
     from eagercache.ahead.warm import WarmError, WarmReport, warm_up
@@ -59,6 +66,8 @@ __all__ = [
     "Explanation",
     "Exported",
     "KernelInfo",
+    "KernelList",
+    "ModuleReport",
     "OperatorStats",
     "Recording",
     "Stats",
@@ -102,19 +111,20 @@ _LATER = {
             "default_operators",
             "disable",
             "enable",
-            "explain_module",
             "freeze",
             "is_enabled",
             "is_frozen",
             "register",
-            "wait",
         ),
         "eagercache.frontend.api",
     ),
     **dict.fromkeys(("Explanation", "explain"), "eagercache.frontend.explanation"),
+    **dict.fromkeys(("ModuleReport", "explain_module"), "eagercache.frontend.module_report"),
     **dict.fromkeys(
-        ("KernelInfo", "OperatorStats", "Stats", "kernels", "stats"), "eagercache.frontend.report"
+        ("KernelInfo", "KernelList", "OperatorStats", "Stats", "kernels", "stats"),
+        "eagercache.frontend.report",
     ),
+    "wait": "eagercache.frontend.waiting",
     **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
     **dict.fromkeys(
         (

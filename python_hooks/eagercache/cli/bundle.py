@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     Unusable,
     directory_option,
@@ -124,7 +125,8 @@ def export_command(
         print_json({name: counts[name] for name in ("kernels", "decisions", "bytes")})
     else:
         click.echo(
-            f"{path}: {counts['kernels']} kernels, {counts['decisions']} decisions for native, "
+            f"{path}: {counted(counts['kernels'], 'kernel')}, "
+            f"{counted(counts['decisions'], 'decision')} for native, "
             f"{size_text(counts['bytes'])}"
         )
 
@@ -158,7 +160,7 @@ def _export_module(
         )
     else:
         click.echo(
-            f"{path}: {made.constants} constants, {made.folded} of them folded, "
+            f"{path}: {counted(made.constants, 'constant')}, {made.folded} of them folded, "
             f"{size_text(made.bytes)}; {made.numerics}, x{made.native_ns / made.kernel_ns:.2f} of "
             "the module's own forward"
         )
@@ -225,7 +227,7 @@ def import_command(
     else:
         decisions = len(info.entries) - info.kernels
         click.echo(
-            f"{info.kernels} kernels and {decisions} decisions for native; "
+            f"{counted(info.kernels, 'kernel')} and {counted(decisions, 'decision')} for native; "
             f"{info.present} of them were there"
         )
 
@@ -252,7 +254,10 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
     else:
         decisions = len(info.entries) - info.kernels
         click.echo(f"signed by {info.signer}")
-        click.echo(f"{info.kernels} kernels and {decisions} decisions for native, all intact")
+        click.echo(
+            f"{counted(info.kernels, 'kernel')} and {counted(decisions, 'decision')} for native, "
+            "all intact"
+        )
         for field, theirs, ours in info.mismatches:
             click.echo(f"{field}: {theirs} in the bundle, {ours} here")
     if info.mismatches:
@@ -269,7 +274,7 @@ def _verify_module(path: Path, keys: tuple[Path, ...], as_json: bool) -> None:
     else:
         click.echo(f"signed by {info.signer}")
         click.echo(
-            f"{info.facts.get('module', 'a module')}: {len(info.constants)} constants, "
+            f"{info.facts.get('module', 'a module')}: {counted(len(info.constants), 'constant')}, "
             f"{size_text(info.bytes)}, all intact"
         )
         for constant in info.constants:

@@ -12,6 +12,7 @@ import click
 
 from eagercache.base import facts, store_directory
 from eagercache.cli.common import (
+    Stopped,
     Unusable,
     directory_option,
     json_option,
@@ -48,7 +49,12 @@ def clear_command(directory: Path | None, as_json: bool, yes: bool) -> None:
     found = _parts(root)
     size = sum(_size(path) for path in found)
     if not yes:
-        click.confirm(f"Remove the cache {root} ({size_text(size)})?", abort=True, err=True)
+        try:
+            agreed = click.confirm(f"Remove the cache {root} ({size_text(size)})?", err=True)
+        except click.Abort as error:  # nobody is there to answer
+            raise Stopped(f"{root} was left: nobody said yes; --yes says it") from error
+        if not agreed:
+            raise Stopped(f"{root} was left")
     try:
         for path in found:
             _remove(path)
@@ -69,6 +75,8 @@ def clear_command(directory: Path | None, as_json: bool, yes: bool) -> None:
 
 def _require_store(root: Path) -> None:
     """Unusable for any folder that is not a store of this user's."""
+    if not os.path.lexists(root):
+        raise Unusable(f"there is no cache at {root}; name one with --dir or EAGERCACHE_DIR")
     try:
         status = root.lstat()
         mark = (root / _MARK).lstat()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
 from eagercache.base import config, store_directory
+from eagercache.calls.texts import argument_texts
 
 BAD_USAGE = 2
 
@@ -115,20 +116,6 @@ def call_text(facts: dict[str, str]) -> str:
     return ", ".join(argument_texts(call.get("args", [])))
 
 
-def argument_texts(arguments: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The arguments of a described call, each in a few characters; None is left out."""
-    for argument in arguments:
-        kind = argument.get("kind")
-        if kind == "tensor":
-            sizes = "x".join(map(str, argument["sizes"])) or "0-dim"
-            yield f"{argument['dtype']}[{sizes}]"
-        elif kind == "tensor_list":
-            yield f"[{', '.join(argument_texts(argument['elements']))}]"
-        elif kind not in ("none", "undefined_tensor"):
-            value = argument.get("value", argument.get("values", argument.get("dtype", "")))
-            yield f"{argument.get('name', '')}={value}"
-
-
 def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table; columns are (name, "right" or "")."""
     from rich.console import Console
@@ -168,8 +155,3 @@ def json_option(function: Any) -> Any:
 def _wishes_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
     Wish.json = value
     return value
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """As "1 key" or "2 keys"; ``many`` where it is not ``one`` with an s."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

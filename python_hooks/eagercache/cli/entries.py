@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from eagercache.base import config
+from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     Unusable,
     call_text,
@@ -38,7 +39,7 @@ def ls_command(directory: Path | None, as_json: bool, everything: bool, op: str)
         print_json(rows)
         return
     table(
-        f"{len(rows)} entries in {store.root}",
+        f"{counted(len(rows), 'entry', 'entries')} in {store.root}",
         [
             ("key", ""),
             ("operator", ""),
@@ -73,9 +74,9 @@ def show_command(directory: Path | None, as_json: bool, key: str) -> None:
     found = [row for row in store.entries(all=True) if row["key"].startswith(key.lower())]
     if len(found) != 1:
         raise Unusable(
-            f"no entry begins with {key!r}"
+            f"no entry begins with {key!r}; `eagercache ls --all` lists them"
             if not found
-            else f"{len(found)} entries begin with {key!r}"
+            else f"{len(found)} entries begin with {key!r}; give more of the one that is meant"
         )
     entry = found[0]
     if as_json:
@@ -116,7 +117,12 @@ def verify_command(directory: Path | None, as_json: bool, everything: bool, repa
     else:
         for item in damaged:
             click.echo(f"{item['key'][:12]}: {item['problem']}")
-        click.echo(f"{len(rows)} entries checked, {len(damaged)} damaged")
+        checked = counted(len(rows), "entry", "entries")
+        click.echo(f"{checked} of {store.root} checked, {len(damaged)} damaged")
+        if damaged and not repair:
+            click.echo("remedy: `eagercache verify --repair` puts them aside; they are made anew")
+        if not rows and not everything:
+            click.echo("there is none of this environment; --all takes those of all")
     if damaged:
         sys.exit(1)
 
@@ -151,8 +157,9 @@ def prune_command(
         print_json(counts)
     else:
         click.echo(
-            f"removed {counts['entries_removed']} entries, {counts['objects_removed']} objects, "
-            f"{counts['temporaries_removed']} temporary files: "
+            f"removed {counted(counts['entries_removed'], 'entry', 'entries')}, "
+            f"{counted(counts['objects_removed'], 'object')}, "
+            f"{counted(counts['temporaries_removed'], 'temporary file')}: "
             f"{size_text(counts['bytes_removed'])}"
         )
 

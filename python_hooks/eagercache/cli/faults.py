@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     call_text,
     directory_option,
@@ -61,7 +62,7 @@ def bisect_command(
         if as_json:
             print_json({"problem": str(problem), "runs": runner.runs})
         else:
-            click.echo(f"{problem} ({runner.runs} runs)")
+            click.echo(f"{problem} ({counted(runner.runs, 'run')})")
         sys.exit(1)
     if as_json:
         print_json(
@@ -72,7 +73,7 @@ def bisect_command(
             }
         )
         return
-    click.echo(f"COMMAND passes without these kernels ({runner.runs} runs):")
+    click.echo(f"COMMAND passes without these kernels ({counted(runner.runs, 'run')}):")
     for entry in found.kernels:
         facts = entry["facts"]
         click.echo(f"  {entry['key'][:12]}  {facts.get('op', '?')}  {call_text(facts)}")

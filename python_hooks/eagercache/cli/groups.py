@@ -43,12 +43,19 @@ class OneLine(click.Group):
 class Lazy(OneLine):
     """Commands of other modules, which are imported when one of them is asked for.
 
-    ``places``: by name of the command the module and what it is called there.
+    ``places``: by name of the command the module and what it is called there. ``elsewhere``: what
+    people look for here, and where it is.
     """
 
-    def __init__(self, *args: Any, places: Mapping[str, tuple[str, str]], **extra: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        places: Mapping[str, tuple[str, str]],
+        elsewhere: Mapping[str, str],
+        **extra: Any,
+    ) -> None:
         super().__init__(*args, **extra)
-        self.places = places
+        self.places, self.elsewhere = places, elsewhere
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, for help."""
@@ -56,6 +63,11 @@ class Lazy(OneLine):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported."""
+        if cmd_name in self.elsewhere:
+            raise click.UsageError(
+                f"There is no command {cmd_name!r}; use `eagercache {self.elsewhere[cmd_name]}`",
+                ctx,
+            )
         if cmd_name not in self.places:
             return super().get_command(ctx, cmd_name)
         module, attribute = self.places[cmd_name]

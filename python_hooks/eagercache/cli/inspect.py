@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from eagercache.base import config, entry_facts
+from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     Unusable,
     call_text,
@@ -68,7 +69,7 @@ def explain_command(directory: Path | None, as_json: bool, device: str, operator
         click.echo("The store has no verdict on any of its calls in this environment.")
         return
     table(
-        f"{len(entries)} verdicts",
+        counted(len(entries), "verdict"),
         [
             ("call", ""),
             ("decision", ""),

@@ -36,6 +36,7 @@ _PLACES = {
 @click.group(
     cls=Lazy,
     places={name: (f"eagercache.cli.{file}", what) for name, (file, what) in _PLACES.items()},
+    elsewhere={name: f"bundle {name}" for name in ("keygen", "export", "import")},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="eagercache")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,8 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from eagercache.base import config
+from eagercache.calls.texts import counted
 from eagercache.cli import program
 from eagercache.cli.common import (
+    Stopped,
     Unusable,
     directory_option,
     json_option,
@@ -104,9 +108,7 @@ def _start(command: list[str], settings: program.Settings) -> int:
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("eagercache-report.png"),
-    show_default=True,
-    help="Where --report saves the picture.",
+    help="Where --report saves the picture; eagercache-report-PROGRAM-TIME.png if not given.",
 )
 @json_option
 @click.argument("words", metavar="PROGRAM [ARGUMENTS]...", nargs=-1, required=True)
@@ -122,7 +124,7 @@ def run_command(
     modules: str | None,
     training: bool,
     reports: bool,
-    picture: Path,
+    picture: Path | None,
     as_json: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -154,7 +156,7 @@ def run_command(
         _become(command)
     with tempfile.TemporaryDirectory(prefix="eagercache-report-") as folder:
         code = _start(command, program.Settings(enable=arguments, report=folder))
-        _show_report(Path(folder), picture, as_json)
+        _show_report(Path(folder), picture or _new_picture(words), as_json)
     sys.exit(code)
 
 
@@ -166,6 +168,14 @@ def _become(command: list[str]) -> NoReturn:
         os.execvp(command[0], command)
     except OSError as error:
         raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def _new_picture(words: tuple[str, ...]) -> Path:
+    """A name that nothing has: reports of several runs lie side by side."""
+    program_name = Path(next((word for word in words if not word.startswith("-")), "")).stem
+    stem = f"eagercache-report-{program_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (f"{stem}{f'-{number}' if number else ''}.png" for number in itertools.count())
+    return next(path for path in map(Path, names) if not path.exists())
 
 
 def _show_report(folder: Path, picture: Path, as_json: bool) -> None:
@@ -218,20 +228,17 @@ def record_command(
     code = _start(command, settings)
     after = _read(path)
     calls = _calls(after) - _calls(before)
-    if as_json:
+    if as_json and (calls or code):
         sections = after.sections - before.sections
         print_json(
             {"calls": calls, "keys": len(after.calls), "sections": sections, "trace": str(path)},
             err=True,
         )
     elif calls:
-        click.echo(f"{calls:,} calls recorded; {path} holds {len(after.calls):,} keys", err=True)
+        held = counted(len(after.calls), "key")
+        click.echo(f"{counted(calls, 'call')} recorded; {path} holds {held}", err=True)
     if calls == 0 and code == 0:
-        click.echo(
-            "Error: nothing was recorded: no process of the program called a hooked operator",
-            err=True,
-        )
-        code = 1
+        raise Stopped("nothing was recorded: no process of the program called a hooked operator")
     sys.exit(code)
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eagercache.base import config
+from eagercache.calls.texts import argument_texts, counted
 from eagercache.cli.common import (
     Unusable,
-    argument_texts,
     directory_option,
     json_option,
     print_json,
@@ -209,17 +209,17 @@ def _result(entry: warm.Planned, dry_run: bool) -> str:
 
 def _summary(report: warm.WarmReport) -> str:
     states = Counter(entry.state for entry in report.entries)
-    parts = [f"{len(report.entries)} keys: {states['found']} found in the store"]
+    parts = [f"{counted(len(report.entries), 'key')}: {states['found']} found in the store"]
     if report.dry_run:
         parts.append(f"{states['left']} to compile")
         parts.append(f"{states['ineligible']} that no kernel can be made for")
         return (
-            f"{', '.join(parts)}; about {_duration(report.seconds)} with {report.workers} workers, "
+            f"{', '.join(parts)}; about {_duration(report.seconds)} with {counted(report.workers, 'worker')}, "
             f"{size_text(report.bytes)}"
         )
     kernels = report.count(state="compiled", verdict="kernel")
     native = report.count(state="compiled", verdict="native")
-    parts.append(f"{kernels} kernels compiled")
+    parts.append(f"{counted(kernels, 'kernel')} compiled")
     parts.append(f"{native} that native keeps")
     for state, text in (
         ("failed", "failed"),

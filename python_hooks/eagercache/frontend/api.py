@@ -1,4 +1,4 @@
-"""The functions that switch acceleration on and off: enable, register, disable, wait."""
+"""The functions that switch acceleration on and off: enable, register, disable, freeze."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eagercache.base import callbacks, config, environment, facts, log, operators
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
+from eagercache.frontend.module_report import require_module
 from eagercache.runtime import choices, compile_requests, stores
 from eagercache.runtime.left_native import left_native, note_calls
 from eagercache.runtime.session import Configuration, session
@@ -289,6 +290,8 @@ def enable(
     A directory that cannot be used is warned about once and everything stays native. May be called
     again: the newest call's operators, policy and store hold, and `freeze()` ends. Thread-safe.
     """
+    if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
+        raise ValueError(f"cache_dir={cache_dir!r} is not the path of a directory, or None")
     settings = config.read_settings()
     if choices.is_inert(settings):
         return Enabled(_nothing, active=False)
@@ -344,6 +347,7 @@ def accelerate(model: _Module, *, training: bool | None = None, **options: Any) 
     Raises:
         ValueError: a bad value, or ``options`` where something is enabled already.
     """
+    require_module("accelerate", model)
     if training is not None:
         choices.check_training(training)
     settings = config.read_settings()
@@ -364,12 +368,6 @@ def accelerate(model: _Module, *, training: bool | None = None, **options: Any) 
         if is_enabled():
             manager.add(model)
     return model
-
-
-def explain_module(module: Any) -> list[str]:
-    """One line for ``module`` and each module below it that was met: what happened, and why."""
-    loaded = sys.modules.get("eagercache.modules.manager")
-    return list(loaded.explain_module(module)) if loaded is not None else []
 
 
 def register(op: Any, dispatch_key: str = "CPU") -> None:
@@ -429,30 +427,6 @@ def freeze() -> None:
 def is_frozen() -> bool:
     """Whether `freeze()` holds."""
     return core is not None and bool(core.frozen())
-
-
-def wait(timeout: float | None = None) -> bool:
-    """Waits until no key is queued or being compiled.
-
-    Returns True when that is so, False after `timeout` seconds.
-    """
-    if core is None or core.forked():
-        return True
-    import time
-
-    end = None if timeout is None else time.monotonic() + timeout
-    while True:
-        # In slices, so that Ctrl-C is seen.
-        left = 0.2 if end is None else min(0.2, end - time.monotonic())
-        if core.wait_until_idle(max(left, 0.0)) and _modules_are_idle(max(left, 0.0)):
-            return True
-        if end is not None and time.monotonic() >= end:
-            return False
-
-
-def _modules_are_idle(timeout: float) -> bool:
-    loaded = sys.modules.get("eagercache.modules.manager")
-    return loaded is None or bool(loaded.manager.wait(timeout))
 
 
 def _close() -> None:

@@ -22,11 +22,13 @@ def dispatch_keys(devices: Iterable[str] | str | None) -> list[str]:
     if devices is None:
         devices = ("cpu", "cuda") if torch.version.cuda and core.has_cuda_driver() else ("cpu",)
     keys = []
-    if isinstance(devices, str):
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
         devices = (devices,)
     for device in devices:
         if device not in DISPATCH_KEYS:
-            raise ValueError(f"device {device!r} is not one of {', '.join(DISPATCH_KEYS)}")
+            raise ValueError(
+                f"devices: {device!r} is not one of {', '.join(map(repr, DISPATCH_KEYS))}"
+            )
         keys.append(DISPATCH_KEYS[device])
     return keys
 
@@ -85,15 +87,20 @@ def selected(
         elif ops == "all":
             names = [(str(n), str(o)) for n, o in core.eligible_operators(key)]
         else:
-            specs = [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops
+            specs = ops if is_several(ops) else [ops]
             names = [name for spec in specs for name in operators.require_eligible(spec, key)]
         pairs.extend((name, key) for name in dict.fromkeys(names) if name not in skip)
     return pairs
 
 
+def is_several(names: Any) -> bool:
+    """Whether ``names`` is a collection of names, and not one."""
+    return isinstance(names, Iterable) and not isinstance(names, str)
+
+
 def skipped(settings: config.Settings, skip: Iterable[Any]) -> set[operators.OperatorName]:
     """The operators to leave alone. Raises ValueError; of EAGERCACHE_SKIP it warns."""
-    names = operators.resolve_all([skip] if isinstance(skip, str) else skip)
+    names = operators.resolve_all(skip if is_several(skip) else [skip])
     for text in settings.skip:
         try:
             names.update(operators.resolve(text))
