@@ -64,10 +64,8 @@ class Lazy(OneLine):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported."""
         if cmd_name in self.elsewhere:
-            raise click.UsageError(
-                f"There is no command {cmd_name!r}; use `eagercache {self.elsewhere[cmd_name]}`",
-                ctx,
-            )
+            place = self.elsewhere[cmd_name]
+            raise click.UsageError(f"No such command {cmd_name!r}, but `eagercache {place}`", ctx)
         if cmd_name not in self.places:
             return super().get_command(ctx, cmd_name)
         module, attribute = self.places[cmd_name]

@@ -214,8 +214,8 @@ def _summary(report: warm.WarmReport) -> str:
         parts.append(f"{states['left']} to compile")
         parts.append(f"{states['ineligible']} that no kernel can be made for")
         return (
-            f"{', '.join(parts)}; about {_duration(report.seconds)} with {counted(report.workers, 'worker')}, "
-            f"{size_text(report.bytes)}"
+            f"{', '.join(parts)}; about {_duration(report.seconds)} with "
+            f"{counted(report.workers, 'worker')}, {size_text(report.bytes)}"
         )
     kernels = report.count(state="compiled", verdict="kernel")
     native = report.count(state="compiled", verdict="native")

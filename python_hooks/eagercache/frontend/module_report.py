@@ -15,8 +15,8 @@ class ModuleReport(list[str]):
     """One line for each module that was met, as `explain_module` gives them.
 
     Attributes:
-        rows: for each line where the module is below the one that was asked about ("" for that one),
-            and its counters.
+        rows: for each line where the module is below the one that was asked about, which is "", and
+            its counters.
     """
 
     def __init__(self, rows: list[tuple[str, ModuleStats]]) -> None:

@@ -109,12 +109,13 @@ def test_show_prints_one_entry_whole(store: Any) -> None:
 def test_show_of_an_unknown_key_is_one_line_and_exit_code_2(store: Any) -> None:
     result = run("show", "ffff0000ffff")
     assert result.exit_code == 2
-    assert result.output.strip() == "Error: no entry begins with 'ffff0000ffff'"
+    said = "Error: no entry begins with 'ffff0000ffff'; `eagercache ls --all` lists them"
+    assert result.output.strip() == said
 
 
 def test_verify_finds_damage_and_repair_puts_it_aside(store: Any, cache: Path) -> None:
     sound = run("verify")
-    assert sound.exit_code == 0 and "3 entries checked, 0 damaged" in sound.output
+    assert sound.exit_code == 0 and "3 entries of " in sound.output
     victim = next(cache.rglob("*.so"))
     victim.chmod(0o600)
     content = bytearray(victim.read_bytes())
@@ -407,3 +408,43 @@ def test_errors_are_json_where_json_is_asked_for(words: str, said: str) -> None:
 def test_a_programs_own_json_option_is_not_ours() -> None:
     result = run("run", "nothing.py", "--json")
     assert result.output.startswith("Error: there is no program nothing.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("keygen", "No such command 'keygen', but `eagercache bundle keygen`; see"),
+        ("bundle keygen /nowhere/at/all", "there is no folder /nowhere/at; make it, or name"),
+        ("clear --dir /nowhere/at/all", "there is no cache at /nowhere/at/all; name one with"),
+    ],
+)
+def test_the_remedy_is_named(words: str, said: str) -> None:
+    result = run(*words.split())
+    assert result.exit_code == 2 and result.output.startswith(f"Error: {said}"), result.output
+
+
+def test_keys_are_not_replaced(tmp_path: Path) -> None:
+    assert run("bundle", "keygen", str(tmp_path / "mine")).exit_code == 0
+    before = (tmp_path / "mine.pem").read_bytes()
+    again = run("bundle", "keygen", str(tmp_path / "mine"))
+    assert again.exit_code == 2 and "is there already and is not replaced" in again.output
+    assert (tmp_path / "mine.pem").read_bytes() == before
+
+
+def test_one_is_no_plural(store: Any, cache: Path) -> None:
+    assert "1 entry in" in run("ls", "--op", "cat").output
+    assert "2 entries, 0 objects" in run("prune", "--native").output
+
+
+def test_clear_says_that_nobody_agreed(store: Any, cache: Path) -> None:
+    for given in ("n\n", ""):
+        asked = run("clear", "--json", input=given)
+        assert asked.exit_code == 1 and "was left" in json.loads(asked.stdout)["error"]
+    assert (cache / "v1").is_dir()
+
+
+def test_verify_of_a_store_of_other_environments_says_so(cache: Path) -> None:
+    other = _C.Store(str(cache), "format: 1\ntorch.version: 1.0\n")
+    other.publish({"key": _key("d"), "kind": "native", "facts": {"op": "aten::mul"}})
+    assert "--all takes those of all" in run("verify", "--dir", str(cache)).output
+    assert "1 entry of" in run("verify", "--all", "--dir", str(cache)).output
