@@ -204,7 +204,8 @@ class Report:
         yield f"gain: {total.native - total.now:.3f} s, as far as calls were timed"
         yield (
             f"cost: {counted(self.compiles, 'compile')} in other processes, "
-            f"{self.compile_seconds:.1f} s of CPU time; {self.failures} failed, {self.outstanding} under way at the end"
+            f"{self.compile_seconds:.1f} s of CPU time; {self.failures} failed, "
+            f"{self.outstanding} under way at the end"
         )
         if total.untimed:
             have = "is" if total.untimed == 1 else "are"
