@@ -178,7 +178,11 @@ def two_sides(
 
 
 def measure(
-    call: Callable[[], Any], options: argparse.Namespace, first_calls: int
+    call: Callable[[], Any],
+    options: argparse.Namespace,
+    first_calls: int,
+    *,
+    training: bool = False,
 ) -> dict[str, Any]:
     """Enables, calls until nothing is left to compile, then measures both sides by turns.
 
@@ -188,7 +192,7 @@ def measure(
 
     device, begin = options.device, time.perf_counter()
     ops: dict[str, Any] = {} if options.operators else {"ops": ()}
-    eagercache.enable(modules="auto", on_miss=options.on_miss, **ops)
+    eagercache.enable(modules="auto", training=training, on_miss=options.on_miss, **ops)
     if options.on_miss == "background":
         seconds, taken = run_until_decided(call, device)
     else:

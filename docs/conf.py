@@ -35,7 +35,9 @@ def _commands() -> Iterator[str]:
 
 
 def _subcommands(title: str, group: click.Group, context: click.Context) -> Iterator[str]:
-    for name, command in sorted(group.commands.items()):
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
+        assert command is not None
         yield _help(f"{title} {name}", command, context)
         if isinstance(command, click.Group):
             below = click.Context(command, info_name=name, parent=context)

@@ -12,23 +12,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagercache.base.load import available
-from eagercache.frontend.api import (
-    Enabled,
-    accelerate,
-    default_operators,
-    disable,
-    enable,
-    explain_module,
-    freeze,
-    is_enabled,
-    is_frozen,
-    register,
-    wait,
-)
-from eagercache.frontend.explanation import Explanation, explain
-from eagercache.frontend.report import KernelInfo, OperatorStats, Stats, kernels, stats
+from eagercache.base.command_line import IS_COMMAND_LINE
 from eagercache.version import __version__
+
+# The command line imports what a command needs: that it begins at once is worth more there.
+if TYPE_CHECKING or not IS_COMMAND_LINE:
+    from eagercache.base.load import available
+    from eagercache.frontend.api import (
+        Enabled,
+        accelerate,
+        default_operators,
+        disable,
+        enable,
+        freeze,
+        is_enabled,
+        is_frozen,
+        register,
+    )
+    from eagercache.frontend.explanation import Explanation, explain
+    from eagercache.frontend.module_report import ModuleReport, explain_module
+    from eagercache.frontend.report import (
+        KernelInfo,
+        KernelList,
+        OperatorStats,
+        Stats,
+        kernels,
+        stats,
+    )
+    from eagercache.frontend.waiting import wait
 
 if TYPE_CHECKING:
     from eagercache.ahead.warm import WarmError, WarmReport, warm_up
@@ -55,6 +66,8 @@ __all__ = [
     "Explanation",
     "Exported",
     "KernelInfo",
+    "KernelList",
+    "ModuleReport",
     "OperatorStats",
     "Recording",
     "Stats",
@@ -88,8 +101,30 @@ __all__ = [
 # Below it find_package(eagercache) finds the package for C++ programs.
 cmake_prefix_path = str(Path(__file__).parent)
 
-# What programs that only run need not import.
+# What programs that only run need not import; the command line has all of it later.
 _LATER = {
+    "available": "eagercache.base.load",
+    **dict.fromkeys(
+        (
+            "Enabled",
+            "accelerate",
+            "default_operators",
+            "disable",
+            "enable",
+            "freeze",
+            "is_enabled",
+            "is_frozen",
+            "register",
+        ),
+        "eagercache.frontend.api",
+    ),
+    **dict.fromkeys(("Explanation", "explain"), "eagercache.frontend.explanation"),
+    **dict.fromkeys(("ModuleReport", "explain_module"), "eagercache.frontend.module_report"),
+    **dict.fromkeys(
+        ("KernelInfo", "KernelList", "OperatorStats", "Stats", "kernels", "stats"),
+        "eagercache.frontend.report",
+    ),
+    "wait": "eagercache.frontend.waiting",
     **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
     **dict.fromkeys(
         (
@@ -117,3 +152,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_LATER[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

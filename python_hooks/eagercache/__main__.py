@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from eagercache.cli.main import main
+from eagercache.cli.start import main
 
-main(prog_name="eagercache")
+main()

@@ -43,9 +43,8 @@ def assert_as_close(
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_convolutions_in_either_layout_train_as_the_forward_does(
-    layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+    layout: torch.memory_format,
 ) -> None:
-    monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
     torch.manual_seed(0)
     layers = [nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     layers += [nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
@@ -54,7 +53,7 @@ def test_convolutions_in_either_layout_train_as_the_forward_does(
     x = torch.randn(4, 8, 32, 32, device="cuda", dtype=torch.bfloat16)
     x = x.contiguous(memory_format=layout)
     other, wide = copy.deepcopy(model), copy.deepcopy(model).double()
-    with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
         mine = [step(model, x) for _ in range(3)]
         hits = [row.training_hits for part, row in manager.stats() if part is model]
         if hits != [2]:
@@ -124,10 +123,7 @@ def attending_step(
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_draws_what_it_draws_in_eager(
-    monkeypatch: pytest.MonkeyPatch, masked: bool
-) -> None:
-    monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
+def test_attention_draws_what_it_draws_in_eager(masked: bool) -> None:
     torch.manual_seed(0)
     model = Attending().to("cuda", torch.bfloat16).train()
     other = copy.deepcopy(model)
@@ -135,7 +131,7 @@ def test_attention_draws_what_it_draws_in_eager(
     keep = None
     if masked:
         keep = torch.ones(4, 1, 128, 128, dtype=torch.bool, device="cuda").tril()
-    with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
         mine = [attending_step(model, x, keep, seed) for seed in range(4)]
         hits = [row.training_hits for part, row in manager.stats() if part is model]
         # Calls whose argument needs gradients have a kernel of their own; each is made beside one.
@@ -165,13 +161,12 @@ def mixed_step(model: nn.Module, hidden: torch.Tensor, seed: int) -> dict[str, t
     return found
 
 
-def test_dropout_drops_what_eager_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
+def test_dropout_drops_what_eager_drops() -> None:
     torch.manual_seed(0)
     model = Mixed().cuda().train()
     other = copy.deepcopy(model)
     hidden = torch.randn(32, 128, 64, device="cuda", dtype=torch.bfloat16)
-    with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
         mine = [mixed_step(model, hidden, seed) for seed in range(4)]
         hits = [row.training_hits for part, row in manager.stats() if part is model]
         if hits != [3]:

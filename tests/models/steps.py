@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,14 +139,10 @@ def _kernels() -> Iterator[None]:
     """Kernels of whole modules answer calls with gradients, whether they are faster or not."""
     import eagercache
 
-    os.environ["EAGERCACHE_MODULE_TRAINING"] = "1"
-    try:
-        with eagercache.enable(
-            (), devices=["cpu"], on_miss="wait", choose="always", modules="auto"
-        ):
-            yield
-    finally:
-        del os.environ["EAGERCACHE_MODULE_TRAINING"]
+    with eagercache.enable(
+        (), devices=["cpu"], on_miss="wait", choose="always", modules="auto", training=True
+    ):
+        yield
 
 
 def training(name: str, steps: int = STEPS, runs: int = EAGER_RUNS) -> Result:

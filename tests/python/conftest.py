@@ -59,7 +59,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def module_kernels(store: Path) -> Iterator[None]:
+def module_kernels(store: Path, training: bool = False) -> Iterator[None]:
     """Kernels of whole modules that the store has answer in this process; nothing is compiled."""
     import eagercache
     import torch
@@ -68,7 +68,12 @@ def module_kernels(store: Path) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with eagercache.enable(
-            ops=(), modules="auto", on_miss="native", choose="always", cache_dir=store
+            ops=(),
+            modules="auto",
+            training=training,
+            on_miss="native",
+            choose="always",
+            cache_dir=store,
         ) as enabled:
             assert enabled.active
             yield
@@ -272,9 +277,8 @@ def training_store(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def training_kernels(training_store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def training_kernels(training_store: Any) -> Iterator[None]:
     """The kernels of `training_store` answer in this process; nothing is compiled."""
     assert training_store.report["rows"]["ConvNorm"]["hits"] == [3], training_store.report
-    monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
-    with module_kernels(training_store.store):
+    with module_kernels(training_store.store, training=True):
         yield

@@ -19,13 +19,14 @@ NAMES = ("ConvNorm", "Attention", "Noisy", "Dropped", "Checkpointed")
 
 # Compiles for every form of call that the tests make, and says how its calls were answered.
 _FILL = """
-import contextlib, os, sys
+import contextlib, sys
 sys.path.insert(0, {here!r})
-os.environ["EAGERCACHE_MODULE_TRAINING"] = "1"
 import torch, eagercache, training_zoo
 from eagercache.modules.manager import explain_module, manager
 torch.set_num_threads(1)
-eagercache.enable(ops=(), modules="auto", on_miss={on_miss!r}, choose="always")
+eagercache.enable(
+    ops=(), modules="auto", training=True, on_miss={on_miss!r}, choose="always"
+)
 rows = {{}}
 for name in {names!r}:
     model, x = training_zoo.make(name), training_zoo.example(name)

@@ -9,6 +9,7 @@ environment.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,11 @@ def keygen(name: Path) -> tuple[Path, Path]:
     """Makes a pair of keys, NAME.pem (private) and NAME.pub; never replaces a file."""
     private, public = name.with_name(f"{name.name}.pem"), name.with_name(f"{name.name}.pub")
     module = _require_core()
+    if not private.parent.is_dir():
+        raise BundleError(f"there is no folder {private.parent}; make it, or name another place")
+    for path in (private, public):
+        if os.path.lexists(path):
+            raise BundleError(f"{path} is there already and is not replaced; use another NAME")
     try:
         module.make_signing_key(_name(private), _name(public))
     except module.StoreError as error:

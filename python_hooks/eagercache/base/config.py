@@ -7,15 +7,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 # Set in the environment of compile workers: there nothing is enabled, or a kernel would be
 # compiled to compile a kernel.
 WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
 
-ON_MISS = ("background", "wait", "native")
-CHOOSE = ("faster", "always")
-NUMERICS = ("accurate", "bitwise")
+# The choices of `enable()`; editors and type checkers read them.
+OnMiss = Literal["background", "wait", "native"]
+Choose = Literal["faster", "always"]
+Numerics = Literal["accurate", "bitwise"]
+ON_MISS: tuple[OnMiss, ...] = get_args(OnMiss)
+CHOOSE: tuple[Choose, ...] = get_args(Choose)
+NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
 LOG_LEVELS = {"off": 0, "warning": 1, "info": 2, "debug": 3}
 
 
@@ -225,13 +229,6 @@ VARIABLES: tuple[Variable, ...] = (
         "half the cores, or EAGERCACHE_WORKERS where that is more.",
     ),
     Variable(
-        "EAGERCACHE_MODULE_TRAINING",
-        "module_training",
-        _flag,
-        False,
-        "1: kernels of whole modules answer calls that need gradients too, with their backward.",
-    ),
-    Variable(
         "EAGERCACHE_VERIFY",
         "verify",
         _share,
@@ -260,7 +257,6 @@ class Settings:
     cxx: str | None
     workers: int
     slots: int
-    module_training: bool
     verify: float
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import platform
-import re
 import sys
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
+
+from eagercache.base.command_line import IS_COMMAND_LINE
 
 # Why the command line has no `core`: there nothing is raised, and each command says it in one line.
 refusal = ""
@@ -51,14 +50,6 @@ def mismatch(build_torch: str, build_abi: bool, run_torch: str, run_abi: bool) -
     return None
 
 
-def is_command_line(argv: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether ``words`` started the command `eagercache`, of which ``argv`` are the arguments."""
-    if argv and argv[0] == "-m":  # while the package is looked for
-        option = next((i for i, word in enumerate(words) if re.fullmatch(r"-[A-Za-z]*m", word)), -1)
-        return option > 0 and list(words[option + 1 : option + 2]) == ["eagercache"]
-    return bool(argv) and Path(argv[0]).name == "eagercache"
-
-
 def load() -> ModuleType | None:
     """The module `_C`, or None on a platform that cannot run it (said once).
 
@@ -68,7 +59,7 @@ def load() -> ModuleType | None:
             `refusal`.
     """
     global refusal
-    if not is_command_line(sys.argv, sys.orig_argv):
+    if not IS_COMMAND_LINE:
         return _load()
     try:
         with warnings.catch_warnings(record=True) as caught:

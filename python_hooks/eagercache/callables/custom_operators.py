@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -118,7 +119,9 @@ class CustomOperator(OperatorOfFunction, Generic[_P, _R]):
         info = autograd.Info(backward, setup_context)
         kernel = autograd.make_autograd_impl(self.op, info)
         short = self.name.partition("::")[2]
-        with self._lock:
+        with self._lock, warnings.catch_warnings():
+            # That the gradient made of the function is replaced is what the caller asked for.
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
             self._own_autograd = True
             for key in ("Autograd", "AutogradCPU", "AutogradCUDA"):
                 self._library.impl(short, kernel, key, with_keyset=True, allow_override=True)

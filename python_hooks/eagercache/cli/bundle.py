@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from eagercache.ahead import bundle
+from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     Unusable,
     directory_option,
@@ -23,7 +23,6 @@ from eagercache.cli.common import (
     size_text,
     store_path,
 )
-from eagercache.deploy import artifact as deploy
 
 _FILE = click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 _KEYS = click.option(
@@ -38,6 +37,9 @@ _KEYS = click.option(
 
 @contextmanager
 def _one_line() -> Iterator[None]:
+    from eagercache.ahead import bundle
+    from eagercache.deploy import artifact as deploy
+
     try:
         yield
     except (bundle.BundleError, deploy.DeployError) as error:
@@ -57,6 +59,8 @@ def keygen_command(as_json: bool, name: Path) -> None:
 
     Keys that OpenSSL makes (openssl genpkey -algorithm ed25519) will do as well.
     """
+    from eagercache.ahead import bundle
+
     with _one_line():
         private, public = bundle.keygen(name)
     if as_json:
@@ -113,13 +117,16 @@ def export_command(
         return
     if open_sizes or threads is not None:
         raise Unusable("--open and --threads are for --with-weights")
+    from eagercache.ahead import bundle
+
     with _one_line():
         counts = bundle.export(path, store=store_path(directory), key=key)
     if as_json:
         print_json({name: counts[name] for name in ("kernels", "decisions", "bytes")})
     else:
         click.echo(
-            f"{path}: {counts['kernels']} kernels, {counts['decisions']} decisions for native, "
+            f"{path}: {counted(counts['kernels'], 'kernel')}, "
+            f"{counted(counts['decisions'], 'decision')} for native, "
             f"{size_text(counts['bytes'])}"
         )
 
@@ -153,7 +160,7 @@ def _export_module(
         )
     else:
         click.echo(
-            f"{path}: {made.constants} constants, {made.folded} of them folded, "
+            f"{path}: {counted(made.constants, 'constant')}, {made.folded} of them folded, "
             f"{size_text(made.bytes)}; {made.numerics}, x{made.native_ns / made.kernel_ns:.2f} of "
             "the module's own forward"
         )
@@ -208,6 +215,9 @@ def import_command(
     are checked before anything is written. No compiler is needed, here or later. What the store
     has stays.
     """
+    from eagercache.ahead import bundle
+    from eagercache.deploy import artifact as deploy
+
     if deploy.is_artifact(path):
         raise Unusable(f"{path} is a module with its weights: open it with eagercache.load_module")
     with _one_line():
@@ -217,7 +227,7 @@ def import_command(
     else:
         decisions = len(info.entries) - info.kernels
         click.echo(
-            f"{info.kernels} kernels and {decisions} decisions for native; "
+            f"{counted(info.kernels, 'kernel')} and {counted(decisions, 'decision')} for native; "
             f"{info.present} of them were there"
         )
 
@@ -231,6 +241,9 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
 
     Of a module with its weights every weight is read and compared, too.
     """
+    from eagercache.ahead import bundle
+    from eagercache.deploy import artifact as deploy
+
     if deploy.is_artifact(path):
         _verify_module(path, keys, as_json)
         return
@@ -241,7 +254,10 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
     else:
         decisions = len(info.entries) - info.kernels
         click.echo(f"signed by {info.signer}")
-        click.echo(f"{info.kernels} kernels and {decisions} decisions for native, all intact")
+        click.echo(
+            f"{counted(info.kernels, 'kernel')} and {counted(decisions, 'decision')} for native, "
+            "all intact"
+        )
         for field, theirs, ours in info.mismatches:
             click.echo(f"{field}: {theirs} in the bundle, {ours} here")
     if info.mismatches:
@@ -249,6 +265,8 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
 
 
 def _verify_module(path: Path, keys: tuple[Path, ...], as_json: bool) -> None:
+    from eagercache.deploy import artifact as deploy
+
     with _one_line():
         info = deploy.verify_module(path, keys=keys)
     if as_json:
@@ -256,7 +274,7 @@ def _verify_module(path: Path, keys: tuple[Path, ...], as_json: bool) -> None:
     else:
         click.echo(f"signed by {info.signer}")
         click.echo(
-            f"{info.facts.get('module', 'a module')}: {len(info.constants)} constants, "
+            f"{info.facts.get('module', 'a module')}: {counted(len(info.constants), 'constant')}, "
             f"{size_text(info.bytes)}, all intact"
         )
         for constant in info.constants:

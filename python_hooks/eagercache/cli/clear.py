@@ -12,6 +12,7 @@ import click
 
 from eagercache.base import facts, store_directory
 from eagercache.cli.common import (
+    Stopped,
     Unusable,
     directory_option,
     json_option,
@@ -19,7 +20,6 @@ from eagercache.cli.common import (
     size_text,
     store_path,
 )
-from eagercache.runtime import left_native
 
 # What a store's folder holds (kernel_cache/FORMAT.md), but for FORMAT, which goes last: until then
 # it says that this is a store.
@@ -28,7 +28,7 @@ _FIRST_WORD = b"eagercache-store "
 _NAMES = (
     "v1",
     facts.NAME,
-    left_native.NAME,
+    "NATIVE",  # runtime/left_native.py
     store_directory.HEADERS_FOLDER,
     store_directory.BYTECODE_FOLDER,
 )
@@ -49,7 +49,12 @@ def clear_command(directory: Path | None, as_json: bool, yes: bool) -> None:
     found = _parts(root)
     size = sum(_size(path) for path in found)
     if not yes:
-        click.confirm(f"Remove the cache {root} ({size_text(size)})?", abort=True, err=True)
+        try:
+            agreed = click.confirm(f"Remove the cache {root} ({size_text(size)})?", err=True)
+        except click.Abort as error:  # nobody is there to answer
+            raise Stopped(f"{root} was left: nobody said yes; --yes says it") from error
+        if not agreed:
+            raise Stopped(f"{root} was left")
     try:
         for path in found:
             _remove(path)
@@ -70,6 +75,8 @@ def clear_command(directory: Path | None, as_json: bool, yes: bool) -> None:
 
 def _require_store(root: Path) -> None:
     """Unusable for any folder that is not a store of this user's."""
+    if not os.path.lexists(root):
+        raise Unusable(f"there is no cache at {root}; name one with --dir or EAGERCACHE_DIR")
     try:
         status = root.lstat()
         mark = (root / _MARK).lstat()
@@ -86,7 +93,7 @@ def _parts(root: Path) -> list[Path]:
     names = [*_NAMES]
     for path in root.iterdir():
         stem, cleared, _ = path.name.partition(_CLEARED)
-        abandoned = path.name.startswith((f"{facts.NAME}.new", f"{left_native.NAME}.new"))
+        abandoned = path.name.startswith((f"{facts.NAME}.new", "NATIVE.new"))
         if abandoned or (cleared and stem in _NAMES):  # of a run that was ended
             names.append(path.name)
     return [root / name for name in names if os.path.lexists(root / name)]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
-from eagercache.base import config, load, store_directory
-from eagercache.base.load import core
+from eagercache.base import config, store_directory
+from eagercache.calls.texts import argument_texts
 
 BAD_USAGE = 2
 
-# What a group without a command raises to print its help; click has it since 8.2.
-_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+class Wish:
+    """What the command that runs was asked for: whether errors are JSON, and on which stream."""
+
+    json = False
+    err = False
 
 
 class Unusable(click.ClickException):
@@ -26,43 +29,27 @@ class Unusable(click.ClickException):
 
     exit_code = BAD_USAGE
 
-
-class OneLine(click.Group):
-    """Commands whose bad usage is told in one line, without the usage before it."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Reads this command's own options."""
-        with _one_line():
-            return super().make_context(*args, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Reads a command's options and runs it."""
-        with _one_line(ctx):
-            return super().invoke(ctx)
+    def show(self, file: IO[Any] | None = None) -> None:
+        """One line on standard error; with --json an object where the command's JSON goes."""
+        if Wish.json:
+            print_json({"error": self.format_message(), "exit_code": self.exit_code}, err=Wish.err)
+        else:
+            super().show(file)
 
 
-@contextlib.contextmanager
-def _one_line(outer: click.Context | None = None) -> Iterator[None]:
-    try:
-        yield
-    except _HELP:
-        raise
-    except click.UsageError as error:
-        command = "eagercache"
-        if error.ctx is not None:
-            command = error.ctx.command_path
-        elif outer is not None and outer.invoked_subcommand:
-            command = f"{outer.command_path} {outer.invoked_subcommand}"
-        message = " ".join(error.format_message().split()).removesuffix(".")
-        link = " See" if message.endswith("?") else "; see"
-        raise Unusable(f"{message}{link} `{command} --help`") from error
+class Stopped(Unusable):
+    """The user said no, or nothing was found: exit code 1."""
+
+    exit_code = 1
 
 
 def require_core() -> Any:
     """The extension module; Unusable where it does not fit platform or torch."""
-    if core is None:
+    from eagercache.base import load
+
+    if load.core is None:
         raise Unusable(load.refusal or "eagercache works on Linux x86-64 only")
-    return core
+    return load.core
 
 
 def environment_text() -> str:
@@ -129,20 +116,6 @@ def call_text(facts: dict[str, str]) -> str:
     return ", ".join(argument_texts(call.get("args", [])))
 
 
-def argument_texts(arguments: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The arguments of a described call, each in a few characters; None is left out."""
-    for argument in arguments:
-        kind = argument.get("kind")
-        if kind == "tensor":
-            sizes = "x".join(map(str, argument["sizes"])) or "0-dim"
-            yield f"{argument['dtype']}[{sizes}]"
-        elif kind == "tensor_list":
-            yield f"[{', '.join(argument_texts(argument['elements']))}]"
-        elif kind not in ("none", "undefined_tensor"):
-            value = argument.get("value", argument.get("values", argument.get("dtype", "")))
-            yield f"{argument.get('name', '')}={value}"
-
-
 def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table; columns are (name, "right" or "")."""
     from rich.console import Console
@@ -169,4 +142,16 @@ def directory_option(function: Any) -> Any:
 
 def json_option(function: Any) -> Any:
     """`--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        callback=_wishes_json,
+        help="Print JSON, of errors too.",
+    )(function)
+
+
+def _wishes_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    Wish.json = value
+    return value

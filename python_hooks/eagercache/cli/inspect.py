@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from eagercache.base import entry_facts
+from eagercache.base import config, entry_facts
+from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     Unusable,
     call_text,
@@ -25,7 +26,6 @@ from eagercache.cli.common import (
     store_path,
     table,
 )
-from eagercache.runtime import choices
 
 _PAIRS = 15
 _SECONDS_PER_SIDE = 0.002
@@ -35,9 +35,7 @@ _WARM_CALLS = 3
 @click.command("explain")
 @directory_option
 @json_option
-@click.option(
-    "--device", type=click.Choice(list(choices.DISPATCH_KEYS)), default="cpu", show_default=True
-)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.argument("operator")
 def explain_command(directory: Path | None, as_json: bool, device: str, operator: str) -> None:
     """Says whether OPERATOR can have kernels, and what the store decided for its calls.
@@ -46,6 +44,7 @@ def explain_command(directory: Path | None, as_json: bool, device: str, operator
     not answered by a kernel is eagercache.explain().
     """
     from eagercache.base import operators
+    from eagercache.runtime import choices
 
     require_core()
     try:
@@ -70,7 +69,7 @@ def explain_command(directory: Path | None, as_json: bool, device: str, operator
         click.echo("The store has no verdict on any of its calls in this environment.")
         return
     table(
-        f"{len(entries)} verdicts",
+        counted(len(entries), "verdict"),
         [
             ("call", ""),
             ("decision", ""),
@@ -183,8 +182,8 @@ def _measure(root: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """One result for each entry. Whatever else was enabled in this process is not any more."""
     from eagercache.frontend import api
 
-    def choose(entry: Mapping[str, Any]) -> str:
-        return str(entry["facts"].get("choose", "faster"))
+    def choose(entry: Mapping[str, Any]) -> config.Choose:
+        return "always" if entry["facts"].get("choose") == "always" else "faster"
 
     for policy, group in itertools.groupby(sorted(rows, key=choose), choose):
         entries = list(group)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagercache.calls.texts import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -201,13 +203,19 @@ class Report:
             )
         yield f"gain: {total.native - total.now:.3f} s, as far as calls were timed"
         yield (
-            f"cost: {self.compiles} compiles in other processes, {self.compile_seconds:.1f} s of "
-            f"CPU time; {self.failures} failed, {self.outstanding} under way at the end"
+            f"cost: {counted(self.compiles, 'compile')} in other processes, "
+            f"{self.compile_seconds:.1f} s of CPU time; {self.failures} failed, "
+            f"{self.outstanding} under way at the end"
         )
         if total.untimed:
-            yield f"{total.untimed} calls are of no known time and not in the times above"
+            have = "is" if total.untimed == 1 else "are"
+            yield (
+                f"{counted(total.untimed, 'call')} {have} of no known time and not in the times "
+                "above"
+            )
         if self.aside:
-            yield f"{self.aside} calls stepped aside by rule; eagercache.explain() says which one"
+            calls = counted(self.aside, "call")
+            yield f"{calls} stepped aside by rule; eagercache.explain() says which one"
 
 
 def _cells(row: Row) -> list[str]:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from eagercache.base import config, load
-from eagercache.calls import trace
+from eagercache.base import config
+from eagercache.calls.texts import counted
 from eagercache.cli import program
 from eagercache.cli.common import (
+    Stopped,
     Unusable,
     directory_option,
     json_option,
     print_json,
     require_core,
 )
+
+if TYPE_CHECKING:
+    from eagercache.calls import trace
 
 _PROGRAM: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -97,13 +103,12 @@ def _start(command: list[str], settings: program.Settings) -> int:
 @click.option("--choose", type=click.Choice(config.CHOOSE), help="faster by default.")
 @click.option("--numerics", type=click.Choice(config.NUMERICS), help="accurate by default.")
 @click.option("--modules", help="Answer whole modules too: auto, or a module class.")
+@click.option("--training", is_flag=True, help="With --modules: calls that need gradients, too.")
 @click.option("--report", "reports", is_flag=True, help="End with a table and a picture.")
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("eagercache-report.png"),
-    show_default=True,
-    help="Where --report saves the picture.",
+    help="Where --report saves the picture; eagercache-report-PROGRAM-TIME.png if not given.",
 )
 @json_option
 @click.argument("words", metavar="PROGRAM [ARGUMENTS]...", nargs=-1, required=True)
@@ -117,8 +122,9 @@ def run_command(
     choose: str | None,
     numerics: str | None,
     modules: str | None,
+    training: bool,
     reports: bool,
-    picture: Path,
+    picture: Path | None,
     as_json: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -129,6 +135,8 @@ def run_command(
     operators went, which moved to kernels, the gain and the cost; with --json it is JSON. Where
     eagercache does not fit the installed torch, PROGRAM runs as without it, and one line says so.
     """
+    from eagercache.base import load
+
     if load.core is None:
         click.echo(f"eagercache: is not active: {load.refusal}", err=True)
         _become(_command(words, module))
@@ -137,6 +145,10 @@ def run_command(
     _check_operators(arguments)
     chosen = {"on_miss": on_miss, "choose": choose, "numerics": numerics, "modules": modules}
     arguments.update({name: value for name, value in chosen.items() if value is not None})
+    if training:
+        if modules is None:
+            raise Unusable("--training is about whole modules; say which, as with --modules auto")
+        arguments["training"] = True
     command = _command(words, module)
     if not reports:
         settings = program.Settings(enable=arguments)
@@ -144,7 +156,7 @@ def run_command(
         _become(command)
     with tempfile.TemporaryDirectory(prefix="eagercache-report-") as folder:
         code = _start(command, program.Settings(enable=arguments, report=folder))
-        _show_report(Path(folder), picture, as_json)
+        _show_report(Path(folder), picture or _new_picture(words), as_json)
     sys.exit(code)
 
 
@@ -156,6 +168,14 @@ def _become(command: list[str]) -> NoReturn:
         os.execvp(command[0], command)
     except OSError as error:
         raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def _new_picture(words: tuple[str, ...]) -> Path:
+    """A name that nothing has: reports of several runs lie side by side."""
+    program_name = Path(next((word for word in words if not word.startswith("-")), "")).stem
+    stem = f"eagercache-report-{program_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (f"{stem}{f'-{number}' if number else ''}.png" for number in itertools.count())
+    return next(path for path in map(Path, names) if not path.exists())
 
 
 def _show_report(folder: Path, picture: Path, as_json: bool) -> None:
@@ -208,25 +228,24 @@ def record_command(
     code = _start(command, settings)
     after = _read(path)
     calls = _calls(after) - _calls(before)
-    if as_json:
+    if as_json and (calls or code):
         sections = after.sections - before.sections
         print_json(
             {"calls": calls, "keys": len(after.calls), "sections": sections, "trace": str(path)},
             err=True,
         )
     elif calls:
-        click.echo(f"{calls:,} calls recorded; {path} holds {len(after.calls):,} keys", err=True)
+        held = counted(len(after.calls), "key")
+        click.echo(f"{counted(calls, 'call')} recorded; {path} holds {held}", err=True)
     if calls == 0 and code == 0:
-        click.echo(
-            "Error: nothing was recorded: no process of the program called a hooked operator",
-            err=True,
-        )
-        code = 1
+        raise Stopped("nothing was recorded: no process of the program called a hooked operator")
     sys.exit(code)
 
 
 def _prepare(path: Path, append: bool) -> None:
     """Makes the file, or empties it; never one that is no trace."""
+    from eagercache.calls import trace
+
     try:
         if path.exists() and not trace.is_trace(path):
             raise Unusable(f"{path} exists and is no trace; name another file")
@@ -237,6 +256,8 @@ def _prepare(path: Path, append: bool) -> None:
 
 
 def _read(path: Path) -> trace.Trace:
+    from eagercache.calls import trace
+
     read = trace.Trace()
     try:
         trace.read(path, read)

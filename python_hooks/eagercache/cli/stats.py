@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from eagercache.base import entry_facts
+from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     directory_option,
     json_option,
@@ -38,7 +39,7 @@ def stats_command(directory: Path | None, as_json: bool, everything: bool) -> No
         print_json({"store": store.root, "operators": rows, "total": total})
         return
     table(
-        f"{len(entries)} entries in {store.root}",
+        f"{counted(len(entries), 'entry', 'entries')} in {store.root}",
         [
             ("operator", ""),
             ("kernels", "right"),

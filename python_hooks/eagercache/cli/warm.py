@@ -9,21 +9,23 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from eagercache.ahead import warm
 from eagercache.base import config
+from eagercache.calls.texts import argument_texts, counted
 from eagercache.cli.common import (
     Unusable,
-    argument_texts,
     directory_option,
     json_option,
     print_json,
     size_text,
     table,
 )
+
+if TYPE_CHECKING:
+    from eagercache.ahead import warm
 
 
 @click.command("warm")
@@ -54,8 +56,8 @@ def warm_command(
     dry_run: bool,
     ops: tuple[str, ...],
     skip: tuple[str, ...],
-    choose: str,
-    numerics: str,
+    choose: config.Choose,
+    numerics: config.Numerics,
     scale: int,
     workers: int | None,
     traces: tuple[Path, ...],
@@ -67,6 +69,8 @@ def warm_command(
     when something failed that another run may mend (no memory, no disk, no compiler), or after
     Ctrl-C; calls for which no kernel can be made, and what a budget left out, are no failures.
     """
+    from eagercache.ahead import warm
+
     with _progress_bar(shown=not dry_run and not as_json) as progress:
         try:
             report = warm.warm_up(
@@ -95,6 +99,8 @@ def warm_command(
 
 def _budget(text: str | None) -> warm.Budget | None:
     """The budget, less what this process has spent on starting."""
+    from eagercache.ahead import warm
+
     if text is None:
         return None
     budget = warm.Budget.parse(text)
@@ -203,17 +209,17 @@ def _result(entry: warm.Planned, dry_run: bool) -> str:
 
 def _summary(report: warm.WarmReport) -> str:
     states = Counter(entry.state for entry in report.entries)
-    parts = [f"{len(report.entries)} keys: {states['found']} found in the store"]
+    parts = [f"{counted(len(report.entries), 'key')}: {states['found']} found in the store"]
     if report.dry_run:
         parts.append(f"{states['left']} to compile")
         parts.append(f"{states['ineligible']} that no kernel can be made for")
         return (
-            f"{', '.join(parts)}; about {_duration(report.seconds)} with {report.workers} workers, "
-            f"{size_text(report.bytes)}"
+            f"{', '.join(parts)}; about {_duration(report.seconds)} with "
+            f"{counted(report.workers, 'worker')}, {size_text(report.bytes)}"
         )
     kernels = report.count(state="compiled", verdict="kernel")
     native = report.count(state="compiled", verdict="native")
-    parts.append(f"{kernels} kernels compiled")
+    parts.append(f"{counted(kernels, 'kernel')} compiled")
     parts.append(f"{native} that native keeps")
     for state, text in (
         ("failed", "failed"),

@@ -1,4 +1,4 @@
-"""The functions that switch acceleration on and off: enable, register, disable, wait."""
+"""The functions that switch acceleration on and off: enable, register, disable, freeze."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eagercache.base import callbacks, config, environment, facts, log, operators
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
+from eagercache.frontend.module_report import require_module
 from eagercache.runtime import choices, compile_requests, stores
 from eagercache.runtime.left_native import left_native, note_calls
 from eagercache.runtime.session import Configuration, session
@@ -118,15 +119,17 @@ def begin_operator(operator: CustomOperator[Any, Any]) -> None:
 
 def _apply(chosen: Configuration) -> None:
     assert core is not None
-    if chosen != session.configuration:
-        core.set_policy(
+    core.set_modules_training(chosen.training)
+    held = session.configuration
+    if held is None or replace(held, training=chosen.training) != chosen:
+        core.set_policy(  # empties the tables of the operators, which training says nothing about
             chosen.on_miss,
             chosen.choose,
             chosen.numerics,
             replicas=chosen.replicas,
             shape_classes=True,
         )
-        session.configuration = chosen
+    session.configuration = chosen
 
 
 def _snapshot() -> Callable[[], None]:
@@ -225,6 +228,7 @@ def _switch_on(
         on_miss=chosen.on_miss,
         choose=chosen.choose,
         numerics=chosen.numerics,
+        training=chosen.training,
     )
     return True
 
@@ -242,10 +246,11 @@ def enable(
     *,
     skip: str | Iterable[Any] = (),
     devices: Iterable[str] | None = None,
-    on_miss: str = "background",
-    choose: str = "faster",
-    numerics: str = "accurate",
+    on_miss: config.OnMiss = "background",
+    choose: config.Choose = "faster",
+    numerics: config.Numerics = "accurate",
     modules: Any = None,
+    training: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Enabled:
     """Lets compiled kernels answer eager operator calls in this process.
@@ -263,8 +268,10 @@ def enable(
         numerics: "accurate" or "bitwise" (only kernels that equal native bit for bit).
         modules: whole modules to answer by one kernel each: "auto" (the largest ones of a running
             model that can be), a module class, the name of one, a function of a module, or a list
-            of these. Calls that need gradients, and whatever a kernel cannot stand for, go through
-            the module's own forward. See `explain_module`.
+            of these. What a kernel cannot stand for goes through the module's own forward. See
+            `explain_module`.
+        training: whether kernels of whole modules answer calls that need gradients too, with a
+            kernel for their backward. Without, such calls go through the module's own forward.
         cache_dir: the store's directory; EAGERCACHE_DIR or a directory of the user's by default.
 
     Returns:
@@ -283,12 +290,14 @@ def enable(
     A directory that cannot be used is warned about once and everything stays native. May be called
     again: the newest call's operators, policy and store hold, and `freeze()` ends. Thread-safe.
     """
+    if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
+        raise ValueError(f"cache_dir={cache_dir!r} is not the path of a directory, or None")
     settings = config.read_settings()
     if choices.is_inert(settings):
         return Enabled(_nothing, active=False)
     assert core is not None
     with session.lock:
-        chosen = choices.configuration(settings, on_miss, choose, numerics)
+        chosen = choices.configuration(settings, on_miss, choose, numerics, training)
         keys = choices.dispatch_keys(devices)
         if modules is not None:
             _check_modules(modules)
@@ -320,16 +329,27 @@ def _select_modules(selection: Any) -> None:
     manager.select(selection)
 
 
-def accelerate(model: _Module, **options: Any) -> _Module:
+def accelerate(model: _Module, *, training: bool | None = None, **options: Any) -> _Module:
     """Lets kernels answer whole calls of ``model``, or of its largest parts that can be.
 
     Its forward answers until they are compiled, proved and found faster, and whenever a call needs
-    gradients or anything else that a kernel cannot stand for. Nothing about the object changes.
-    When nothing is enabled yet, ``options`` are those of `enable`, with no operators by default.
+    what a kernel cannot stand for. Nothing about the object changes.
+
+    Args:
+        model: a module.
+        training: whether kernels answer calls that need gradients, too; it holds for all modules of
+            the process. None: as `enable` was told, which is False by default.
+        **options: those of `enable`, with no operators by default, where nothing is enabled yet.
 
     Returns:
         The model itself.
+
+    Raises:
+        ValueError: a bad value, or ``options`` where something is enabled already.
     """
+    require_module("accelerate", model)
+    if training is not None:
+        choices.check_training(training)
     settings = config.read_settings()
     if choices.is_inert(settings):
         return model
@@ -337,18 +357,17 @@ def accelerate(model: _Module, **options: Any) -> _Module:
 
     with session.lock:
         if not is_enabled():
-            enable(**{"ops": (), **options})
+            enable(**{"ops": (), "training": bool(training), **options})
         elif options:
-            raise ValueError("eagercache is enabled already; give options to enable()")
+            raise ValueError(
+                f"accelerate({next(iter(options))}=...): eagercache is enabled already; give the "
+                "option to enable()"
+            )
+        elif training is not None and session.configuration is not None:
+            _apply(replace(session.configuration, training=training))
         if is_enabled():
             manager.add(model)
     return model
-
-
-def explain_module(module: Any) -> list[str]:
-    """One line for ``module`` and each module below it that was met: what happened, and why."""
-    loaded = sys.modules.get("eagercache.modules.manager")
-    return list(loaded.explain_module(module)) if loaded is not None else []
 
 
 def register(op: Any, dispatch_key: str = "CPU") -> None:
@@ -408,30 +427,6 @@ def freeze() -> None:
 def is_frozen() -> bool:
     """Whether `freeze()` holds."""
     return core is not None and bool(core.frozen())
-
-
-def wait(timeout: float | None = None) -> bool:
-    """Waits until no key is queued or being compiled.
-
-    Returns True when that is so, False after `timeout` seconds.
-    """
-    if core is None or core.forked():
-        return True
-    import time
-
-    end = None if timeout is None else time.monotonic() + timeout
-    while True:
-        # In slices, so that Ctrl-C is seen.
-        left = 0.2 if end is None else min(0.2, end - time.monotonic())
-        if core.wait_until_idle(max(left, 0.0)) and _modules_are_idle(max(left, 0.0)):
-            return True
-        if end is not None and time.monotonic() >= end:
-            return False
-
-
-def _modules_are_idle(timeout: float) -> bool:
-    loaded = sys.modules.get("eagercache.modules.manager")
-    return loaded is None or bool(loaded.manager.wait(timeout))
 
 
 def _close() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from eagercache.base import operators
 from eagercache.base.load import core
+from eagercache.frontend.tables import html_table
 from eagercache.runtime.left_native import left_native
 from eagercache.runtime.session import session
 
@@ -75,6 +76,24 @@ class Explanation:
         if self.difference:
             text += f"; the nearest known call ({self.nearest_state}): {self.difference}"
         return "\n  ".join([text, *(str(part) for part in self.parts)])
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            f"eagercache: {self.op}",
+            ("operator", "outcome", "why", "nearest known call"),
+            (
+                (
+                    one.op,
+                    one.outcome,
+                    one.reason,
+                    f"{one.nearest_state}: {one.difference}" if one.difference else "",
+                )
+                for one in (self, *self.parts)
+            ),
+        )
 
 
 def explain(op: Any, *args: Any, **kwargs: Any) -> Explanation:
@@ -154,6 +173,8 @@ def _why_not_hooked(names: list[operators.OperatorName]) -> str:
     # The form without out= comes first: its overload has the shortest name.
     for name in sorted(names, key=lambda name: len(name[1]), reverse=True):
         eligible, composite, reason = core.eligibility(name[0], name[1], "CPU")
+        if eligible and not core.answering():
+            return "nothing is enabled; see enable()"
         if eligible:
             return "it is not among the enabled operators, or the call did not reach a backend"
         if composite:
@@ -164,8 +185,12 @@ def _why_not_hooked(names: list[operators.OperatorName]) -> str:
 def _explanation(row: Mapping[str, Any]) -> Explanation:
     rule = row["reason"] if row["outcome"] == "aside" else ""
     refusal = _function_refusal(row["op"])
-    if refusal and row["outcome"] == "native":
-        row = {**row, "reason": refusal}
+    if refusal and row["outcome"] in ("native", "miss"):
+        row = {**row, "outcome": "native", "reason": refusal}
+    elif row["outcome"] == "miss":
+        row = {**row, **_rule_for_misses(row["reason"])}
+    elif row["reason"] == "disabled":
+        row = {**row, "reason": "kernels are switched off; enable() switches them on"}
     explained = Explanation(
         op=row["op"],
         outcome=row["outcome"],
@@ -182,6 +207,27 @@ def _explanation(row: Mapping[str, Any]) -> Explanation:
     if explained.outcome != "miss" or explained.difference:
         return explained
     return _with_nearest_stored(explained)
+
+
+def _rule_for_misses(reason: str) -> dict[str, str]:
+    """What decides calls without a verdict, whichever they are: fields of an explanation."""
+    assert core is not None
+    if core.frozen():
+        return {
+            "outcome": "native",
+            "reason": "freeze() holds: no kernel is looked up or compiled for a call that none has "
+            "answered; enable() ends it",
+        }
+    chosen, store = session.configuration, session.store
+    if chosen is None or store is None:
+        return {}
+    if chosen.on_miss == "native":
+        said = "on_miss='native': kernels of the cache are used, nothing is compiled"
+    elif store.read_only:
+        said = f"the cache {store.root} can only be read: no kernel is added"
+    else:
+        return {}
+    return {} if "the store has a verdict" in reason else {"reason": f"it has no kernel; {said}"}
 
 
 def _function_refusal(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,13 @@ from eagercache.base.entry_facts import number
 from eagercache.base.load import core
 from eagercache.base.operators import full_name
 from eagercache.base.warn import warn_once
+from eagercache.calls.texts import argument_texts, counted
+from eagercache.frontend.tables import html_table
 from eagercache.runtime.left_native import left_native
 from eagercache.runtime.session import session
+
+# In the text of `kernels()`; its table in a notebook has more.
+MOST_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,34 @@ class Stats:
     left_native: tuple[str, ...]
     operators: Mapping[str, OperatorStats] = field(repr=False)
 
+    def __repr__(self) -> str:
+        native = self.misses + self.pending + self.native + self.aside
+        text = (
+            f"<eagercache: {counted(self.hits, 'call')} by kernels, {native:,} by native; "
+            f"{counted(self.compiles, 'compile')}, {counted(self.failures, 'failure')}, "
+            f"{self.outstanding} outstanding"
+        )
+        return text + (", frozen>" if self.frozen else ">")
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            repr(self).strip("<>"),
+            ("operator", "by kernel", "missed", "pending", "native", "aside", "why aside"),
+            (
+                (
+                    name,
+                    row.hits,
+                    row.misses,
+                    row.pending,
+                    row.native,
+                    row.aside,
+                    ", ".join(f"{n} {rule}" for rule, n in row.aside_reasons.items() if n),
+                )
+                for name, row in self.operators.items()
+                if row.hits + row.misses + row.pending + row.native + row.aside
+            ),
+        )
+
 
 @dataclass(frozen=True)
 class KernelInfo:
@@ -90,6 +124,43 @@ class KernelInfo:
     kernel_ns: float | None
     numerics: str
     facts: Mapping[str, str] = field(repr=False)
+
+    def __repr__(self) -> str:
+        text = f"<{full_name((self.op, self.overload))}: {self.decision}"
+        if self.native_ns and self.kernel_ns:
+            text += f", {self.native_ns / self.kernel_ns:.2f} times as fast"
+        return text + (f", {self.reason}>" if self.reason else ">")
+
+
+class KernelList(list[KernelInfo]):
+    """The verdicts of this process, as `kernels` gives them."""
+
+    def __repr__(self) -> str:
+        counts = Counter(row.decision for row in self)
+        said = ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts))
+        text = f"eagercache: {counted(len(self), 'verdict')}" + (f" ({said})" if said else "")
+        lines = [repr(row) for row in self[:MOST_LINES]]
+        if len(self) > MOST_LINES:
+            lines.append(f"and {len(self) - MOST_LINES:,} more")
+        return "\n  ".join([text, *lines])
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            f"eagercache: {counted(len(self), 'verdict')}",
+            ("operator", "call", "decision", "native us", "kernel us", "times", "why"),
+            (
+                (
+                    full_name((row.op, row.overload)),
+                    ", ".join(argument_texts(row.call.get("args", []))),
+                    row.decision,
+                    row.native_ns / 1e3 if row.native_ns else None,
+                    row.kernel_ns / 1e3 if row.kernel_ns else None,
+                    row.native_ns / row.kernel_ns if row.native_ns and row.kernel_ns else None,
+                    row.reason,
+                )
+                for row in self
+            ),
+        )
 
 
 def stats() -> Stats:
@@ -149,6 +220,6 @@ def _kernel_rows() -> Iterator[KernelInfo]:
         )
 
 
-def kernels() -> list[KernelInfo]:
+def kernels() -> KernelList:
     """The verdicts that this process has met: kernels, decisions for native, failures."""
-    return list(_kernel_rows()) if core is not None else []
+    return KernelList(_kernel_rows() if core is not None else ())

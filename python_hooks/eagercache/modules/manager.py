@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eagercache.base.config import read_settings
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
@@ -148,7 +147,6 @@ class ModuleManager:
             self._select, self._look, self._missed, self._unfit, self._is_wrong
         )
         core.set_eager_gradients(eager_gradients)
-        core.set_modules_training(read_settings().module_training)
 
     def _select(self, module: torch.nn.Module, nested: bool) -> str:
         if nested:

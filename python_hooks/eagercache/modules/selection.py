@@ -27,8 +27,8 @@ def check_selection(selection: Selection) -> None:
     for part in parts:
         if not isinstance(part, (str, type)) and not callable(part):
             raise ValueError(  # noqa: TRY004 - a bad value among several kinds
-                f"modules={part!r} is not 'auto', a module class, the name of one, or a function "
-                "of a module"
+                f"modules={part!r} is not 'auto', a module class, the name of one, a function of a "
+                "module, or a list of these"
             )
         if isinstance(part, type) and not issubclass(part, torch.nn.Module):
             raise ValueError(  # noqa: TRY004 - a bad value among several kinds
@@ -39,7 +39,11 @@ def check_selection(selection: Selection) -> None:
 def _parts(selection: Selection) -> Iterable[Any]:
     if selection is None:
         return ()
-    if isinstance(selection, (str, type)) or callable(selection):
+    if (
+        isinstance(selection, (str, type))
+        or callable(selection)
+        or not isinstance(selection, Iterable)
+    ):
         return (selection,)
     return tuple(selection)
 

@@ -22,17 +22,19 @@ def dispatch_keys(devices: Iterable[str] | str | None) -> list[str]:
     if devices is None:
         devices = ("cpu", "cuda") if torch.version.cuda and core.has_cuda_driver() else ("cpu",)
     keys = []
-    if isinstance(devices, str):
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
         devices = (devices,)
     for device in devices:
         if device not in DISPATCH_KEYS:
-            raise ValueError(f"device {device!r} is not one of {', '.join(DISPATCH_KEYS)}")
+            raise ValueError(
+                f"devices: {device!r} is not one of {', '.join(map(repr, DISPATCH_KEYS))}"
+            )
         keys.append(DISPATCH_KEYS[device])
     return keys
 
 
 def configuration(
-    settings: config.Settings, on_miss: str, choose: str, numerics: str
+    settings: config.Settings, on_miss: str, choose: str, numerics: str, training: bool = False
 ) -> Configuration:
     """The policy; what the environment's variables say goes before. Raises ValueError."""
     for name, value, allowed in (
@@ -42,13 +44,24 @@ def configuration(
     ):
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    check_training(training)
     return Configuration(
         on_miss=settings.on_miss or on_miss,
         choose=settings.choose or choose,
         numerics=settings.numerics or numerics,
         replicas=_has_replicas(),
         wait_seconds=settings.wait_seconds,
+        training=training,
     )
+
+
+def check_training(training: Any) -> None:
+    """Raises ValueError for what is no value of ``training``."""
+    if not isinstance(training, bool):
+        raise ValueError(  # noqa: TRY004 - a bad value, as of the other options
+            f"training={training!r} is not True or False; with True, kernels of whole modules "
+            "answer calls that need gradients, too"
+        )
 
 
 def _has_replicas() -> bool:
@@ -74,15 +87,20 @@ def selected(
         elif ops == "all":
             names = [(str(n), str(o)) for n, o in core.eligible_operators(key)]
         else:
-            specs = [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops
+            specs = ops if is_several(ops) else [ops]
             names = [name for spec in specs for name in operators.require_eligible(spec, key)]
         pairs.extend((name, key) for name in dict.fromkeys(names) if name not in skip)
     return pairs
 
 
+def is_several(names: Any) -> bool:
+    """Whether ``names`` is a collection of names, and not one."""
+    return isinstance(names, Iterable) and not isinstance(names, str)
+
+
 def skipped(settings: config.Settings, skip: Iterable[Any]) -> set[operators.OperatorName]:
     """The operators to leave alone. Raises ValueError; of EAGERCACHE_SKIP it warns."""
-    names = operators.resolve_all([skip] if isinstance(skip, str) else skip)
+    names = operators.resolve_all(skip if is_several(skip) else [skip])
     for text in settings.skip:
         try:
             names.update(operators.resolve(text))

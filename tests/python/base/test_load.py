@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE_ROOT, clean_environment, run_program
-from eagercache.base import load
+from eagercache.base import command_line, load
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_commands_say_in_one_line_that_torch_does_not_fit(misfit: Path, words: l
 def test_the_command_is_told_from_programs(
     argv: list[str], words: list[str], is_ours: bool
 ) -> None:
-    assert load.is_command_line(argv, words) == is_ours
+    assert command_line.is_command_line(argv, words) == is_ours
 
 
 def test_import_does_not_pull_in_the_compiler_or_touch_cuda() -> None:

@@ -591,3 +591,19 @@ def test_a_function_that_is_none_of_its_arguments_alone_is_refused(
 
     with pytest.raises(Unfit, match=message.replace("(", r"\(").replace(")", r"\)")):
         _digest(source, random=random, layer=torch.nn.Linear(2, 2))
+
+
+def test_register_autograd_warns_of_nothing() -> None:
+    code = """
+import warnings
+warnings.simplefilter("error")
+import torch, eagercache
+@eagercache.op("quiet::clipped")
+def clipped(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-1, 1) * 2
+clipped.register_autograd(lambda ctx, grad: grad * 3)
+x = torch.randn(8, requires_grad=True)
+clipped(x).sum().backward()
+report(gradient=x.grad.tolist())
+"""
+    assert run_program(code, None)["gradient"] == [3.0] * 8

@@ -7,12 +7,14 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import clean_environment, run_python
+from conftest import PACKAGE_ROOT, clean_environment, run_python
 from eagercache import _C
 from eagercache.base import environment
 from eagercache.cli import main as cli
@@ -107,12 +109,13 @@ def test_show_prints_one_entry_whole(store: Any) -> None:
 def test_show_of_an_unknown_key_is_one_line_and_exit_code_2(store: Any) -> None:
     result = run("show", "ffff0000ffff")
     assert result.exit_code == 2
-    assert result.output.strip() == "Error: no entry begins with 'ffff0000ffff'"
+    said = "Error: no entry begins with 'ffff0000ffff'; `eagercache ls --all` lists them"
+    assert result.output.strip() == said
 
 
 def test_verify_finds_damage_and_repair_puts_it_aside(store: Any, cache: Path) -> None:
     sound = run("verify")
-    assert sound.exit_code == 0 and "3 entries checked, 0 damaged" in sound.output
+    assert sound.exit_code == 0 and "3 entries of " in sound.output
     victim = next(cache.rglob("*.so"))
     victim.chmod(0o600)
     content = bytearray(victim.read_bytes())
@@ -124,7 +127,7 @@ def test_verify_finds_damage_and_repair_puts_it_aside(store: Any, cache: Path) -
     assert [item["key"] for item in json.loads(found.output)["damaged"]] == [_key("a")]
     assert run("verify", "--repair").exit_code == 1
     after = run("verify")
-    assert after.exit_code == 0 and "2 entries checked" in after.output
+    assert after.exit_code == 0 and "2 entries of " in after.output
 
 
 def test_prune_removes_decisions_and_what_passes_the_limit(store: Any, cache: Path) -> None:
@@ -325,3 +328,123 @@ def test_doctor_says_what_it_cannot_check(
     checks = json.loads(result.output)
     assert any("cannot be checked: PermissionError" in check["text"] for check in checks)
     assert {"platform", "torch"} < {check["name"] for check in checks}
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "eagercache", *words],
+        env=clean_environment(PYTHONPATH=PACKAGE_ROOT),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--version"], "eagercache, version "),
+        ([], "Usage: eagercache [OPTIONS] COMMAND"),
+        (["--help"], "Usage: eagercache [OPTIONS] COMMAND"),
+        (["bundle"], "Usage: eagercache bundle"),
+        (["warm", "--help"], "Usage: eagercache warm"),
+    ],
+)
+def test_version_and_help_come_without_torch_and_end_well(words: list[str], said: str) -> None:
+    done = command(*words)
+    assert (done.returncode, done.stdout[: len(said)]) == (0, said), done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "eagercache.version" in imported
+    assert not {name for name in imported if name.partition(".")[0] in ("torch", "numpy")}
+
+
+def test_version_takes_a_fifth_of_a_second_at_most() -> None:
+    def seconds() -> float:
+        begin = time.perf_counter()
+        command("--version")
+        return time.perf_counter() - begin
+
+    assert min(seconds() for _ in range(5)) < 0.2
+
+
+def test_completion_names_commands_and_options_without_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "eagercache"],
+        env=clean_environment(
+            PYTHONPATH=PACKAGE_ROOT,
+            _EAGERCACHE_COMPLETE="bash_complete",
+            COMP_WORDS="eagercache warm --bud",
+            COMP_CWORD="2",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "plain,--budget\n", done.stderr[-300:]
+    assert "| torch" not in done.stderr.replace(" ", "|")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ls --json --dir /nowhere/at/all", "there is no store at /nowhere/at/all"),
+        ("ls --nonsense --json", "No such option '--nonsense'; see"),
+        ("explain no_such_operator --json", "no_such_operator"),
+        ("run --json nothing.py", "there is no program nothing.py"),
+        ("record --json trace nothing.py", "there is no program nothing.py"),
+    ],
+)
+def test_errors_are_json_where_json_is_asked_for(words: str, said: str) -> None:
+    result = run(*words.split())
+    assert result.exit_code == 2
+    of_a_program = words.split()[0] in ("run", "record")
+    error = json.loads(result.stderr if of_a_program else result.stdout)
+    assert said in error["error"] and error["exit_code"] == 2
+    assert (result.stdout if of_a_program else result.stderr) == ""
+
+
+def test_a_programs_own_json_option_is_not_ours() -> None:
+    result = run("run", "nothing.py", "--json")
+    assert result.output.startswith("Error: there is no program nothing.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("keygen", "No such command 'keygen', but `eagercache bundle keygen`; see"),
+        ("bundle keygen /nowhere/at/all", "there is no folder /nowhere/at; make it, or name"),
+        ("clear --dir /nowhere/at/all", "there is no cache at /nowhere/at/all; name one with"),
+    ],
+)
+def test_the_remedy_is_named(words: str, said: str) -> None:
+    result = run(*words.split())
+    assert result.exit_code == 2 and result.output.startswith(f"Error: {said}"), result.output
+
+
+def test_keys_are_not_replaced(tmp_path: Path) -> None:
+    assert run("bundle", "keygen", str(tmp_path / "mine")).exit_code == 0
+    before = (tmp_path / "mine.pem").read_bytes()
+    again = run("bundle", "keygen", str(tmp_path / "mine"))
+    assert again.exit_code == 2 and "is there already and is not replaced" in again.output
+    assert (tmp_path / "mine.pem").read_bytes() == before
+
+
+def test_one_is_no_plural(store: Any, cache: Path) -> None:
+    assert "1 entry in" in run("ls", "--op", "cat").output
+    assert "2 entries, 0 objects" in run("prune", "--native").output
+
+
+def test_clear_says_that_nobody_agreed(store: Any, cache: Path) -> None:
+    for given in ("n\n", ""):
+        asked = run("clear", "--json", input=given)
+        assert asked.exit_code == 1 and "was left" in json.loads(asked.stdout)["error"]
+    assert (cache / "v1").is_dir()
+
+
+def test_verify_of_a_store_of_other_environments_says_so(cache: Path) -> None:
+    other = _C.Store(str(cache), "format: 1\ntorch.version: 1.0\n")
+    other.publish({"key": _key("d"), "kind": "native", "facts": {"op": "aten::mul"}})
+    assert "--all takes those of all" in run("verify", "--dir", str(cache)).output
+    assert "1 entry of" in run("verify", "--all", "--dir", str(cache)).output

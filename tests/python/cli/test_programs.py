@@ -117,9 +117,20 @@ def test_run_takes_modules_and_reports(cache: Path, folder: Path) -> None:
     assert done.stdout == "['--report', 'x'] 0.0\n"
     assert "aten::sin" in done.stderr and "41" in done.stderr
     assert "cost: 0 compiles" in done.stderr
-    assert "picture: eagercache-report.png" in done.stderr
-    picture = folder / "eagercache-report.png"
+    (picture,) = folder.glob("eagercache-report-package-*-*.png")
+    assert f"picture: {picture.name}" in done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_run_enables_training_of_modules_when_told(cache: Path, folder: Path) -> None:
+    (folder / "training.py").write_text(
+        "import torch\nfrom eagercache.runtime.session import session\n"
+        "print(session.configuration.training)\n"
+    )
+    words = ["run", "--on-miss", "native", "--modules", "auto"]
+    for more, said in (["--training"], "True\n"), ([], "False\n"):
+        done = eagercache(*words, *more, "training.py", cache=cache, folder=folder)
+        assert (done.stdout, done.stderr) == (said, "")
 
 
 def test_run_hands_signals_on_and_tells_how_the_program_ended(cache: Path, folder: Path) -> None:
@@ -176,6 +187,7 @@ def test_a_program_without_torch_is_left_alone(folder: Path) -> None:
         (["run", "nothing.py"], "there is no program nothing.py"),
         (["run", "--op", "aten::nonsense", "script.py"], "there is no operator 'aten::nonsense'"),
         (["run", "--skip", "nonsense", "script.py"], "there is no operator"),
+        (["run", "--training", "script.py"], "--training is about whole modules; say which"),
         (["record", "script.py", "--", "script.py"], "script.py exists and is no trace"),
         (["record", "no/folder/trace", "script.py"], "no/folder/trace cannot be written"),
         (["record", "trace", "--"], "there is no program"),

@@ -238,8 +238,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 STEPS = """
-import copy, os
-os.environ["EAGERCACHE_MODULE_TRAINING"] = "1"
+import copy
 import torch, eagercache, training_zoo
 from eagercache.modules.manager import manager
 torch.set_num_threads(1)
@@ -258,7 +257,7 @@ def step(called, seed):
     called.zero_grad()
     return [tensor.detach().clone() for tensor in found]
 
-with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
     mine = [step(model, seed) for seed in range(6)]
     hits = [row.training_hits for part, row in manager.stats() if part is model]
     lines = eagercache.explain_module(model)

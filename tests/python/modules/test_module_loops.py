@@ -261,7 +261,6 @@ def test_no_more_is_kept_for_the_backward_than_eager_keeps(
 RANKS = """
 import copy, hashlib, json, os, sys
 sys.path.insert(0, {here!r})
-os.environ["EAGERCACHE_MODULE_TRAINING"] = "1"
 import torch, torch.distributed as dist, training_zoo
 torch.set_num_threads(1)
 rank, kind = int(os.environ["RANK"]), sys.argv[1]
@@ -270,7 +269,7 @@ import eagercache
 from eagercache.modules.manager import explain_module, manager
 from eagercache.runtime.session import session
 from eagercache.callables.module_gradient import forwards_alone
-eagercache.enable(ops=(), modules="auto", on_miss="native", choose="always")
+eagercache.enable(ops=(), modules="auto", training=True, on_miss="native", choose="always")
 
 name = dict(ddp="ConvNorm", unused="Attention", fsdp="Attention")[kind]
 example = training_zoo.example(name)

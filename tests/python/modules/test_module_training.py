@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -223,10 +224,7 @@ def test_modules_and_arguments_are_freed(training_kernels: None) -> None:
     assert references[1]() is None
 
 
-def test_it_is_off_unless_asked_for(
-    training_store: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("EAGERCACHE_MODULE_TRAINING", raising=False)
+def test_it_is_off_unless_asked_for(training_store: Trained) -> None:
     with module_kernels(training_store.store):
         model, x = training_zoo.make("Attention"), training_zoo.example("Attention")
         model(x)
@@ -234,16 +232,64 @@ def test_it_is_off_unless_asked_for(
         assert "gradients" in explain_module(model)[0]
 
 
-def test_of_calls_that_are_left_one_in_sixteen_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def node_of(model: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a kernel answers a call that needs gradients."""
+    model(x)
+    return bool(model(x).grad_fn.name() == NODE)
+
+
+def test_contexts_put_training_back(training_store: Trained) -> None:
+    model, x = training_zoo.make("Attention"), training_zoo.example("Attention")
+    with module_kernels(training_store.store, training=True):
+        assert node_of(model, x)
+        with module_kernels(training_store.store):
+            assert not node_of(model, x)
+            with module_kernels(training_store.store, training=True):
+                assert node_of(model, x)
+            assert not node_of(model, x)
+        assert node_of(model, x)
+
+
+def test_accelerate_takes_training_where_kernels_are_enabled_and_where_not(
+    training_store: Trained,
 ) -> None:
-    monkeypatch.setenv("EAGERCACHE_MODULE_TRAINING", "1")
+    model, x = training_zoo.make("Attention"), training_zoo.example("Attention")
+    other = copy.deepcopy(model)
+    with module_kernels(training_store.store):
+        verdicts = eagercache.stats().hits
+        eagercache.accelerate(model, training=True)
+        assert node_of(model, x)
+        assert eagercache.stats().hits == verdicts
+        with pytest.raises(ValueError, match=r"on_miss=.*enabled already.*enable\(\)"):
+            eagercache.accelerate(model, on_miss="wait")
+        eagercache.accelerate(model)  # keeps it
+        assert node_of(model, x)
+    with eagercache.enable((), on_miss="native", cache_dir=training_store.store):
+        eagercache.disable()
+        options: dict[str, Any] = {"on_miss": "native", "choose": "always"}
+        eagercache.accelerate(other, training=True, cache_dir=training_store.store, **options)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        assert node_of(other, x), explain_module(other)
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_a_bad_value_of_training_is_named(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"training={value!r} is not True or False; with True"):
+        eagercache.enable((), training=value)
+    if value is not None:
+        with pytest.raises(ValueError, match=f"training={value!r} is not True or False"):
+            eagercache.accelerate(nn.Linear(2, 2), training=value)
+
+
+def test_of_calls_that_are_left_one_in_sixteen_is_looked_at(tmp_path: Path) -> None:
     store = tmp_path / "cache"
     store.mkdir(mode=0o700)
     assert core is not None
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
     options: dict[str, Any] = {"on_miss": "native", "modules": "auto", "cache_dir": store}
-    with eagercache.enable((), **options):
+    with eagercache.enable((), training=True, **options):
         model(x)
         core.module_leave(model, True, True)  # gradients=True, left=True
         model(x)

@@ -1,0 +1,92 @@
+"""Groups of commands: bad usage in one line, commands that are imported when they are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from eagercache.cli.common import Unusable, Wish
+
+# What a group without a command raises to print its help; click has it since 8.2.
+_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+# Commands whose standard output is a program's.
+_OF_PROGRAMS = ("run", "record")
+
+
+class OneLine(click.Group):
+    """Commands whose bad usage is told in one line, without the usage before it."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> Any:
+        """Runs the command line."""
+        words = list(sys.argv[1:] if args is None else args)
+        Wish.err = next((word for word in words if not word.startswith("-")), "") in _OF_PROGRAMS
+        # Bad usage is found before options are read. What follows a program is the program's.
+        Wish.json = "--json" in (words[1:2] if Wish.err else words)
+        return super().main(words, *more, **extra)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Reads this command's own options."""
+        with _one_line():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Reads a command's options and runs it."""
+        with _one_line(ctx):
+            return super().invoke(ctx)
+
+
+class Lazy(OneLine):
+    """Commands of other modules, which are imported when one of them is asked for.
+
+    ``places``: by name of the command the module and what it is called there. ``elsewhere``: what
+    people look for here, and where it is.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        places: Mapping[str, tuple[str, str]],
+        elsewhere: Mapping[str, str],
+        **extra: Any,
+    ) -> None:
+        super().__init__(*args, **extra)
+        self.places, self.elsewhere = places, elsewhere
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, for help."""
+        return sorted({*self.places, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported."""
+        if cmd_name in self.elsewhere:
+            place = self.elsewhere[cmd_name]
+            raise click.UsageError(f"No such command {cmd_name!r}, but `eagercache {place}`", ctx)
+        if cmd_name not in self.places:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = self.places[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@contextlib.contextmanager
+def _one_line(outer: click.Context | None = None) -> Iterator[None]:
+    try:
+        yield
+    except _HELP as error:
+        click.echo(error.format_message())
+        raise click.exceptions.Exit(0) from error
+    except click.UsageError as error:
+        command = "eagercache"
+        if error.ctx is not None:
+            command = error.ctx.command_path
+        elif outer is not None and outer.invoked_subcommand:
+            command = f"{outer.command_path} {outer.invoked_subcommand}"
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        link = " See" if message.endswith("?") else "; see"
+        raise Unusable(f"{message}{link} `{command} --help`") from error

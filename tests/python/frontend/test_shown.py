@@ -1,0 +1,154 @@
+"""What the frontend answers is short as text, a table in a notebook, and public by name."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import eagercache
+import pytest
+import torch
+from eagercache.base import config
+from eagercache.frontend import waiting
+from eagercache.frontend.report import KernelInfo, KernelList
+
+pytestmark = pytest.mark.once
+
+
+def info(**more: Any) -> KernelInfo:
+    fields: dict[str, Any] = {
+        "op": "aten::var",
+        "overload": "correction",
+        "dispatch_key": "CPU",
+        "digest": "ab",
+        "call": {"args": [{"kind": "tensor", "dtype": "float32", "sizes": [8, 4]}]},
+        "decision": "kernel",
+        "reason": "",
+        "native_ns": 200.0,
+        "kernel_ns": 100.0,
+        "numerics": "accurate",
+        "facts": {},
+    }
+    return KernelInfo(**{**fields, **more})
+
+
+def test_kernels_are_a_short_list_and_a_table() -> None:
+    rows = KernelList([info(), info(decision="native", kernel_ns=None, reason="<slow>")])
+    assert repr(rows).splitlines() == [
+        "eagercache: 2 verdicts (1 kernel, 1 native)",
+        "  <aten::var.correction: kernel, 2.00 times as fast>",
+        "  <aten::var.correction: native, <slow>>",
+    ]
+    html = rows._repr_html_()
+    assert html.count("<tr>") == 3 and "float32[8x4]" in html
+    assert "&lt;slow&gt;" in html and "<slow>" not in html
+    assert repr(KernelList()) == "eagercache: 0 verdicts"
+    assert "and 30 more" in repr(KernelList([info()] * 50))
+    assert isinstance(eagercache.kernels(), list)
+
+
+def test_stats_and_explanations_are_one_line_and_a_table(cache: Path) -> None:
+    with eagercache.enable(["var.correction"], on_miss="native", cache_dir=cache):
+        torch.var(torch.ones(4, 4), -1)
+        shown = repr(eagercache.stats())
+        explained = eagercache.explain(torch.var, torch.ones(4, 4), -1)
+    assert shown.startswith("<eagercache: ") and shown.endswith(">") and "\n" not in shown
+    assert "by kernels" in shown and len(shown) < 160
+    assert "aten::var.correction" in eagercache.stats()._repr_html_()
+    assert repr(explained).startswith("<aten::var.correction: ") and len(repr(explained)) < 300
+    assert "<table>" in explained._repr_html_()
+
+
+def test_modules_are_lines_and_a_table(cache: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    assert "no module of it was met" in repr(eagercache.explain_module(model))
+    with eagercache.enable((), modules="auto", on_miss="native", cache_dir=cache):
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+        said = eagercache.explain_module(model)
+    assert repr(said) == "\n".join(said) and said[0].startswith("(root) (torch.nn.")
+    assert said.rows[0][0] == "" and said.rows[0][1].hits == 0
+    assert said._repr_html_().count("<tr>") == 1 + len(said)
+
+
+def test_dir_is_what_is_public() -> None:
+    assert dir(eagercache) == sorted(eagercache.__all__)
+    assert all(hasattr(eagercache, name) for name in dir(eagercache))
+
+
+def test_choices_are_literal_types() -> None:
+    hints = get_type_hints(eagercache.enable)
+    for name, allowed in (
+        ("on_miss", config.ON_MISS),
+        ("choose", config.CHOOSE),
+        ("numerics", config.NUMERICS),
+    ):
+        assert get_args(hints[name]) == allowed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"modules": 3}, "modules=3 is not 'auto', a module class, the name of one"),
+        ({"devices": 3}, "devices: 3 is not one of 'cpu', 'cuda'"),
+        ({"skip": 3}, "an operator is named by a string such as"),
+        ({"ops": 3}, "an operator is named by a string such as"),
+        ({"cache_dir": 3}, "cache_dir=3 is not the path of a directory"),
+        ({"on_miss": "x"}, "on_miss='x' is not one of 'background', 'wait', 'native'"),
+    ],
+)
+def test_bad_values_of_enable_are_named_with_the_remedy(options: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        eagercache.enable(**options)
+    assert said in str(caught.value)
+
+
+def test_other_functions_name_what_they_take() -> None:
+    model: Any = "model"
+    for function in (eagercache.accelerate, eagercache.explain_module):
+        with pytest.raises(TypeError, match=r"takes a torch.nn.Module, not 'model'; enable"):
+            function(model)
+    with pytest.raises(TypeError, match="use a number of seconds"):
+        eagercache.wait(model)
+
+
+class FakeService:
+    compiles, failures = 3, 0
+
+    def unanswered(self) -> list[tuple[dict[str, Any], float]]:
+        names = ["aten::cat", "aten::cat", "aten::abs", "aten::sin", "aten::cos"]
+        return [({"op": name, "overload": ""}, 1.0) for name in names]
+
+
+def test_a_wait_says_what_it_waits_for_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(waiting.session, "services", lambda: [FakeService()])
+    monkeypatch.setattr(waiting, "_QUIET_SECONDS", 0.0)
+    text = waiting.waits_for(3, 72)
+    assert text == "eagercache: waiting for 5 kernels: cat (2), abs, sin, 1 more; 3 done, 1:12"
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.setattr("sys.stderr", stream)
+        with waiting._Line() as line:
+            line.update()
+            line.update()
+        shown = "waiting for 5 kernels" in stream.getvalue()
+        assert shown == stream.isatty()
+
+
+def test_explain_names_the_rule_that_decides_calls_without_a_verdict(cache: Path) -> None:
+    x = torch.ones(5, 7)
+    with eagercache.enable(["var.correction"], on_miss="native", cache_dir=cache):
+        explained = eagercache.explain(torch.var, x, -1)
+        assert explained.outcome == "miss" and "on_miss='native'" in explained.reason
+        eagercache.freeze()
+        explained = eagercache.explain(torch.var, x, -1)
+        assert explained.outcome == "native" and "freeze() holds" in explained.reason
+        eagercache.disable()
+        explained = eagercache.explain(torch.var, x, -1)
+        assert "enable() switches them on" in explained.reason
