@@ -1,0 +1,175 @@
+"""A language model's `generate()`, unchanged, with kernels of whole modules beside eager.
+
+    .venv/bin/python bench/generate.py [--threads 2] [--tokens 64] [--turns 5] [--compile]
+                                       [--output bench/results/x.md]
+
+A Llama-shaped model of transformers (four layers, hidden size 256), batch 1, its own growing cache.
+Kernels are made first, from an empty store; then eager and kernels take turns in one process, and
+with ``--compile`` so does a copy whose forward is ``torch.compile``d. A second process over the
+same store says whether anything is compiled again. Milliseconds a token, of all of `generate()`.
+Ends with 1 where a generated token differs or the second process compiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import frame
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+}
+PROMPT = 8
+
+
+def make_model() -> Any:
+    """The model, in eval mode."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+
+
+def generator(model: Any, tokens: int) -> Callable[[], list[int]]:
+    """A call of `generate()`, which gives its tokens."""
+    import torch
+
+    ids = torch.randint(3, 999, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+
+    def generate() -> list[int]:
+        with torch.no_grad():
+            made = model.generate(
+                ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
+            )
+        found: list[int] = made[0].tolist()
+        return found
+
+    return generate
+
+
+def milliseconds(generate: Callable[[], list[int]], tokens: int) -> float:
+    """Of one token."""
+    begin = time.perf_counter()
+    generate()
+    return (time.perf_counter() - begin) / tokens * 1e3
+
+
+def settle(generate: Callable[[], list[int]], seconds: float) -> None:
+    """Generates until a whole turn was answered without another compile, or time is over."""
+    import eagercache
+    from eagercache.modules.manager import manager
+
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        before = eagercache.stats().compiles
+        generate()
+        manager.wait(seconds)
+        generate()
+        manager.wait(seconds)
+        if eagercache.stats().compiles == before:
+            return
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All sides, in this process."""
+    import eagercache
+    import torch
+    from eagercache.modules.manager import explain_module
+
+    torch.set_num_threads(options.threads)
+    model = make_model()
+    generate = generator(model, options.tokens)
+    expected = generate()
+    sides: dict[str, list[float]] = {"eager": [], "kernels": []}
+    compiled = None
+    if options.compile:
+        other = copy.deepcopy(model)
+        other.forward = torch.compile(other.forward)
+        compiled = generator(other, options.tokens)
+        compiled()
+        compiled()
+        sides["torch.compile"] = []
+    same = True
+    for _ in range(options.turns):
+        sides["eager"].append(milliseconds(generate, options.tokens))
+        if compiled is not None:
+            sides["torch.compile"].append(milliseconds(compiled, options.tokens))
+        with eagercache.enable((), modules=type(model)):
+            settle(generate, options.seconds)
+            same = same and generate() == expected
+            sides["kernels"].append(milliseconds(generate, options.tokens))
+            lines = explain_module(model)[:1]
+    return {
+        "sides": sides,
+        "same": same,
+        "compiles": eagercache.stats().compiles,
+        "explanation": str(lines[0]) if lines else "",
+    }
+
+
+def in_process(options: argparse.Namespace, store: str) -> dict[str, Any]:
+    """`measure` in a process of its own."""
+    arguments = [sys.executable, __file__, "--role", "measure", *sys.argv[1:]]
+    done = subprocess.run(
+        arguments, env=frame.environment(store), stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """A row for each side of each process."""
+    rows = ["| process | side | ms a token | least | most | eager's / its |", "| --- " * 6 + "|"]
+    for number, result in enumerate(results, 1):
+        eager = statistics.median(result["sides"]["eager"])
+        for side, values in result["sides"].items():
+            middle = statistics.median(values)
+            rows.append(
+                f"| {number} | {side} | {middle:.2f} | {min(values):.2f} | {max(values):.2f} "
+                f"| x{eager / middle:.2f} |"
+            )
+    return rows
+
+
+def main() -> int:
+    """Measures both processes and prints a table; see the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=240, help="for kernels, each turn")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--output")
+    parser.add_argument("--role", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role == "measure":
+        print(json.dumps(measure(options)))
+        return 0
+    with tempfile.TemporaryDirectory() as store:
+        results = [in_process(options, store) for _ in range(2)]
+    lines = [frame.machine_line(), "", *table(results), ""]
+    lines += [
+        f"Process {number}: {result['compiles']} compiles; {result['explanation']}"
+        for number, result in enumerate(results, 1)
+    ]
+    frame.write("\n".join(lines), options.output)
+    return int(not all(row["same"] for row in results) or results[1]["compiles"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
