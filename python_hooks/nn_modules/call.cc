@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <structmember.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
@@ -72,10 +73,16 @@ py::object call_handler(const py::object& handler, const Args&... args) noexcept
   return py::none();
 }
 
-ModuleAside thread_reason() noexcept {
+// Whether a level of forward-mode AD is open, in any thread: tangents may hide in any tensor that a
+// forward reads, in parameters, buffers, attributes, globals and closures, and kernels know of none.
+bool forward_gradients_are_made() {
+  return torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
+
+ModuleAside thread_reason() {
   if (thread_state_reason(kForeignToModules) != AsideReason::kNone ||
       at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing() ||
-      at::in_parallel_region()) [[unlikely]] {
+      at::in_parallel_region() || forward_gradients_are_made()) [[unlikely]] {
     return ModuleAside::kDispatchState;
   }
   const at::Context& context = at::globalContext();

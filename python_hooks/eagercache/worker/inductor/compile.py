@@ -33,7 +33,12 @@ from eagercache.worker.inductor.foreach import each_alone
 from eagercache.worker.inductor.generated_text import GeneratedText, admit, read_generated_text
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan, read_launch_plan
 from eagercache.worker.inductor.shape_plan import ShapePlan
-from eagercache.worker.inductor.vector_math import corrected, improved, improved_container
+from eagercache.worker.inductor.vector_math import (
+    corrected,
+    corrected_container,
+    improved,
+    improved_container,
+)
 from eagercache.worker.inductor.wrapper_text import NotUnderstood
 from eagercache.worker.samples.ordinary_operands import looked_at, ordinary_inputs
 
@@ -238,8 +243,8 @@ class Tools:
 
         ``check`` sees the generated text before it is compiled and may raise CompileRefused;
         ``beside``, called after it, gives C++ to be compiled behind the wrapper's. One that
-        ``improves`` has the functions and sums of `vector_math`, on CPU. There gradients of max
-        pools are native's. One that ``draws`` random numbers does it by native's operators. Raises
+        ``improves`` has the functions of `vector_math`, on CPU. There gradients of max pools are
+        native's. One that ``draws`` random numbers does it by native's operators. Raises
         CompileRefused or CompileFailed.
         """
         options = compat.aot_options(
@@ -247,7 +252,8 @@ class Tools:
         )
         options.update(compat.aot_graph_options(draws=draws))
         for_gpu = any(tensor.is_cuda for tensor in inputs)
-        taker = _TextChecker(check, beside, improves=improves and not for_gpu)
+        better = improved_container if improves else corrected_container
+        taker = _TextChecker(check, beside, _as_it_is if for_gpu else better)
         if for_gpu:
             path = self._compile_for_gpu(graph, inputs, options, directory, taker)
         else:
@@ -272,7 +278,7 @@ class Tools:
         """
         options = compat.aot_options(directory, self.commands.compiler.path, 1)
         options.update(compat.aot_cuda_options(1))
-        taker = _TextChecker(check, None, improves=False)
+        taker = _TextChecker(check, None, _as_it_is)
         path = self._compile(graph, inputs, options, directory, taker, for_gpu=True)
         if not taker.checked:
             raise CompileRefused("nothing was generated")
@@ -350,6 +356,10 @@ class Tools:
             self._taker = None
 
 
+def _as_it_is(kernel: str) -> str:
+    return kernel
+
+
 class _TextChecker:
     """Shows a whole graph's generated text to somebody, and has it compiled."""
 
@@ -357,20 +367,18 @@ class _TextChecker:
         self,
         check: Callable[[GeneratedText], None],
         beside: Callable[[], str] | None,
-        *,
-        improves: bool,
+        better: Callable[[str], str],
     ) -> None:
         self._check = check
         self._beside = beside
-        self._improves = improves
+        self._better = better
         self.checked = False
 
     def take(self, wrapper: str, kernel: str) -> tuple[str, str]:
         """The texts that AOTInductor is to make a container of."""
         self._check(read_generated_text(wrapper, kernel))
         self.checked = True
-        better = improved_container(kernel) if self._improves else kernel
-        return wrapper + (self._beside() if self._beside else ""), better
+        return wrapper + (self._beside() if self._beside else ""), self._better(kernel)
 
 
 class _TextReader:
@@ -414,7 +422,7 @@ class _TextTaker:
             if looked_at(self._call):
                 raise CompileRefused("its weights are to be looked at, and a bare kernel failed")
             self.why_container = "a bare kernel did not do"
-            return wrapper + SEAMS, kernel
+            return wrapper + SEAMS, corrected_container(kernel)
         try:
             self.plan = self._read_plan(wrapper, corrected(kernel))
             if self._improves:
@@ -431,7 +439,7 @@ class _TextTaker:
                     f"its weights are to be looked at, and its text has {error}"
                 ) from error
             self.why_container = str(error)
-            return wrapper + SEAMS, kernel
+            return wrapper + SEAMS, corrected_container(kernel)
         refuse_other_writes(self.plan, self._call)
         return "bare"
 

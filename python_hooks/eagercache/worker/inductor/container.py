@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eagercache.base.toolchain import Compiler, Isa, rewrite_command
-from eagercache.worker.inductor import compat
+from eagercache.worker.inductor import compat, lowerings
 from eagercache.worker.inductor.commands import Command
 from eagercache.worker.inductor.cuda_container import CudaBuild
 
@@ -87,6 +87,7 @@ class BuildCommands:
         self._seams = False
         self.seconds: dict[str, float] = {}
         compat.prepare_inductor()
+        lowerings.compute_as_native()
         compat.set_vector_isa(isa)
         compat.set_command_runner(self.run)
 

@@ -47,12 +47,20 @@ def corrected(text: str) -> str:
 
 
 def improved_container(text: str) -> str:
-    """The same for a file of Inductor's that is compiled alone: with `SOURCE` in it.
+    """`improved` for a file of Inductor's that is compiled alone: with `SOURCE` in it.
 
     Running means and variances (Welford's), which the text splits into chunks of 4,096, have chunks
     of `_SHORT`.
     """
-    better = improved(_WELFORD.sub(rf"\g<1>{_SHORT}>", text))
+    return _alone(text, improved(_WELFORD.sub(rf"\g<1>{_SHORT}>", text)))
+
+
+def corrected_container(text: str) -> str:
+    """`corrected` for such a file."""
+    return _alone(text, corrected(text))
+
+
+def _alone(text: str, better: str) -> str:
     if better == text:
         return text
     head, include, rest = better.partition(_INCLUDE)  # each kernel has its own
