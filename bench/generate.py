@@ -16,11 +16,11 @@ import argparse
 import copy
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import frame
@@ -122,28 +122,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def in_process(options: argparse.Namespace, store: str) -> dict[str, Any]:
-    """`measure` in a process of its own."""
-    arguments = [sys.executable, __file__, "--role", "measure", *sys.argv[1:]]
-    done = subprocess.run(
-        arguments, env=frame.environment(store), stdout=subprocess.PIPE, text=True, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def table(results: list[dict[str, Any]]) -> list[str]:
     """A row for each side of each process."""
-    rows = ["| process | side | ms a token | least | most | eager's / its |", "| --- " * 6 + "|"]
+    rows = []
     for number, result in enumerate(results, 1):
         eager = statistics.median(result["sides"]["eager"])
         for side, values in result["sides"].items():
             middle = statistics.median(values)
-            rows.append(
-                f"| {number} | {side} | {middle:.2f} | {min(values):.2f} | {max(values):.2f} "
-                f"| x{eager / middle:.2f} |"
-            )
-    return rows
+            row = (middle, min(values), max(values))
+            rows.append([str(number), side, *(f"{v:.2f}" for v in row), f"x{eager / middle:.2f}"])
+    return frame.markdown(["process", "side", "ms a token", "least", "most", "eager's / its"], rows)
 
 
 def main() -> int:
@@ -154,15 +142,17 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=240, help="for kernels, each turn")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--output")
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--role", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "measure":
         print(json.dumps(measure(options)))
         return 0
     with tempfile.TemporaryDirectory() as store:
-        results = [in_process(options, store) for _ in range(2)]
-    lines = [frame.machine_line(), "", *table(results), ""]
+        arguments = ["--role", "measure", *sys.argv[1:]]
+        results = [frame.in_process(__file__, *arguments, EAGERCACHE_DIR=store) for _ in range(2)]
+    where = ", ".join(f"{name} {value}" for name, value in frame.machine().items())
+    lines = [where, "", *table(results), ""]
     lines += [
         f"Process {number}: {result['compiles']} compiles; {result['explanation']}"
         for number, result in enumerate(results, 1)

@@ -337,8 +337,7 @@ void bind_modules(py::module_& module) {
   module.def("load_module", &load_module, py::arg("source"), py::arg("device"), py::arg("inputs"),
              py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),
              py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
-             py::arg("takes_objects") = false,
-             py::return_value_policy::reference);
+             py::arg("takes_objects") = false, py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

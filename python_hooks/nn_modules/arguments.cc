@@ -98,8 +98,8 @@ class Reader {
     } else if (PyUnicode_CheckExact(object)) {
       return text(Tag::kString, object);
     } else if (PyTuple_CheckExact(object)) {
-      return sequence(Tag::kTuple, object, PySequence_Fast_ITEMS(object),
-                      PyTuple_GET_SIZE(object), depth);
+      return sequence(Tag::kTuple, object, PySequence_Fast_ITEMS(object), PyTuple_GET_SIZE(object),
+                      depth);
     } else if (PyList_CheckExact(object)) {
       return sequence(Tag::kList, object, PySequence_Fast_ITEMS(object), PyList_GET_SIZE(object),
                       depth);
@@ -267,7 +267,7 @@ class Reader {
   }
 
   ModuleCallForm& form_;
-  bool inside_ = false;                   // of an object
+  bool inside_ = false;                  // of an object
   c10::SmallVector<PyObject*, 32> met_;  // objects, and what they hold that can be changed
 };
 

@@ -74,7 +74,8 @@ py::object call_handler(const py::object& handler, const Args&... args) noexcept
 }
 
 // Whether a level of forward-mode AD is open, in any thread: tangents may hide in any tensor that a
-// forward reads, in parameters, buffers, attributes, globals and closures, and kernels know of none.
+// forward reads, in parameters, buffers, attributes, globals and closures, and kernels know of
+// none.
 bool forward_gradients_are_made() {
   return torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
@@ -310,8 +311,8 @@ PyObject* answer_pending(ModuleRegistry& registry, ModuleRecord& record, const C
   std::optional<Arguments> given;
   if (!form.objects.empty()) {
     const ModuleVariant* known = record.find({form.words.data(), form.words.size()});
-    if (known == nullptr || (known->state == ModuleVariant::State::kPending &&
-                             std::has_single_bit(known->calls + 1))) {
+    if (known == nullptr ||
+        (known->state == ModuleVariant::State::kPending && std::has_single_bit(known->calls + 1))) {
       given = Arguments::of(call, true);
     }
   }

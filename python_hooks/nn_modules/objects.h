@@ -1,16 +1,17 @@
 #pragma once
 
-// Python objects among the arguments of a module's call (a cache of keys and values, for one): whose
-// instances can be read, and copies of them. An object that can be read is all in its `__dict__`:
-// its class is Python's own, has no slots, and runs no code when an attribute is read or set. Under
-// the GIL.
+// Python objects among the arguments of a module's call (a cache of keys and values, for one):
+// whose instances can be read, and copies of them. An object that can be read is all in its
+// `__dict__`: its class is Python's own, has no slots, and runs no code when an attribute is read
+// or set. Under the GIL.
 
 #include <pybind11/pybind11.h>
 
 namespace eagercache {
 
 // "module.Class" of a class, a str that lives as long as the process: the same in every process.
-// nullptr, without an exception, where another class of this process has that name. Keeps the class.
+// nullptr, without an exception, where another class of this process has that name. Keeps the
+// class.
 PyObject* class_name(PyTypeObject* type) noexcept;
 
 // Whether all that an instance holds is in its `__dict__`, and reading or setting it runs no code.

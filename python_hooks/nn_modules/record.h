@@ -54,7 +54,8 @@ struct ModuleKernel {
   ModuleShapeFunction shape = nullptr;  // of a kernel with symbolic sizes
   // Called with the list of output tensors; none: there is one output, which is the answer.
   pybind11::object unflatten;
-  // It is called with a tuple of the call's objects too, and gives them what the forward would have.
+  // It is called with a tuple of the call's objects too, and gives them what the forward would
+  // have.
   bool takes_objects = false;
   // For calls that need gradients; null for others. Never destroyed.
   const ModuleTraining* training = nullptr;

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-
 NOTHING = object()
 
 
@@ -205,7 +204,10 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
     "delete": (Reader.delete, [lambda: ((tokens(2), Box(value=2.0)), {})], 0),
     "lazily": (
         Reader.lazily,
-        [lambda: ((tokens(2), Box()), {}), lambda: ((tokens(2), Box(first=tokens(1), dtype=1)), {})],
+        [
+            lambda: ((tokens(2), Box()), {}),
+            lambda: ((tokens(2), Box(first=tokens(1), dtype=1)), {}),
+        ],
         2,
     ),
 }

@@ -161,8 +161,11 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def _require_plain_pickling(kind: type) -> None:
     """Raises NotTransferable for a class whose instances may be others when they arrive."""
-    own = [name for name in ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
-           if getattr(kind, name, None) is not getattr(object, name, None)]
+    own = [
+        name
+        for name in ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
+        if getattr(kind, name, None) is not getattr(object, name, None)
+    ]
     if own or "<locals>" in kind.__qualname__:
         raise NotTransferable(f"an argument is a {kind.__name__}, which a worker cannot rebuild")
 

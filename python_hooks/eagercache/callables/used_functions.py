@@ -217,9 +217,7 @@ class FunctionRecorder:
             if not is_covered(name):
                 yield code, name
 
-    def used(
-        self, module: torch.nn.Module, objects: Iterable[Any] = ()
-    ) -> list[UsedFunction]:
+    def used(self, module: torch.nn.Module, objects: Iterable[Any] = ()) -> list[UsedFunction]:
         """What ran, outside of the packages that the environment key covers. Raises Unfit.
 
         ``objects``: arguments whose methods may have run.

@@ -55,7 +55,15 @@ _KINDS: dict[str, str | None] = {
 }
 # Of values in packages that the environment key covers these matter: they may be patched.
 _MAY_BE_PATCHED = frozenset(("BUILTIN_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH"))
-_TRACER = ("eagercache.callables", "eagercache.worker", "torch._dynamo", "torch.utils._pytree", "torch.export", "torch.fx", "torch._export")
+_TRACER = (
+    "eagercache.callables",
+    "eagercache.worker",
+    "torch._dynamo",
+    "torch.utils._pytree",
+    "torch.export",
+    "torch.fx",
+    "torch._export",
+)
 _BUILTINS = "__builtins_dict__"
 _ALIAS = "__import_"
 # The names of a class: an item of them is one of its attributes.
