@@ -104,6 +104,26 @@ class Reader(nn.Module):
         cache.layers.append(Layer(0))
         return y * len(cache.layers)
 
+    def append_in_tuple(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Adds to a list that a tuple in an object holds."""
+        box.lists[0].append(3.0)
+        return (y * len(box.lists[0])).relu()
+
+    def put_in_tuple(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Replaces what such a list holds."""
+        box.lists[0][0] = y + 1.0
+        return (y * box.lists[1][0]).relu()
+
+    def append_beside(self, y: torch.Tensor, box: Any, seen: Any = None, **_: Any) -> Any:
+        """Adds to a list that is an argument beside an object."""
+        seen.append(1.0)
+        return (y * box.value * len(seen)).relu()
+
+    def put_beside(self, y: torch.Tensor, box: Any, seen: Any = None, **_: Any) -> Any:
+        """Replaces what such a dict holds."""
+        seen["y"] = y + 1.0
+        return (y * box.value).relu()
+
     def write(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
         """Writes to a tensor in an object."""
         cache.layers[0].keys[:, :1].add_(y[:, :1])
@@ -180,6 +200,26 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
     "count": (Reader.count, [lambda: ((tokens(2), Cache(3)), {})], 1),
     "mode": (Reader.mode, _modes(), 5),
     "append": (Reader.append, [lambda: ((tokens(2), Cache(3)), {})], 0),
+    "append in a tuple": (
+        Reader.append_in_tuple,
+        [lambda: ((tokens(2), Box(lists=([1.0], [2.0]))), {})],
+        0,
+    ),
+    "put in a tuple": (
+        Reader.put_in_tuple,
+        [lambda: ((tokens(2), Box(lists=([1.0], [2.0]))), {})],
+        1,
+    ),
+    "append beside it": (
+        Reader.append_beside,
+        [lambda: ((tokens(2), Box(value=2.0)), {"seen": [0.0]})],
+        0,
+    ),
+    "put beside it": (
+        Reader.put_beside,
+        [lambda: ((tokens(2), Box(value=2.0)), {"seen": {"y": 0.0}})],
+        0,
+    ),
     "write": (Reader.write, [lambda: ((tokens(2), Cache(3)), {})], 0),
     "slots": (Reader.attribute, [lambda: ((tokens(2), Slotted()), {})], 0),
     "getattr": (Reader.attribute, [lambda: ((tokens(2), Guarded()), {})], 0),

@@ -79,16 +79,22 @@ class CallObjects:
         self.found: list[Any] = []
         # (place that can be changed, what it held), in the order of the walk.
         self._held: list[tuple[Any, Any]] = []
+        self._outside: list[Any] = []  # of those places, the ones in no object
         for value in (*args, *kwargs.values()):
             self._walk(value, inside=False)
+        if not self.found:  # what becomes of lists and dicts alone is seen by the tracer
+            self._held.clear()
+            self._outside.clear()
 
     def _walk(self, value: Any, inside: bool) -> None:
         if is_object(value):
             self.found.append(value)
             inside = True
             self._held.append((vars(value), dict(vars(value))))
-        elif inside and isinstance(value, (list, dict)):
+        elif isinstance(value, (list, dict)):
             self._held.append((value, value.copy()))
+            if not inside:
+                self._outside.append(value)
         for part in parts_of(value):
             self._walk(part, inside)
 
@@ -105,6 +111,10 @@ class CallObjects:
         """What differs from what they held. Raises Unfit."""
         found: list[Change] = []
         held_by = {id(place): held for place, held in self._held}
+        for place in self._outside:
+            self._compare(place, held_by, ("",), 0, found)
+        if found:
+            raise Unfit("its forward changes a list or dict among its arguments")
         for index, owner in enumerate(self.found):
             self._compare(vars(owner), held_by, (), index, found)
         return found
@@ -112,8 +122,8 @@ class CallObjects:
     def _compare(
         self, now: Any, held_by: dict[int, Any], place: Place, index: int, found: list[Change]
     ) -> None:
-        before = held_by[id(now)]
-        if isinstance(now, list):
+        before = held_by.get(id(now), now)  # a tuple stays what it is, and may hold what does not
+        if isinstance(now, (list, tuple)):
             keys: list[Any] = list(range(len(now)))
             same = len(before) == len(now)
         else:
@@ -123,10 +133,10 @@ class CallObjects:
         if not same:
             raise Unfit("its forward adds to an argument's containers, or takes from them")
         for key in keys:
-            old = before[key] if isinstance(now, list) else before.get(key, MISSING)
+            old = before.get(key, MISSING) if isinstance(now, dict) else before[key]
             value, where = now[key], (*place, key)
             if value is old:
-                if isinstance(value, (list, dict)):
+                if isinstance(value, (list, dict, tuple)):
                     self._compare(value, held_by, where, index, found)
             elif not _is_equal(value, old):
                 _check_value(value, old)

@@ -11,11 +11,11 @@ from conftest import run_program
 
 HERE = str(Path(__file__).parent.parent)
 
-ALL_CASES = """
+PRELUDE = """
 import sys
 sys.path.insert(0, {here!r})
 import torch, eagercache, object_world
-from object_world import inside, is_close
+from object_world import Box, Cache, Layer, Reader, inside, is_close, tokens
 from eagercache.base.load import core
 from eagercache.modules.manager import explain_module, manager
 torch.set_num_threads(1)
@@ -23,7 +23,11 @@ torch.set_num_threads(1)
 def hits(model):
     return sum(row.hits for part, row in manager.stats() if part is model)
 
-def outcome(model, make):
+"""
+
+ALL_CASES = (
+    PRELUDE
+    + """def outcome(model, make):
     args, kwargs = make()
     answer = model(*args, **kwargs)
     known = tuple(value for value in (*args, *kwargs.values()) if hasattr(value, "__dict__"))
@@ -44,6 +48,7 @@ with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choo
         rows[name] = [hits(model), wrong, explain_module(model)[:1]]
 report(rows=rows)
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +76,9 @@ def test_objects_hold_what_the_forward_puts_into_them(name: str, rows: dict[str,
     assert least > 0 or hits == 0, (hits, lines)
 
 
-CHANGES = """
-import sys
-sys.path.insert(0, {here!r})
-import torch, eagercache, object_world
-from object_world import Box, Cache, Layer, Reader, inside, is_close, tokens
-from eagercache.base.load import core
-from eagercache.modules.manager import explain_module, manager
-torch.set_num_threads(1)
-
-def hits(model):
-    return sum(row.hits for part, row in manager.stats() if part is model)
-
-def is_right(model, make):
+CHANGES = (
+    PRELUDE
+    + """def is_right(model, make):
     def one():
         box = make()
         return inside((model(tokens(1), box), box))
@@ -130,6 +125,7 @@ with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choo
           lambda: made.__setitem__(0, Box))
 report(rows=rows)
 """
+)
 
 
 @pytest.fixture(scope="module")
