@@ -1,9 +1,10 @@
 """A language model's `generate()`, unchanged, with kernels of whole modules beside eager.
 
-    .venv/bin/python bench/generate.py [--threads 2] [--tokens 64] [--turns 5] [--compile]
-                                       [--output bench/results/x.md]
+    .venv/bin/python bench/generate.py [--model llama] [--device cpu] [--threads 2] [--tokens 64]
+                                       [--turns 5] [--compile] [--output bench/results/x.md]
 
-A Llama-shaped model of transformers (four layers, hidden size 256), batch 1, its own growing cache.
+A model of transformers with random weights, batch 1, its own growing cache: ``llama`` has four
+layers of hidden size 256 in float32, ``qwen2`` the shape of Qwen2-0.5B in bfloat16.
 Kernels are made first, from an empty store; then eager and kernels take turns in one process, and
 with ``--compile`` so does a copy whose forward is ``torch.compile``d. A second process over the
 same store says whether anything is compiled again. Milliseconds a token, of all of `generate()`.
@@ -25,7 +26,7 @@ from typing import Any
 
 import frame
 
-SIZES = {
+LLAMA = {
     "hidden_size": 256,
     "intermediate_size": 688,
     "num_hidden_layers": 4,
@@ -33,23 +34,37 @@ SIZES = {
     "num_key_value_heads": 8,
     "vocab_size": 1000,
 }
+QWEN2 = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+}
+MODELS = ("llama", "qwen2")
 PROMPT = 8
 
 
-def make_model() -> Any:
+def make_model(name: str, device: str) -> Any:
     """The model, in eval mode."""
     import torch
     import transformers
 
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    if name == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+    else:
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**QWEN2)).bfloat16()
+    return model.to(device).eval()
 
 
 def generator(model: Any, tokens: int) -> Callable[[], list[int]]:
-    """A call of `generate()`, which gives its tokens."""
+    """A call of `generate()`, which gives its tokens: on the host, so that a GPU is waited for."""
     import torch
 
     ids = torch.randint(3, 999, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    ids = ids.to(model.device)
 
     def generate() -> list[int]:
         with torch.no_grad():
@@ -92,7 +107,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from eagercache.modules.manager import explain_module
 
     torch.set_num_threads(options.threads)
-    model = make_model()
+    model = make_model(options.model, options.device)
     generate = generator(model, options.tokens)
     expected = generate()
     sides: dict[str, list[float]] = {"eager": [], "kernels": []}
@@ -137,6 +152,8 @@ def table(results: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Measures both processes and prints a table; see the module's text."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
@@ -152,7 +169,7 @@ def main() -> int:
         arguments = ["--role", "measure", *sys.argv[1:]]
         results = [frame.in_process(__file__, *arguments, EAGERCACHE_DIR=store) for _ in range(2)]
     where = ", ".join(f"{name} {value}" for name, value in frame.machine().items())
-    lines = [where, "", *table(results), ""]
+    lines = [f"{options.model}, {options.device}; {where}", "", *table(results), ""]
     lines += [
         f"Process {number}: {result['compiles']} compiles; {result['explanation']}"
         for number, result in enumerate(results, 1)

@@ -466,9 +466,6 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   }
   form.requires_grad = (requires_grad || form.requires_grad) && at::GradMode::is_enabled();
   if (!form.objects.empty()) {
-    if (device.is_cuda()) {
-      return aside_for_argument(registry, record, call);
-    }
     if (form.requires_grad) {
       record.left[1] = true;  // the modules below may have kernels for such calls
     }

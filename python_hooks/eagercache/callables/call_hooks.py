@@ -20,6 +20,7 @@ _GLOBAL_HOOKS = (
 _NAMES = ("__call__", "__setattr__", "__delattr__")
 
 _originals: dict[str, Any] = {}
+_own: dict[str, Any] = {}
 
 
 def install_hooks(core: Any) -> None:
@@ -45,9 +46,9 @@ def install_hooks(core: Any) -> None:
 
     set_attribute = _noticed(_originals["__setattr__"], core.module_changed)
     delete_attribute = _noticed(_originals["__delattr__"], core.module_changed)
-    kind.__call__ = call
-    kind.__setattr__ = set_attribute
-    kind.__delattr__ = delete_attribute
+    _own.update(zip(_NAMES, (call, set_attribute, delete_attribute), strict=True))
+    for name, own in _own.items():
+        setattr(kind, name, own)
 
 
 def _noticed(original: Any, note: Any) -> Any:
@@ -63,6 +64,14 @@ def _noticed(original: Any, note: Any) -> Any:
             note(self)
 
     return change
+
+
+def as_torch_made(value: Any) -> Any:
+    """The function of torch.nn.Module that ``value`` stands for; ``value`` where it is not ours."""
+    for name, own in _own.items():
+        if value is own:
+            return _originals[name]
+    return value
 
 
 _MISSING = object()

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from eagercache.callables.call_hooks import as_torch_made
 from eagercache.callables.code_values import (
     MISSING,
     code_digest,
@@ -156,7 +157,8 @@ def attribute(owner: Any, name: str) -> Any:
     bases = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     for base in bases:
         if name in vars(base):
-            found = vars(base)[name]
+            # A worker traces with torch's own `torch.nn.Module.__call__`.
+            found = as_torch_made(vars(base)[name])
             if isinstance(owner, type):
                 return found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
             if isinstance(found, types.MemberDescriptorType | types.GetSetDescriptorType):

@@ -10,7 +10,6 @@ nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import queue
 import threading
@@ -28,7 +27,7 @@ from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Unfit, identify
 from eagercache.callables.module_transfer import NotTransferable
 from eagercache.callables.surroundings import autocast_here
-from eagercache.callables.used_functions import changed_function
+from eagercache.callables.used_functions import changed_function, rows_in
 from eagercache.calls.call import GlobalState
 from eagercache.modules.forms import (
     Form,
@@ -47,7 +46,6 @@ from eagercache.modules.selection import (
 )
 from eagercache.modules.shapes import (
     EXACT_AT,
-    ON_CUDA,
     Places,
     SizeBook,
     SizeClass,
@@ -405,7 +403,7 @@ class ModuleManager:
         configuration = session.configuration
         if form.pattern is None or configuration is None or missed.form.gradients:
             return None
-        if missed.autocast or (missed.form.gpu is not None and not ON_CUDA):
+        if missed.autocast:
             return None
         name = entry_digest(missed.form.identity, form.pattern, configuration.choose)
         return self._sizes.meet(name, form)
@@ -607,9 +605,12 @@ class ModuleManager:
         if configuration.numerics == "bitwise" and facts.get("numerics") != "bitwise":
             self._install_native(form, "the kernel does not equal the forward bit for bit")
             return True
-        functions = json.loads(facts["functions"])
         try:
+            functions = rows_in(facts["functions"])
             self._watch(module, functions)
+        except ValueError as error:
+            self._install_native(form, f"the stored kernel cannot be used: {error}")
+            return True
         except Unwatchable as error:
             self._install_native(form, f"its forward reads what cannot be watched: {error}")
             return True

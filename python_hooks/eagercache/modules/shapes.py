@@ -20,13 +20,12 @@ import torch
 
 from eagercache.base.load import core
 from eagercache.callables.arguments import OPEN
-from eagercache.callables.used_functions import changed_function
+from eagercache.callables.used_functions import changed_function, rows_in
 
 MAX_COMPILES = 6  # of one module and structure of arguments, whatever their sizes
 MAX_KERNELS = 3  # with symbolic sizes, of one class
 # Calls of one size before it gets a kernel of its own where that of its class is slower.
 EXACT_AT = 64
-ON_CUDA = False  # no kernel with symbolic sizes has been run on a GPU
 _MET = 32  # sizes that are remembered
 _TOLD = 3  # of them to a worker
 
@@ -210,7 +209,7 @@ class SizeBook:
             if numerics == "bitwise" and facts.get("numerics") != "bitwise":
                 size_class.closed = "the kernel does not equal the forward bit for bit"
                 return
-            functions = json.loads(facts["functions"])
+            functions = rows_in(facts["functions"])
             if changed_function(functions, module) is not None:
                 store.remove(digest)
                 return

@@ -7,7 +7,13 @@ import types
 
 import module_zoo
 import pytest
-from eagercache.callables.used_functions import CodeIndex, FunctionRecorder, changed_function
+from eagercache.callables.used_functions import (
+    CodeIndex,
+    FunctionRecorder,
+    changed_function,
+    rows_in,
+    rows_text,
+)
 
 CODE = """
 import settings
@@ -112,3 +118,27 @@ def test_nested_functions_and_methods_have_names() -> None:
     assert path == "Block.forward"
     assert index.find(path) is not None
     assert index.find("Block.absent") is None
+
+
+def test_rows_of_a_deep_model_fit_into_a_manifest() -> None:
+    rows = [
+        ["", f'[["self",""],["attr","layers"],["item","{layer}"],["attr","a{read}"]]', "{}", "1"]
+        for layer in range(96)
+        for read in range(30)
+    ]
+    text = rows_text(rows)
+    assert len(text) < 60_000
+    assert rows_in(text) == rows
+    assert rows_in(rows_text(rows[:3])) == rows[:3]
+
+
+@pytest.mark.parametrize("text", ["zlib:!", "zlib:AAAA", "[1]", "{}", '[["a","b","c"]]', ""])
+def test_what_is_no_row_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        rows_in(text)
+
+
+def test_rows_that_end_early_are_a_value_error() -> None:
+    text = rows_text([["module", "path", str(number), "values"] for number in range(500)])
+    with pytest.raises(ValueError):
+        rows_in(text[:-40])

@@ -89,3 +89,30 @@ def test_another_program_of_another_world_gets_its_own_answers(
 ) -> None:
     _, difference, lines = changed_before[name]
     assert difference < 1e-4, lines
+
+
+def test_a_guard_of_torchs_own_call_holds_where_ours_stands_in_its_place(store: Path) -> None:
+    # Dynamo guards it on Python 3.12, where a class calls `super().__call__`.
+    program = """
+import torch, eagercache
+from eagercache.callables.guard_rows import GuardRow, describe, resolve
+
+class Layer(torch.nn.Linear):
+    def __call__(self, *args):
+        return super().__call__(*args)
+
+layer = Layer(2, 2)
+path = (("self", ""), ("type", ""), ("attr", "__mro__"), ("item", 2), ("attr", "__call__"))
+own = resolve(path, layer)
+row = GuardRow(path, "value", None, describe(own, "value", None, layer)).to_row()
+held = []
+with eagercache.enable((), modules="auto"):
+    held.append(GuardRow.from_row(row).holds(layer))
+    replaced = torch.nn.Module.__call__
+    torch.nn.Module.__call__ = lambda self, x: x
+    held.append(GuardRow.from_row(row).holds(layer))
+    torch.nn.Module.__call__ = replaced
+report(held=held, ours=replaced is not own)
+"""
+    found = run_program(program, store)
+    assert (found["held"], found["ours"]) == ([True, False], True)

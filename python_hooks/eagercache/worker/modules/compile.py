@@ -37,7 +37,7 @@ from eagercache.callables.surroundings import (
     main_of,
     random_states,
 )
-from eagercache.callables.used_functions import FunctionRecorder
+from eagercache.callables.used_functions import FunctionRecorder, rows_text
 from eagercache.calls.call import decode_state
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
@@ -407,7 +407,7 @@ def kernel_facts(
         "ranges": json.dumps(traced.ranges),
         "outputs": traced.outputs,
         "output_strides": json.dumps(strides),
-        "functions": json.dumps([*functions, *traced.guards], separators=(",", ":")),
+        "functions": rows_text([*functions, *traced.guards]),
         "largest_error": f"{errors[0]:.4g}",
         "native_error": f"{errors[1]:.4g}",
     }
