@@ -8,7 +8,9 @@ layers of hidden size 256 in float32, ``qwen2`` the shape of Qwen2-0.5B in bfloa
 Kernels are made first, from an empty store; then eager and kernels take turns in one process, and
 with ``--compile`` so does a copy whose forward is ``torch.compile``d. A second process over the
 same store says whether anything is compiled again. Milliseconds a token, of all of `generate()`.
-Ends with 1 where a generated token differs or the second process compiles.
+Says how many tokens are eager's before the first that is another: in bfloat16 with random weights
+the two largest logits are often neighbours, which rounding decides. Ends with 1 where a token
+differs in float32, or the second process compiles.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 import frame
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 688,
     "num_hidden_layers": 4,
@@ -34,7 +36,7 @@ LLAMA = {
     "num_key_value_heads": 8,
     "vocab_size": 1000,
 }
-QWEN2 = {
+QWEN2: dict[str, Any] = {
     "hidden_size": 896,
     "intermediate_size": 4864,
     "num_hidden_layers": 24,
@@ -52,6 +54,7 @@ def make_model(name: str, device: str) -> Any:
     import transformers
 
     torch.manual_seed(0)
+    model: Any
     if name == "llama":
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
     else:
@@ -82,6 +85,12 @@ def milliseconds(generate: Callable[[], list[int]], tokens: int) -> float:
     begin = time.perf_counter()
     generate()
     return (time.perf_counter() - begin) / tokens * 1e3
+
+
+def equal_tokens(found: list[int], expected: list[int]) -> int:
+    """Of the generated ones, those before the first that differs."""
+    pairs = list(zip(found, expected, strict=True))
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs)) - PROMPT
 
 
 def settle(generate: Callable[[], list[int]], seconds: float) -> None:
@@ -119,19 +128,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         compiled()
         compiled()
         sides["torch.compile"] = []
-    same = True
+    alike = options.tokens
     for _ in range(options.turns):
         sides["eager"].append(milliseconds(generate, options.tokens))
         if compiled is not None:
             sides["torch.compile"].append(milliseconds(compiled, options.tokens))
         with eagercache.enable((), modules=type(model)):
             settle(generate, options.seconds)
-            same = same and generate() == expected
+            alike = min(alike, equal_tokens(generate(), expected))
             sides["kernels"].append(milliseconds(generate, options.tokens))
             lines = explain_module(model)[:1]
     return {
         "sides": sides,
-        "same": same,
+        "alike": alike,
         "compiles": eagercache.stats().compiles,
         "explanation": str(lines[0]) if lines else "",
     }
@@ -171,11 +180,14 @@ def main() -> int:
     where = ", ".join(f"{name} {value}" for name, value in frame.machine().items())
     lines = [f"{options.model}, {options.device}; {where}", "", *table(results), ""]
     lines += [
-        f"Process {number}: {result['compiles']} compiles; {result['explanation']}"
+        f"Process {number}: {result['alike']} of {options.tokens} tokens are eager's before one is "
+        f"not; {result['compiles']} compiles; {result['explanation']}"
         for number, result in enumerate(results, 1)
     ]
     frame.write("\n".join(lines), options.output)
-    return int(not all(row["same"] for row in results) or results[1]["compiles"] > 0)
+    exact = options.model == "llama"
+    differs = exact and any(row["alike"] < options.tokens for row in results)
+    return int(differs or results[1]["compiles"] > 0)
 
 
 if __name__ == "__main__":
