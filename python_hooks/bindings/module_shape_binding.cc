@@ -19,7 +19,7 @@ namespace py = pybind11;
 using Rows = std::vector<std::vector<std::int64_t>>;
 
 // (index of the header's word, sizes, dimensions from the innermost one: None when the tensor is
-// not dense) of each tensor of a form.
+// not dense, or is one before it, so that its sizes are no others) of each tensor of a form.
 py::list form_tensors(const py::bytes& key) {
   const std::vector<Word> words = words_of(key);
   const std::span<const Word> all(words);
@@ -29,7 +29,8 @@ py::list form_tensors(const py::bytes& key) {
     const auto order = dense_order(sizes, all.subspan(place.word + 1 + place.rank, place.rank));
     rows.append(py::make_tuple(
         place.word, std::vector<std::int64_t>(sizes.begin(), sizes.end()),
-        order.size() == place.rank ? py::object(py::cast(order)) : py::object(py::none())));
+        order.size() == place.rank && !place.is_same ? py::object(py::cast(order))
+                                                     : py::object(py::none())));
   }
   return rows;
 }

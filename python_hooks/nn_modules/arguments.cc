@@ -48,6 +48,7 @@ enum class Tag : std::uint8_t {
   kScalarType,  // in the header
   kDevice,      // type and index in the header
   kClass,       // its name follows
+  kSame,        // after a tensor: which one of those before it is
 };
 
 constexpr Word header(Tag tag, Word payload = 0) noexcept {
@@ -262,8 +263,19 @@ class Reader {
     for (const std::int64_t stride : impl.strides()) {
       put(static_cast<Word>(stride));
     }
+    put_same(impl);
     form_.tensors.push_back(&tensor);
     return ModuleAside::kNone;
+  }
+
+  // A forward may ask whether two arguments are one object, and a trace reads one of them alone.
+  void put_same(const c10::TensorImpl& impl) {
+    for (std::size_t i = 0; i < form_.tensors.size(); ++i) {
+      if (form_.tensors[i]->unsafeGetTensorImpl() == &impl) {
+        put(header(Tag::kSame, static_cast<Word>(i)));
+        return;
+      }
+    }
   }
 
   ModuleCallForm& form_;
@@ -291,6 +303,13 @@ std::vector<TensorPlace> tensor_places(std::span<const Word> words) {
       case Tag::kObject:
       case Tag::kScalarType:
       case Tag::kDevice:
+        at += 1;
+        break;
+      case Tag::kSame:
+        if (places.empty()) {
+          return {};
+        }
+        places.back().is_same = true;
         at += 1;
         break;
       case Tag::kInt:

@@ -83,6 +83,7 @@ pybind11::object without_tensors(const pybind11::handle& value,
 struct TensorPlace {
   std::size_t word = 0;
   std::size_t rank = 0;
+  bool is_same = false;  // as a tensor before it
 };
 
 // The tensors among the words that read_arguments wrote, in their order, whatever comes after them.

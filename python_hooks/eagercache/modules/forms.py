@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from eagercache.base.load import core
 from eagercache.base.worker_environment import trusted_paths
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_transfer import NotTransferable, pack
+from eagercache.callables.objects import CallObjects
 from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.calls.call import GlobalState
 from eagercache.modules.selection import class_name
@@ -75,8 +76,7 @@ class Missed:
 def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, Any]:
     """What a compile worker is sent. Raises NotTransferable."""
     tensors = argument_tensors(missed.args, missed.kwargs)
-    if len({id(tensor) for tensor in tensors}) != len(tensors):
-        raise NotTransferable("a tensor is given twice")
+    _refuse_twice(module, missed, tensors)
     gpu = missed.form.gpu
     if gpu is not None:
         held = [*tensors, *module.parameters(), *module.buffers()]
@@ -104,6 +104,25 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
         "state": state.as_json() if gpu is None else {**state.as_json(), "num_threads": 1},
         "attention": None if gpu is None else torch._C._get_sdp_priority_order(),
     }
+
+
+def _refuse_twice(module: torch.nn.Module, missed: Missed, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises NotTransferable for a tensor that is reached twice, where a trace could not be told.
+
+    That two arguments are one tensor is in the key, and the trace is of such a call.
+    """
+    known: set[int] = set()
+    twice: list[torch.Tensor] = []
+    for tensor in tensors:
+        if id(tensor) in known:
+            twice.append(tensor)
+        known.add(id(tensor))
+    if any(tensor.requires_grad for tensor in twice) and missed.form.gradients:
+        raise NotTransferable("a tensor that needs gradients is given twice")
+    if twice and CallObjects(missed.args, missed.kwargs).found:
+        raise NotTransferable("a tensor is given twice, beside an object")
+    if any(id(held) in known for held in (*module.parameters(), *module.buffers())):
+        raise NotTransferable("it is called with a tensor of its own")
 
 
 def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:

@@ -407,7 +407,7 @@ def kernel_facts(
         "ranges": json.dumps(traced.ranges),
         "outputs": traced.outputs,
         "output_strides": json.dumps(strides),
-        "functions": rows_text([*functions, *traced.guards]),
+        "functions": rows_text([*functions, *map(list, traced.guards)]),
         "largest_error": f"{errors[0]:.4g}",
         "native_error": f"{errors[1]:.4g}",
     }
