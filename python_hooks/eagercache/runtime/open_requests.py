@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from eagercache.base import environment, log
 from eagercache.base.load import core
@@ -27,16 +28,20 @@ def leave() -> None:
 
 
 def _leave() -> None:
-    store, chosen, identity = session.store, session.configuration, session.store_identity
-    if core is None or store is None or chosen is None or identity is None:
+    chosen, place = session.configuration, _place()
+    if core is None or chosen is None or chosen.on_miss == "native" or core.frozen():
         return
-    if store.read_only or chosen.on_miss == "native" or core.frozen():
+    if place is None or not os.access(place[0], os.W_OK):
         return
+    root, text = place
     # The services of GPUs are not among them: whether a GPU is free only a program on it can tell.
     service = session.service
-    open_requests = service.left_open if service is not None else []
-    text = identity[1]
-    anything = bool(open_requests) or os.path.lexists(os.path.join(store.root, PENDING_FOLDER))  # noqa: PTH118
+    mine = [
+        request
+        for request in (service.left_open if service is not None else ())
+        if (request.settings.store_root, request.settings.environment) == place
+    ]
+    anything = bool(mine) or (Path(root) / PENDING_FOLDER).is_dir()
     if not anything or environment.parse(text).get("compiler.version") == "none":
         return
     # Imported here: most programs have nothing to leave.
@@ -44,19 +49,23 @@ def _leave() -> None:
     from eagercache.service.pending import PendingFolder
     from eagercache.service.settings import ServiceSettings
 
-    folder = PendingFolder(store.root)
-    mine = [
-        request
-        for request in open_requests
-        if (request.settings.store_root, request.settings.environment) == (store.root, text)
-    ]
+    folder = PendingFolder(root)
     written = folder.write(mine, text)
     if mine:
         log.event(logging.INFO, "left_open", requests=len(mine), written=written)
     seconds = lingering.SECONDS if session.linger is None else session.linger
-    if not may_linger(session.linger, os.environ) or folder.count(text)[0] == 0:
-        return
-    lingering.start(ServiceSettings(store_root=store.root, environment=text), seconds)
+    if may_linger(session.linger, os.environ) and folder.count(text)[0] > 0:
+        lingering.start(ServiceSettings(store_root=root, environment=text), seconds)
+
+
+def _place() -> tuple[str, str] | None:
+    """Root and environment of the store that was compiled for, also once `enable` was undone."""
+    if session.service is not None:
+        settings = session.service.settings
+        return settings.store_root, settings.environment
+    if session.store is None or session.store_identity is None:
+        return None
+    return session.store.root, session.store_identity[1]
 
 
 def may_linger(wish: float | None, environ: Mapping[str, str]) -> bool:

@@ -399,16 +399,25 @@ def test_without_a_process_warm_compiles_what_is_pending(cache: Path) -> None:
     assert again.exit_code == 0 and "no program left anything" in again.output
 
 
-@pytest.mark.parametrize("change", ["", "eagercache.freeze()", "eagercache.enable(on_miss='native')"])
-def test_what_does_not_compile_leaves_nothing(program: Program, cache: Path, change: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("pass", 1),  # and the block's `enable` is undone by then
+        ("eagercache.freeze()", 0),
+        ("eagercache.enable(on_miss='native')", 0),
+    ],
+)
+def test_what_does_not_compile_leaves_nothing(
+    program: Program, cache: Path, change: str, left: int
+) -> None:
     code = f"""
         import torch, eagercache
         from eagercache.runtime.session import session
-        eagercache.enable(ops=["aten::tanh"])
-        x = torch.randn(64, 96)
-        while session.service is None or not session.service.unanswered():
-            torch.tanh(x)
+        with eagercache.enable(ops=["aten::tanh"]):
+            x = torch.randn(64, 96)
+            while session.service is None or not session.service.unanswered():
+                torch.tanh(x)
         {change}
     """
     program(code)
-    assert len(list(cache.glob("PENDING/*.json"))) == (not change)
+    assert len(list(cache.glob("PENDING/*.json"))) == left
