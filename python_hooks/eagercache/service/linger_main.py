@@ -3,8 +3,8 @@
 It goes on with the pending requests of a store whose program has ended, and ends when none is left,
 after so many seconds, or when it is told to. LOCK is the descriptor that holds the store's lock.
 
-It takes only what nobody else wants: it waits while the machine is busy or short of memory, and has
-the lowest priority, inside its session and between sessions.
+It takes only what nobody else wants: it waits while the machine is busy, ends where memory is
+short, and has the lowest priority, inside its session and between sessions.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from eagercache.base import config, environment, facts
 from eagercache.base.load import core
 from eagercache.base.worker_environment import add_late_paths
 from eagercache.service import lingering
+from eagercache.service.machine import busy_share, free_bytes
 from eagercache.service.pending import PendingFolder
 from eagercache.service.pending_work import PendingWork
 from eagercache.service.service import CompileService
@@ -33,6 +34,7 @@ LEAST_FREE_BYTES = 3 << 30
 # A last resort, by a timer of the kernel's.
 _GRACE_SECONDS = 60
 _SAMPLE_SECONDS = 1.0
+_MEMORY_LOOKS = 3
 _BUSY_SECONDS = 5.0
 _NICEST = 19
 
@@ -49,42 +51,6 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, _NICEST)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def busy_share(seconds: float) -> float:
-    """Of all processors, the share that was in use in the next ``seconds``; 1.0 if unknown."""
-    before = _processor_times()
-    time.sleep(seconds)
-    after = _processor_times()
-    if before is None or after is None or after[1] <= before[1]:
-        return 1.0
-    return (after[0] - before[0]) / (after[1] - before[1])
-
-
-def _processor_times() -> tuple[int, int] | None:
-    """Ticks in use, and all ticks, of all processors since the boot."""
-    try:
-        line = Path("/proc/stat").read_text().splitlines()[0]
-        ticks = [int(word) for word in line.split()[1:9]]
-    except (OSError, ValueError, IndexError):
-        return None
-    idle = sum(ticks[3:5])  # idle, and waiting for a disk
-    return sum(ticks) - idle, sum(ticks)
-
-
-def free_bytes() -> int:
-    """What of the machine's memory, and of this process's cgroup, can be had without swapping."""
-    free = 1 << 62
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = int(next(x for x in lines if x.startswith("MemAvailable:")).split()[1]) << 10
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        named = Path("/proc/self/cgroup").read_text().splitlines()
-        name = next(line[3:] for line in named if line.startswith("0::"))
-        group = Path("/sys/fs/cgroup") / name.lstrip("/")
-        used = int((group / "memory.current").read_text())
-        free = min(free, int((group / "memory.max").read_text()) - used)
-    return free
 
 
 class Lingerer:
@@ -134,10 +100,14 @@ class Lingerer:
         return time.monotonic() >= self._end
 
     def _may_begin(self, work: PendingWork) -> bool:
-        """Waits for an idle machine; False once the time is over."""
-        while not self._over():
+        """Waits for an idle machine; False once the time is over, or where memory is short.
+
+        A process that waits for memory has some of it.
+        """
+        short_of_memory = 0
+        while not self._over() and short_of_memory < _MEMORY_LOOKS:
             if free_bytes() < LEAST_FREE_BYTES:
-                self._say("waits for free memory")
+                short_of_memory += 1  # the program may not have ended yet
             elif not self._whatever_the_load and busy_share(_SAMPLE_SECONDS) > IDLE_SHARE:
                 self._say("waits for an idle machine")
             else:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from eagercache import _C
 from eagercache.base import environment
 from eagercache.cli import main as cli
 from eagercache.runtime import open_requests
-from eagercache.service import lingering, pending
+from eagercache.service import linger_main, lingering, machine, pending
 from eagercache.service.pending import PendingFolder
 from eagercache.service.pending_work import PendingWork
 from eagercache.service.request import Request
@@ -324,6 +323,33 @@ def test_who_lets_a_process_linger(
     assert open_requests.may_linger(wish, variables) is expected
 
 
+@pytest.mark.parametrize(
+    ("free", "busy", "begins", "said"),
+    [
+        (8 << 30, 0.1, True, "compiles: 0 of 0 requests done"),
+        (8 << 30, 0.9, False, "waits for an idle machine"),
+        (1 << 30, 0.1, False, ""),
+    ],
+)
+def test_it_begins_on_an_idle_machine_with_free_memory(
+    cache: Path, free: int, busy: float, begins: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linger_main, "free_bytes", lambda: free)
+    monkeypatch.setattr(linger_main, "busy_share", lambda seconds: busy)
+    monkeypatch.setattr(linger_main, "_BUSY_SECONDS", 0.02)
+    end = time.monotonic() + 0.2
+    lingerer = linger_main.Lingerer(str(cache), end, 0, whatever_the_load=False)
+    work = PendingWork(PendingFolder(cache), HERE, _Store(), _Service())  # type: ignore[arg-type]
+    assert lingerer._may_begin(work) is begins
+    assert lingerer._said == said
+    assert begins or said == "" or lingerer._over()
+
+
+def test_what_is_in_use_can_be_told() -> None:
+    assert 0.0 <= machine.busy_share(0.1) <= 1.0
+    assert 1 << 20 < machine.free_bytes() < 1 << 60
+
+
 # ---- whole programs ------------------------------------------------------------------------------
 
 SHORT = """
@@ -332,19 +358,17 @@ from eagercache.service import lingering
 lingering.COMMAND = (*lingering.COMMAND, "--whatever-the-load")
 eagercache.enable(ops=["aten::tanh"], choose="always")
 x = torch.randn(64, 96)
-end = time.monotonic() + SECONDS
+end = time.monotonic() + 0.5
 while time.monotonic() < end:
     torch.tanh(x)
 print("hits", eagercache.stats().hits > 0, flush=True)
 """
 
 
-def _run(seconds: float, cache: Path, **variables: str) -> str:
-    code = textwrap.dedent(SHORT).replace("SECONDS", str(seconds))
-    variables = {"EAGERCACHE_DIR": str(cache), **variables}
-    # Both ends of the pipes: it returns when nobody holds them any more.
+def _run_in_pipes(*words: str, **variables: str) -> str:
+    """What `python words` prints. Returns when nobody holds the other ends of its pipes."""
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *words],
         env=with_prepared_workers(clean_environment(**variables)),
         capture_output=True,
         text=True,
@@ -366,34 +390,23 @@ def _ours(cache: Path) -> list[str]:
     return found
 
 
-def test_the_second_run_of_a_short_program_has_kernels(cache: Path) -> None:
-    assert _run(0.5, cache, EAGERCACHE_LINGER="100") == "hits False\n"
-    assert lingering.running(cache) is not None  # and our end of its output was closed
+def test_the_second_run_of_a_short_program_has_kernels(program: Program, cache: Path) -> None:
+    said = _run_in_pipes("-c", SHORT, EAGERCACHE_DIR=str(cache), EAGERCACHE_LINGER="100")
+    assert said == "hits False\n"
+    assert lingering.running(cache) is not None  # and holds no end of the program's pipes
     end = time.monotonic() + 100
-    while lingering.running(cache) is not None and time.monotonic() < end:
-        time.sleep(0.1)
-    while _ours(cache) and time.monotonic() < end:
+    while (lingering.running(cache) is not None or _ours(cache)) and time.monotonic() < end:
         time.sleep(0.1)
     assert _ours(cache) == []
     assert list((cache / "PENDING").glob("*.json")) == []
-    assert _run(0.5, cache) == "hits True\n"
+    assert program(SHORT, fills=True)["stdout"] == "hits True\n"
 
 
-def test_without_a_process_warm_compiles_what_is_pending(cache: Path) -> None:
-    assert _run(0.5, cache) == "hits False\n"  # EAGERCACHE_LINGER=0
+def test_without_a_process_warm_compiles_what_is_pending(program: Program, cache: Path) -> None:
+    assert program(SHORT, fills=True)["stdout"] == "hits False\n"  # EAGERCACHE_LINGER=0
     assert lingering.running(cache) is None
-    words = ["warm", "--dir", str(cache), "--json"]
-    command = [sys.executable, "-m", "eagercache", *words]
-    done = subprocess.run(
-        command,
-        env=with_prepared_workers(clean_environment()),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
+    said = _run_in_pipes("-m", "eagercache", "warm", "--dir", str(cache), "--json")
+    report = json.loads(said)
     assert [one["verdict"] for one in report["outcomes"]] == ["kernel"] and report["left"] == 0
     again = CliRunner().invoke(cli.main, ["warm", "--dir", str(cache)])
     assert again.exit_code == 0 and "no program left anything" in again.output
