@@ -1,4 +1,7 @@
-"""Requests that were open when their program ended: what is kept, what is believed, who goes on."""
+"""Requests that were open when their program ended: what is kept, what is believed, who goes on.
+
+Whole programs are in test_lingering.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +19,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import Program, clean_environment, with_prepared_workers
 from eagercache import _C
 from eagercache.base import environment
 from eagercache.cli import main as cli
-from eagercache.runtime import open_requests
 from eagercache.service import linger_main, lingering, machine, pending
 from eagercache.service.pending import PendingFolder
 from eagercache.service.pending_work import PendingWork
@@ -304,26 +304,6 @@ def test_clear_ends_the_process_and_stats_shows_it(
 
 
 @pytest.mark.parametrize(
-    ("wish", "variables", "expected"),
-    [
-        (0.0, {}, False),
-        (5.0, {"CI": "1"}, True),
-        (None, {"CI": "true"}, False),
-        (None, {"PYTEST_CURRENT_TEST": "x"}, False),
-        (None, {}, True),
-    ],
-)
-def test_who_lets_a_process_linger(
-    wish: float | None,
-    variables: dict[str, str],
-    expected: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(open_requests.sys, "modules", {})
-    assert open_requests.may_linger(wish, variables) is expected
-
-
-@pytest.mark.parametrize(
     ("free", "busy", "begins", "said"),
     [
         (8 << 30, 0.1, True, "compiles: 0 of 0 requests done"),
@@ -348,89 +328,3 @@ def test_it_begins_on_an_idle_machine_with_free_memory(
 def test_what_is_in_use_can_be_told() -> None:
     assert 0.0 <= machine.busy_share(0.1) <= 1.0
     assert 1 << 20 < machine.free_bytes() < 1 << 60
-
-
-# ---- whole programs ------------------------------------------------------------------------------
-
-SHORT = """
-import time, torch, eagercache
-from eagercache.service import lingering
-lingering.COMMAND = (*lingering.COMMAND, "--whatever-the-load")
-eagercache.enable(ops=["aten::tanh"], choose="always")
-x = torch.randn(64, 96)
-end = time.monotonic() + 0.5
-while time.monotonic() < end:
-    torch.tanh(x)
-print("hits", eagercache.stats().hits > 0, flush=True)
-"""
-
-
-def _run_in_pipes(*words: str, **variables: str) -> str:
-    """What `python words` prints. Returns when nobody holds the other ends of its pipes."""
-    return subprocess.run(
-        [sys.executable, *words],
-        env=with_prepared_workers(clean_environment(**variables)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
-
-
-def _ours(cache: Path) -> list[str]:
-    """The processes that name the store or have it open."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if str(cache) in words:
-            found.append(words)
-    return found
-
-
-def test_the_second_run_of_a_short_program_has_kernels(program: Program, cache: Path) -> None:
-    said = _run_in_pipes("-c", SHORT, EAGERCACHE_DIR=str(cache), EAGERCACHE_LINGER="100")
-    assert said == "hits False\n"
-    assert lingering.running(cache) is not None  # and holds no end of the program's pipes
-    end = time.monotonic() + 100
-    while (lingering.running(cache) is not None or _ours(cache)) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert _ours(cache) == []
-    assert list((cache / "PENDING").glob("*.json")) == []
-    assert program(SHORT, fills=True)["stdout"] == "hits True\n"
-
-
-def test_without_a_process_warm_compiles_what_is_pending(program: Program, cache: Path) -> None:
-    assert program(SHORT, fills=True)["stdout"] == "hits False\n"  # EAGERCACHE_LINGER=0
-    assert lingering.running(cache) is None
-    said = _run_in_pipes("-m", "eagercache", "warm", "--dir", str(cache), "--json")
-    report = json.loads(said)
-    assert [one["verdict"] for one in report["outcomes"]] == ["kernel"] and report["left"] == 0
-    again = CliRunner().invoke(cli.main, ["warm", "--dir", str(cache)])
-    assert again.exit_code == 0 and "no program left anything" in again.output
-
-
-@pytest.mark.parametrize(
-    ("change", "left"),
-    [
-        ("pass", 1),  # and the block's `enable` is undone by then
-        ("eagercache.freeze()", 0),
-        ("eagercache.enable(on_miss='native')", 0),
-    ],
-)
-def test_what_does_not_compile_leaves_nothing(
-    program: Program, cache: Path, change: str, left: int
-) -> None:
-    code = f"""
-        import torch, eagercache
-        from eagercache.runtime.session import session
-        with eagercache.enable(ops=["aten::tanh"]):
-            x = torch.randn(64, 96)
-            while session.service is None or not session.service.unanswered():
-                torch.tanh(x)
-        {change}
-    """
-    program(code)
-    assert len(list(cache.glob("PENDING/*.json"))) == left
