@@ -23,6 +23,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Nothing compiles behind what is measured next.
+os.environ.setdefault("EAGERCACHE_LINGER", "0")
+
 
 @dataclass(frozen=True)
 class Figure:

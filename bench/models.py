@@ -230,7 +230,7 @@ def run_compile(name: str, pairs: int) -> dict[str, Any]:
 def child(kind: str, name: str, store: str, timeout: float, *extra: str) -> dict[str, Any]:
     """One measurement in a process of its own."""
     command = [sys.executable, __file__, "--child", kind, "--models", name, *extra]
-    environment = {**os.environ, "EAGERCACHE_DIR": store}
+    environment = {**os.environ, "EAGERCACHE_LINGER": "0", "EAGERCACHE_DIR": store}
     try:
         done = subprocess.run(
             command,

@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store, trace = Path(folder) / "store", Path(folder) / "trace"
         store.mkdir(mode=0o700)
-        environment = {**os.environ, "EAGERCACHE_DIR": str(store)}
+        environment = {**os.environ, "EAGERCACHE_LINGER": "0", "EAGERCACHE_DIR": str(store)}
         own = [sys.executable, __file__, "--model", options.model]
         subprocess.run(
             [*own, "--child", "record", "--trace", str(trace)], env=environment, check=True

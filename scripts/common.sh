@@ -5,6 +5,9 @@ set -euo pipefail
 # Every test program and compile worker is a process that imports torch, several times as quickly from byte code.
 unset PYTHONDONTWRITEBYTECODE
 
+# No program of ours leaves a process that compiles behind what runs next.
+export EAGERCACHE_LINGER=0
+
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 

@@ -56,6 +56,7 @@ def _start(name: str, common: Path, steps: int, runs: int) -> subprocess.Popen[b
     environment = {
         **os.environ,
         "EAGERCACHE_DIR": str(kernels),
+        "EAGERCACHE_LINGER": "0",
         "EAGERCACHE_WORKERS": "1",
         "EAGERCACHE_SLOTS": str(os.cpu_count() or 1),
         "OMP_NUM_THREADS": "1",

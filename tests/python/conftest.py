@@ -49,10 +49,12 @@ def make_tools(folder: Path) -> Path:
 def clean_environment(**extra: str) -> dict[str, str]:
     """The environment without eagercache's variables, with `extra` on top.
 
-    Tests that run side by side, on two cores too, do not wait for each other's compiles.
+    No program of a test leaves a process that goes on compiling. Tests that run side by side, on
+    two cores too, do not wait for each other's compiles.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EAGERCACHE_")}
     environment["EAGERCACHE_SLOTS"] = "16"
+    environment["EAGERCACHE_LINGER"] = "0"
     environment["PYTHONPATH"] = PACKAGE_ROOT
     environment.update(extra)
     return environment

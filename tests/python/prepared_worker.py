@@ -163,8 +163,15 @@ class _Server:
         connection, _ = self._listening.accept()
         head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
         body = b""
-        while len(body) < struct.unpack("<I", head)[0]:
-            body += connection.recv(1 << 20)
+        while len(head) == 4 and len(body) < struct.unpack("<I", head)[0]:
+            if not (part := connection.recv(1 << 20)):
+                break
+            body += part
+        if len(head) < 4 or len(body) < struct.unpack("<I", head)[0]:  # the asker has ended
+            for descriptor in descriptors:
+                os.close(descriptor)
+            connection.close()
+            return
         pid = os.fork()
         if pid == 0:
             os.setsid()
@@ -175,7 +182,8 @@ class _Server:
             return
         for descriptor in descriptors:
             os.close(descriptor)
-        connection.sendall(f"{pid}\n".encode())
+        with contextlib.suppress(OSError):  # the asker has ended: `_abandon` is next
+            connection.sendall(f"{pid}\n".encode())
         ended = os.pidfd_open(pid)
         self._events.register(
             ended, selectors.EVENT_READ, lambda: self._reap(pid, ended, connection)

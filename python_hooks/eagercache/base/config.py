@@ -229,6 +229,16 @@ VARIABLES: tuple[Variable, ...] = (
         "half the cores, or EAGERCACHE_WORKERS where that is more.",
     ),
     Variable(
+        "EAGERCACHE_LINGER",
+        "linger",
+        _seconds,
+        None,
+        "For how many seconds a process may go on, at the lowest priority and while the machine is "
+        "idle, with what was being compiled when a program ended. 0: it stays in the store for "
+        "`eagercache warm`. By default 600, and 0 under pytest, where `CI` is set, and in a job of "
+        "several processes.",
+    ),
+    Variable(
         "EAGERCACHE_VERIFY",
         "verify",
         _share,
@@ -257,6 +267,7 @@ class Settings:
     cxx: str | None
     workers: int
     slots: int
+    linger: float | None
     verify: float
 
 

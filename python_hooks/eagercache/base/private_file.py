@@ -73,10 +73,11 @@ def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
-def read(folder: Path, name: str) -> Any:
+def read(folder: Path, name: str, most_bytes: int = _MAX_BYTES) -> Any:
     """The content of ``folder/name``.
 
-    None where it is missing or damaged, or where others than this user and root may have written.
+    None where it is missing, damaged or larger than ``most_bytes``, or where others than this user
+    and root may have written.
     """
     if not is_private(folder):
         return None
@@ -86,8 +87,10 @@ def read(folder: Path, name: str) -> Any:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or not _is_ours(status):
                 return None
-            return json.loads(file.read(_MAX_BYTES))
-    except (OSError, ValueError):
+            if status.st_size > most_bytes:
+                return None
+            return json.loads(file.read(most_bytes))
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -95,21 +98,26 @@ def write(folder: Path, name: str, content: Any) -> None:
     """Puts ``content`` in place at once. Errors are nobody's concern: it can be made again."""
     if not is_private(folder):
         return
-    _remove_abandoned(folder, f"{name}.new")
+    remove_abandoned(folder, f"{name}.new")
+    with contextlib.suppress(OSError):
+        put(folder, name, json.dumps(content))
+
+
+def put(folder: Path, name: str, text: str) -> None:
+    """Puts ``text`` in place at once, in a folder that is known to be private. Raises OSError."""
     # Random: in containers processes that died had the numbers of those that live.
     temporary = folder / f"{name}.new{secrets.token_hex(8)}"
-    with contextlib.suppress(OSError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            temporary.rename(folder / name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.rename(folder / name)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def _remove_abandoned(folder: Path, prefix: str) -> None:
+def remove_abandoned(folder: Path, prefix: str) -> None:
     """Takes away what processes left that died; a clock that was put back dates it ahead."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{prefix}*"):

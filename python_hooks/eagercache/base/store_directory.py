@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# Of a store: precompiled headers, and Inductor's compiled sources.
+# Of a store: precompiled headers, Inductor's compiled sources, and requests that were open when
+# their program ended.
 HEADERS_FOLDER = "HEADERS"
 BYTECODE_FOLDER = "PYTHON"
+PENDING_FOLDER = "PENDING"
 
 # statfs(2) f_type of file systems that other machines write too: files may vanish or change under a
 # mapping, and locks do not hold. Values from linux/magic.h and the file systems' own headers.

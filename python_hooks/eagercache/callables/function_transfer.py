@@ -2,7 +2,8 @@
 
 It travels by value, with the functions that it can reach in the program's own modules, so that it
 may be a lambda, a notebook's or a script's, and the worker runs no module of the program. The bytes
-go to a process of the same user through a pipe and are never stored.
+go to a process of the same user through a pipe, and are stored where the program ends before the
+answer comes (service/pending.py).
 """
 
 from __future__ import annotations

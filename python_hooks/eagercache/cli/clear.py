@@ -31,6 +31,7 @@ _NAMES = (
     "NATIVE",  # runtime/left_native.py
     store_directory.HEADERS_FOLDER,
     store_directory.BYTECODE_FOLDER,
+    store_directory.PENDING_FOLDER,
 )
 _CLEARED = ".cleared-"
 
@@ -42,8 +43,12 @@ _CLEARED = ".cleared-"
 def clear_command(directory: Path | None, as_json: bool, yes: bool) -> None:
     """Removes a cache, of all environments. Programs that use it go on, and fill it again.
 
+    A process that goes on with what ended programs left is ended.
+
     What is in its folder and is no part of a cache stays.
     """
+    from eagercache.service import lingering
+
     root = store_path(directory)
     _require_store(root)
     found = _parts(root)
@@ -55,6 +60,8 @@ def clear_command(directory: Path | None, as_json: bool, yes: bool) -> None:
             raise Stopped(f"{root} was left: nobody said yes; --yes says it") from error
         if not agreed:
             raise Stopped(f"{root} was left")
+    if not lingering.stop(root):
+        raise Unusable(f"a process compiles for {root} and does not end; `eagercache stats` has it")
     try:
         for path in found:
             _remove(path)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,12 +15,16 @@ from eagercache.base import entry_facts
 from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     directory_option,
+    environment_text,
     json_option,
     open_store,
     print_json,
     size_text,
     table,
 )
+
+if TYPE_CHECKING:
+    from eagercache.service.lingering import Lingering
 
 
 @click.command("stats")
@@ -29,14 +34,27 @@ from eagercache.cli.common import (
 def stats_command(directory: Path | None, as_json: bool, everything: bool) -> None:
     """Sums a store up: by operator kernels, decisions, failures, speed-up and what it cost.
 
+    Says also what ended programs left to be compiled, and which process goes on with it.
+
     What a running process did is eagercache.stats(), or the end of `eagercache run --report`.
     """
+    from eagercache.service import lingering
+
     store = open_store(directory, read_only=True)
     entries = store.entries(all=everything)
     rows = operator_rows(entries)
     total = _row("all", entries)
+    pending, linger = _pending(store), lingering.running(store.root)
     if as_json:
-        print_json({"store": store.root, "operators": rows, "total": total})
+        print_json(
+            {
+                "store": store.root,
+                "operators": rows,
+                "total": total,
+                "pending": pending,
+                "lingering": asdict(linger) if linger is not None else None,
+            }
+        )
         return
     table(
         f"{counted(len(entries), 'entry', 'entries')} in {store.root}",
@@ -51,6 +69,28 @@ def stats_command(directory: Path | None, as_json: bool, everything: bool) -> No
         ],
         [_cells(row) for row in [*rows, total]],
     )
+    _say_what_is_pending(pending, linger)
+
+
+def _pending(store: Any) -> dict[str, int]:
+    """Requests that ended programs left: those of this environment, and of others."""
+    from eagercache.service.pending import PendingFolder
+
+    here, all_of_them = PendingFolder(store.root).count(environment_text())
+    return {"here": here, "elsewhere": all_of_them - here}
+
+
+def _say_what_is_pending(pending: Mapping[str, int], linger: Lingering | None) -> None:
+    if pending["here"]:
+        click.echo(
+            f"{counted(pending['here'], 'request')} of programs that have ended; "
+            "`eagercache warm` compiles them now"
+        )
+    if pending["elsewhere"]:
+        click.echo(f"{counted(pending['elsewhere'], 'such request')} of other environments")
+    if linger is not None:
+        named = f"process {linger.pid}" if linger.pid else "a process"
+        click.echo(f"{named} goes on with them: {linger.does}; `kill` ends it")
 
 
 def operator_rows(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

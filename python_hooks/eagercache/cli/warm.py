@@ -7,9 +7,9 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -26,6 +26,21 @@ from eagercache.cli.common import (
 
 if TYPE_CHECKING:
     from eagercache.ahead import warm
+
+
+class Compiling(Protocol):
+    """What a progress bar shows."""
+
+    @property
+    def done(self) -> int:
+        """What has its answer."""
+
+    @property
+    def total(self) -> int:
+        """What is done, and to be done."""
+
+    def seconds_left(self) -> float:
+        """Until the end, as far as can be told."""
 
 
 @click.command("warm")
@@ -47,8 +62,10 @@ if TYPE_CHECKING:
     help="Divide the batch dimension of calls out of operator logs by this.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="All cores by default.")
-@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), required=True)
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path))
+@click.pass_context
 def warm_command(
+    context: click.Context,
     directory: Path | None,
     as_json: bool,
     device: str | None,
@@ -64,6 +81,9 @@ def warm_command(
 ) -> None:
     """Compiles into the store what TRACES need, largest expected gain first.
 
+    Without TRACES: what was being compiled when programs ended, for which --dir, --json, --dry-run,
+    --budget (a time) and --workers are the options.
+
     TRACES are files of `eagercache record`, operator logs, or folders of either. Nothing is
     compiled twice: what the store has is left alone, also after a run that was killed. Exit code 1
     when something failed that another run may mend (no memory, no disk, no compiler), or after
@@ -71,6 +91,9 @@ def warm_command(
     """
     from eagercache.ahead import warm
 
+    if not traces:
+        _warm_pending(context, directory, as_json, budget, dry_run, workers or 0)
+        return
     with _progress_bar(shown=not dry_run and not as_json) as progress:
         try:
             report = warm.warm_up(
@@ -97,6 +120,39 @@ def warm_command(
         sys.exit(1)
 
 
+def _warm_pending(
+    context: click.Context,
+    directory: Path | None,
+    as_json: bool,
+    budget: str | None,
+    dry_run: bool,
+    workers: int,
+) -> None:
+    from eagercache.ahead import warm
+    from eagercache.cli import warm_pending
+
+    for name in ("device", "ops", "skip", "choose", "numerics", "scale"):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            option = "--op" if name == "ops" else f"--{name}"
+            raise Unusable(f"{option} is about traces; name one, made by `eagercache record`")
+    try:
+        limit = _budget(budget)
+    except warm.WarmError as error:
+        raise Unusable(str(error)) from error
+    if limit is not None and limit.seconds is None:
+        raise Unusable(f"the budget {budget!r} is no time (120s, 10min, 2h)")
+    with _progress_bar(shown=not dry_run and not as_json) as progress:
+        report = warm_pending.compile_pending(
+            directory, workers, limit.seconds if limit is not None else None, dry_run, progress
+        )
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        report.show()
+    if not report.ok:
+        sys.exit(1)
+
+
 def _budget(text: str | None) -> warm.Budget | None:
     """The budget, less what this process has spent on starting."""
     from eagercache.ahead import warm
@@ -119,7 +175,7 @@ def _process_age() -> float:
 
 
 @contextlib.contextmanager
-def _progress_bar(*, shown: bool) -> Iterator[warm.Progress]:
+def _progress_bar(*, shown: bool) -> Iterator[Callable[[Compiling], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -133,7 +189,7 @@ def _progress_bar(*, shown: bool) -> Iterator[warm.Progress]:
     bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
     task: Any = None
 
-    def update(run: warm.Run) -> None:
+    def update(run: Compiling) -> None:
         nonlocal task
         if task is None:
             bar.start()

@@ -16,7 +16,7 @@ from eagercache.base import callbacks, config, environment, facts, log, operator
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.frontend.module_report import require_module
-from eagercache.runtime import choices, compile_requests, stores
+from eagercache.runtime import choices, compile_requests, open_requests, stores
 from eagercache.runtime.left_native import left_native, note_calls
 from eagercache.runtime.session import Configuration, session
 
@@ -440,6 +440,7 @@ def _close() -> None:
     if (loaded := sys.modules.get("eagercache.modules.manager")) is not None:
         loaded.manager.close(timeout=10.0)  # what it takes to copy the largest modules
     session.close_service(timeout=2.0)
+    open_requests.leave()
     core.shut_down()
 
 

@@ -27,6 +27,7 @@ def start_service(
         max_bytes=settings.max_bytes,
         allow_untrusted=settings.allow_untrusted,
     )
+    session.linger = settings.linger
     core.set_handler(_submit)
 
 

@@ -44,6 +44,7 @@ class Session:
         self.store_identity: tuple[Path, str] | None = None  # directory, environment text
         self.configuration: Configuration | None = None
         self.enables = 0  # calls of enable()
+        self.linger: float | None = None  # EAGERCACHE_LINGER
         self.waited_in_vain = False  # a call of a module, since the latest verdict on one
 
     def services(self) -> list[CompileService]:

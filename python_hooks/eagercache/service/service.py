@@ -67,6 +67,7 @@ class CompileService:
         self._said: set[str] = set()  # warnings that were given
         self._idle = 0
         self._closed = False
+        self.left_open: list[Request] = []  # what was unanswered when it was closed
         self._owner = os.getpid()
         self._slots = Slots(
             settings.slots or max(settings.workers, (os.cpu_count() or 2) // 2, 1),
@@ -87,8 +88,10 @@ class CompileService:
         with self._changed:
             self._settings = replace(self._settings, **changes)
 
-    def submit(self, description: dict[str, Any], on_done: OnDone) -> None:
+    def submit(self, description: dict[str, Any], on_done: OnDone, *, crashes: int = 0) -> None:
         """Queues one call. ``on_done(response)`` is called once, on a thread of the service.
+
+        ``crashes``: workers of an earlier process that were lost over it.
 
         One that says "again" is measured again, once nothing else is asked for and the machine is
         idle; `wait` does not wait for it.
@@ -116,8 +119,9 @@ class CompileService:
                         busy_delay=settings.busy_first_delay,
                         order=next(self._order),
                         start=now,
+                        crashes=crashes,
                         again=again,
-                        alone=whole_module or again,
+                        alone=whole_module or again or crashes > 0,
                     )
                     if not again:
                         self._unanswered[request.order] = request
@@ -155,6 +159,8 @@ class CompileService:
             if self._closed:
                 return
             self._closed = True
+            # Copies: to be ended with its worker is no crash of a request.
+            self.left_open = [replace(request) for request in self._unanswered.values()]
             processes, threads = list(self._processes), list(self._threads)
             self._changed.notify_all()
         for process in processes:

@@ -373,6 +373,23 @@ def test_a_worker_that_dies_once_costs_nothing_but_time(bench: Bench) -> None:
     assert [answer["verdict"] for answer in answers.all] == ["kernel"]
 
 
+def test_a_crash_in_an_earlier_process_counts(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "crash_once"), answers, crashes=1)
+    assert service.wait(60)
+    assert [answer["failure"] for answer in answers.all] == ["deterministic"]
+
+
+def test_what_is_open_when_the_service_is_closed_is_known(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    for number in range(3):
+        service.submit(call(number, "hang"), answers)
+    service.close()
+    assert [(one.description["id"], one.crashes) for one in service.left_open] == [
+        (call(number, "hang")["id"], 0) for number in range(3)
+    ]
+
+
 def test_the_last_words_of_a_worker_are_in_the_reason(bench: Bench) -> None:
     service, answers = bench.service(), Answers()
     service.submit(call(1, "exit"), answers)

@@ -1,0 +1,135 @@
+"""Going on with pending requests: what the lingering process and `eagercache warm` both do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from eagercache.base.operators import described_name
+from eagercache.service.pending import MOST_ATTEMPTS, PendingFolder, PendingRequest
+from eagercache.service.request import Response
+from eagercache.service.service import CompileService
+
+_SLICE_SECONDS = 0.2
+
+
+class Entries(Protocol):
+    """As much of a store as is asked here."""
+
+    def find(self, digest: str, /) -> Any:
+        """The entry, or None."""
+
+
+@dataclass
+class Outcome:
+    """What became of one request."""
+
+    name: str
+    verdict: str  # "kernel", "native" or "failed"
+    reason: str = ""
+    transient: bool = False  # a failure that another run may mend
+
+
+class PendingWork:
+    """The pending requests of one environment on their way through a service.
+
+    ``total``, ``done`` and ``now`` may be read while `run` is under way.
+    """
+
+    def __init__(
+        self, folder: PendingFolder, environment: str, store: Entries, service: CompileService
+    ) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._store = store
+        self._service = service
+        self._tried: set[str] = set()
+        self._open: dict[str, PendingRequest] = {}  # begun and without an answer
+        self._closed = False
+        self._began = time.monotonic()
+        self.outcomes: list[Outcome] = []
+        self.total = 0
+        self.now = ""  # an operator that is being compiled
+
+    @property
+    def done(self) -> int:
+        """Requests that were answered."""
+        return len(self.outcomes)
+
+    def seconds_left(self) -> float:
+        """Until the end, as far as can be told."""
+        left = max(0, self.total - self.done)
+        return left * (time.monotonic() - self._began) / self.done if self.done else 2.0 * left
+
+    def left(self) -> list[PendingRequest]:
+        """What is to be done; what the store has a verdict on by now is forgotten."""
+        found = []
+        for request in self._folder.read(self._environment):
+            if request.name in self._tried:
+                continue
+            if self._store.find(request.digest) is not None:
+                self._folder.remove(request.name)
+            else:
+                found.append(request)
+        return found
+
+    def run(self, group: int, may_begin: Callable[[], bool], over: Callable[[], bool]) -> bool:
+        """Goes through the requests in groups; whether nothing is left.
+
+        ``may_begin`` is asked before each group and may wait; False from it, or True from ``over``,
+        ends the work. The service is closed then: what was begun is not finished.
+        """
+        while left := self.left():
+            self.total = self.done + len(left)
+            if not may_begin():
+                return False
+            for request in left[:group]:
+                self._submit(request)
+            while not self._service.wait(_SLICE_SECONDS):
+                if over():
+                    return False
+        return True
+
+    def close(self, *, asked: bool) -> None:
+        """Ends what is under way. ``asked``: by somebody, so that it is no attempt that failed."""
+        self._closed = True
+        self._service.close()
+        for request in self._open.values():
+            if asked:
+                self._folder.put_back(request)
+            elif request.attempts >= MOST_ATTEMPTS:
+                self._folder.remove(request.name)
+
+    def _submit(self, request: PendingRequest) -> None:
+        begun = self._folder.begin(request)
+        self._tried.add(request.name)
+        self._open[request.name] = begun
+        self.now = described_name(begun.description)
+        self._service.reconfigure(
+            choose=request.choose, numerics=request.numerics, margin=request.margin
+        )
+        self._service.submit(
+            dict(request.description),
+            lambda response: self._answered(begun, response),
+            crashes=request.crashes,
+        )
+
+    def _answered(self, request: PendingRequest, response: Response) -> None:
+        """On a thread of the service."""
+        if self._closed:
+            return
+        self._open.pop(request.name, None)
+        verdict = str(response.get("verdict", "failed"))
+        passing = verdict == "failed" and response.get("failure") == "transient"
+        if not passing or request.attempts >= MOST_ATTEMPTS:
+            self._folder.remove(request.name)
+        self.outcomes.append(
+            Outcome(
+                described_name(request.description),
+                verdict,
+                str(response.get("reason", "")),
+                passing,
+            )
+        )
