@@ -63,6 +63,19 @@ def process_report(wall_seconds: float) -> dict[str, Any]:
     }
 
 
+def process_counters() -> dict[str, Any]:
+    """What this process did in a few numbers, for `eagercache compare`: no call was recorded."""
+    from eagercache.frontend import report
+
+    stats = report.stats()
+    return {
+        "hits": stats.hits + stats.module_hits,
+        "compiles": stats.compiles,
+        "failures": stats.failures,
+        "not_yet": stats.not_yet,
+    }
+
+
 @dataclass
 class Row:
     """One operator. Times in seconds, of the calls whose time is known.
