@@ -44,7 +44,12 @@ def _start(command: list[str], settings: program.Settings) -> int:
 @click.command("run", context_settings=PROGRAM)
 @enable_options
 @policy_options
-@click.option("--report", "reports", is_flag=True, help="End with a table and a picture.")
+@click.option("--report", "reports", is_flag=True, help="End with a table, a page and a picture.")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where --report saves the page; eagercache-report-PROGRAM-TIME.html if not given.",
+)
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -64,6 +69,7 @@ def run_command(
     modules: str | None,
     training: bool,
     reports: bool,
+    page: Path | None,
     picture: Path | None,
     as_json: bool,
     words: tuple[str, ...],
@@ -92,7 +98,9 @@ def run_command(
         _become(command)
     with tempfile.TemporaryDirectory(prefix="eagercache-report-") as folder:
         code = _start(command, program.Settings(enable=arguments, report=folder))
-        _show_report(Path(folder), picture or _new_picture(words), as_json)
+        stem = _new_stem(words)
+        page, picture = page or Path(f"{stem}.html"), picture or Path(f"{stem}.png")
+        _show_report(Path(folder), page, picture, as_json)
     sys.exit(code)
 
 
@@ -106,27 +114,35 @@ def _become(command: list[str]) -> NoReturn:
         raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def _new_picture(words: tuple[str, ...]) -> Path:
-    """A name that nothing has: reports of several runs lie side by side."""
+def _new_stem(words: tuple[str, ...]) -> str:
+    """A name that no file has: reports of several runs lie side by side."""
     program_name = Path(next((word for word in words if not word.startswith("-")), "")).stem
     stem = f"eagercache-report-{program_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (f"{stem}{f'-{number}' if number else ''}.png" for number in itertools.count())
-    return next(path for path in map(Path, names) if not path.exists())
+    names = (f"{stem}{f'-{number}' if number else ''}" for number in itertools.count())
+    return next(n for n in names if not any(Path(f"{n}.{end}").exists() for end in _ENDS))
 
 
-def _show_report(folder: Path, picture: Path, as_json: bool) -> None:
+_ENDS = ("html", "png")
+
+
+def _show_report(folder: Path, page: Path, picture: Path, as_json: bool) -> None:
     from rich.console import Console
 
     from eagercache.cli.program_report import Report, save_picture
+    from eagercache.cli.report_page import save_page
+    from eagercache.cli.report_text import print_report
 
     report = Report.read(folder)
-    problem = save_picture(report, picture)
+    problems = {"page": save_page(report, page), "picture": save_picture(report, picture)}
+    paths = {"page": str(page), "picture": str(picture)}
     if as_json:
-        print_json({**report.as_dict(), "picture": "" if problem else str(picture)}, err=True)
+        saved = {name: "" if problems[name] else path for name, path in paths.items()}
+        print_json({**report.as_dict(), **saved}, err=True)
         return
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
-    report.print(console)
-    console.print(problem or f"picture: {picture}", markup=False, soft_wrap=True)
+    print_report(report, console)
+    for name, path in paths.items():
+        console.print(problems[name] or f"{name}: {path}", markup=False, soft_wrap=True)
 
 
 @click.command("record", context_settings=PROGRAM)
