@@ -19,7 +19,8 @@ _STUDENT = (
 )
 _MANY = 1.96
 
-# A program that prints fewer lines, or all of them at once, does not show how far it is.
+# A program that prints fewer lines, or all of them in a smaller share of its native time, does not
+# show how far it is.
 _FEWEST_MARKS = 5
 _SHORTEST_SPREAD = 0.2
 
@@ -91,11 +92,11 @@ def progress_of(natives: Sequence[Run], kernels: Sequence[Run]) -> Progress | No
         return None
     native = [statistics.median(row) for row in zip(*(run.times for run in natives), strict=True)]
     other = [statistics.median(row) for row in zip(*(run.times for run in kernels), strict=True)]
-    seconds = statistics.median(run.seconds for run in kernels)
-    if other[-1] - other[0] < _SHORTEST_SPREAD * seconds:
+    seconds = statistics.median(run.seconds for run in natives)
+    if native[-1] - native[0] < _SHORTEST_SPREAD * seconds:
         return None
-    native.append(statistics.median(run.seconds for run in natives))
-    other.append(seconds)
+    native.append(seconds)
+    other.append(statistics.median(run.seconds for run in kernels))
     behind = [mine - theirs for mine, theirs in zip(other, native, strict=True)]
     worst = max(range(len(behind)), key=lambda index: (behind[index], index))
     last_behind = max((i for i, value in enumerate(behind) if value > 0), default=-1)

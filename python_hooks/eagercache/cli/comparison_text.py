@@ -9,7 +9,7 @@ import click
 
 from eagercache.calls.texts import counted
 from eagercache.cli.common import size_text, table
-from eagercache.cli.compared_output import Difference, OutputComparison
+from eagercache.cli.compared_output import OutputComparison
 from eagercache.cli.comparison import Comparison, Progress, Spread, progress_of
 from eagercache.cli.measured_process import Run
 from eagercache.frontend.remedies import remedy_of_short_programs
@@ -123,9 +123,9 @@ def _output_lines(output: OutputComparison) -> Iterator[str]:
     if output.largest is not None:
         largest = output.largest
         yield (
-            f"{seen}: {output.differing} with kernels are not native's; the largest difference is "
-            f"{_relative(largest)}, in line {largest.line}: {largest.native_number!r} natively, "
-            f"{largest.kernels_number!r} with kernels"
+            f"{seen}: {output.differing} with kernels are not native's; the largest relative "
+            f"difference is {largest.relative:.1e}, in line {largest.line}: "
+            f"{largest.native_number!r} natively, {largest.kernels_number!r} with kernels"
         )
     elif output.lines:
         yield f"{seen}: all are native's"
@@ -142,10 +142,6 @@ def _output_lines(output: OutputComparison) -> Iterator[str]:
             f"{counted(output.changing, 'more number or line', 'more numbers or lines')} of the "
             "output changed between native runs too, as times do, and were left out"
         )
-
-
-def _relative(largest: Difference) -> str:
-    return f"{largest.relative:.1e} of it"
 
 
 def _short(line: str) -> str:

@@ -78,7 +78,7 @@ def _environment() -> dict[str, Any]:
         "eagercache": __version__,
         "torch": str(torch.__version__),
         "Python": platform.python_version(),
-        "machine": platform.node(),
+        "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "GPU": torch.cuda.get_device_name() if gpus else "none used",
     }

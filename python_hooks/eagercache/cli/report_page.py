@@ -83,8 +83,8 @@ def page_of(report: Report) -> str:
         parts += ["<h2>Whole modules</h2>", _module_table(report)]
     if report.aside_reasons:
         parts += ["<h2>Calls that stepped aside by rule</h2>", _aside_table(report)]
-    rows = [(name, str(value)) for name, value in report.environment.items()]
-    parts += ["<h2>Environment</h2>", _table(("", ""), [[(a, a), (b, b)] for a, b in rows])]
+    facts = (f"{escape(name)} {escape(str(value))}" for name, value in report.environment.items())
+    parts += ["<h2>Environment</h2>", f"<p>{', '.join(facts)}</p>"]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -119,7 +119,10 @@ class Stats:
     def _repr_html_(self) -> str:
         return html_table(
             repr(self).strip("<>"),
-            ("operator", "by kernel", "missed", "pending", "native", "aside", "why aside"),
+            (
+                *("operator", "by kernel", "missed", "pending", "native", "aside"),
+                *("kinds not yet made", "seconds saved", "why aside"),
+            ),
             (
                 (
                     name,
@@ -128,6 +131,8 @@ class Stats:
                     row.pending,
                     row.native,
                     row.aside,
+                    row.keys.get(NOT_YET, 0),
+                    row.seconds_saved - row.seconds_lost,
                     ", ".join(f"{n} {rule}" for rule, n in row.aside_reasons.items() if n),
                 )
                 for name, row in self.operators.items()
