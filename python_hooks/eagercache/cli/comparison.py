@@ -10,6 +10,7 @@ from typing import Any
 
 from eagercache.cli.compared_output import OutputComparison, compare_outputs
 from eagercache.cli.measured_process import Run
+from eagercache.cli.progress_bars import times_of_steps
 
 # Of Student's t with 1, 2, ... degrees of freedom: 95 of 100 cases are within.
 _STUDENT = (
@@ -23,6 +24,8 @@ _MANY = 1.96
 # show how far it is.
 _FEWEST_MARKS = 5
 _SHORTEST_SPREAD = 0.2
+# Of progress bars so many places are compared.
+_BAR_MARKS = 40
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Progress:
-    """How a process with kernels went on beside a native one, by when both printed their lines.
+    """How a process with kernels went on beside a native one, by when both were equally far.
+
+    That is seen by the lines that they print, or else by the progress bars.
 
     Attributes:
         lost: seconds that it was behind at most.
@@ -87,14 +92,12 @@ class Progress:
 
 def progress_of(natives: Sequence[Run], kernels: Sequence[Run]) -> Progress | None:
     """Of medians of the runs; None where the program does not show how far it is."""
-    counts = {len(run.times) for run in (*natives, *kernels)}
-    if len(counts) != 1 or min(counts) < _FEWEST_MARKS:
+    rows = _marks(natives, kernels)
+    if not rows:
         return None
-    native = [statistics.median(row) for row in zip(*(run.times for run in natives), strict=True)]
-    other = [statistics.median(row) for row in zip(*(run.times for run in kernels), strict=True)]
+    native = [statistics.median(row) for row in zip(*rows[: len(natives)], strict=True)]
+    other = [statistics.median(row) for row in zip(*rows[len(natives) :], strict=True)]
     seconds = statistics.median(run.seconds for run in natives)
-    if native[-1] - native[0] < _SHORTEST_SPREAD * seconds:
-        return None
     native.append(seconds)
     other.append(statistics.median(run.seconds for run in kernels))
     behind = [mine - theirs for mine, theirs in zip(other, native, strict=True)]
@@ -102,6 +105,20 @@ def progress_of(natives: Sequence[Run], kernels: Sequence[Run]) -> Progress | No
     last_behind = max((i for i, value in enumerate(behind) if value > 0), default=-1)
     even = other[last_behind + 1] if last_behind + 1 < len(other) else None
     return Progress(max(0.0, behind[worst]), other[worst], even)
+
+
+def _marks(natives: Sequence[Run], kernels: Sequence[Run]) -> list[list[float]]:
+    """For each run when it was at the same places; [] where no run shows that."""
+    runs = (*natives, *kernels)
+    of_lines = [run.times for run in runs]
+    of_bars = times_of_steps([run.steps for run in runs], _BAR_MARKS)
+    for rows in (of_lines, of_bars):
+        if not rows or len({len(row) for row in rows}) != 1 or len(rows[0]) < _FEWEST_MARKS:
+            continue
+        spread = statistics.median(row[-1] - row[0] for row in rows[: len(natives)])
+        if spread >= _SHORTEST_SPREAD * statistics.median(run.seconds for run in natives):
+            return rows
+    return []
 
 
 @dataclass

@@ -106,7 +106,7 @@ def _gain_lines(comparison: Comparison) -> Iterator[str]:
         if progress is None:
             yield "it prints too little, or too late, to see when within a process the gain begins"
             return
-        yield f"within {name}, by the lines that it prints: {_progress_text(progress)}"
+        yield f"within {name}, by its lines or progress bars: {_progress_text(progress)}"
 
 
 def _progress_text(progress: Progress) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from eagercache.cli import program
+from eagercache.cli.progress_bars import BarReader
 
 # Between looks at /proc: a look costs less than a millisecond.
 _SAMPLE_SECONDS = 0.2
@@ -42,6 +43,7 @@ class Run:
         lines: what it printed on standard output, without the ends of lines.
         times: when each line came, in seconds after the start.
         errors: the end of what it printed on standard error.
+        steps: (steps done, seconds), of progress bars there.
         program_bytes: most memory of the program's own processes together.
         worker_bytes: the same of compile workers and their compilers, 0 where none was seen.
         gpu_bytes: most memory that PyTorch had allocated on GPUs; None where none was used.
@@ -54,6 +56,7 @@ class Run:
     lines: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     errors: str = ""
+    steps: list[tuple[int, float]] = field(default_factory=list)
     program_bytes: int = 0
     worker_bytes: int = 0
     gpu_bytes: int | None = None
@@ -107,10 +110,10 @@ def _follow(
 ) -> _Memory:
     assert process.stdout is not None
     assert process.stderr is not None
-    errors = bytearray()
+    errors, bars = bytearray(), BarReader()
     readers = [
         threading.Thread(target=_read_lines, args=(process.stdout, run, began), daemon=True),
-        threading.Thread(target=_read_end, args=(process.stderr, errors), daemon=True),
+        threading.Thread(target=_read_end, args=(process.stderr, errors, bars, began), daemon=True),
     ]
     if text:
         readers.append(threading.Thread(target=_feed, args=(process, text), daemon=True))
@@ -134,7 +137,7 @@ def _follow(
     run.code = code if code >= 0 else 128 - code
     for reader in readers:  # a child that lives on may hold the other end
         reader.join(2.0)
-    run.errors = errors.decode(errors="replace")
+    run.errors, run.steps = errors.decode(errors="replace"), bars.steps
     return memory
 
 
@@ -145,8 +148,9 @@ def _read_lines(stream: IO[bytes], run: Run, began: float) -> None:
             run.lines.append(raw.decode(errors="replace").rstrip("\r\n"))
 
 
-def _read_end(stream: IO[bytes], kept: bytearray) -> None:
+def _read_end(stream: IO[bytes], kept: bytearray, bars: BarReader, began: float) -> None:
     while piece := os.read(stream.fileno(), 1 << 14):
+        bars.feed(piece, time.monotonic() - began)
         kept += piece
         del kept[:-_ERROR_BYTES]
 

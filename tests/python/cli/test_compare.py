@@ -15,6 +15,7 @@ from eagercache.cli.compared_output import compare_outputs, distance, numbers_of
 from eagercache.cli.comparison import Comparison, Ratio, progress_of
 from eagercache.cli.comparison_text import lines_of
 from eagercache.cli.measured_process import Run
+from eagercache.cli.progress_bars import BarReader
 
 pytestmark = pytest.mark.once
 
@@ -158,6 +159,27 @@ def test_progress_is_seen_by_the_lines_that_both_print() -> None:
     assert progress_of([few], [few]) is None
     at_the_end = Run(seconds=10.0, times=[9.0, 9.1, 9.2, 9.3, 9.4])
     assert progress_of([at_the_end], [at_the_end]) is None
+
+
+def test_progress_is_seen_by_bars_where_there_are_no_lines() -> None:
+    def run(seconds: float, steps: int, rate: float) -> Run:
+        return Run(seconds=seconds, steps=[(n, 1.0 + n / rate) for n in range(1, steps + 1, 3)])
+
+    native, kernels = run(11.5, 100, 10.0), run(6.5, 100, 20.0)
+    kernels.steps = [(done, seconds + 2.0) for done, seconds in kernels.steps]
+    progress = progress_of([native], [kernels])
+    assert progress is not None
+    assert progress.lost == pytest.approx(1.95, abs=0.01) and progress.turn < 3.2
+    assert progress.even is not None and 4.9 < progress.even < 5.3
+    assert progress_of([native], [run(6.5, 97, 20.0)]) is None  # not equally far at the end
+
+
+def test_steps_are_read_of_the_longest_bar() -> None:
+    reader = BarReader()
+    reader.feed(b"epoch 0/2\r 0/100 at 3/4/2024\r 10/1", 1.0)
+    reader.feed(b"00\r 50/100\r100/100\n", 2.0)
+    reader.feed(b"epoch 1/2\r 1/100 [1.5/2]\r", 3.0)
+    assert reader.steps == [(10, 2.0), (50, 2.0), (100, 2.0), (101, 3.0)]
 
 
 def test_what_is_not_made_yet_is_told_with_the_remedy() -> None:
