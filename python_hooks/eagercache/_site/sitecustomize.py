@@ -88,15 +88,15 @@ def _measure(folder: str) -> None:
     owner = os.getpid()
 
     def write() -> None:
-        torch = sys.modules.get("torch")
-        if os.getpid() != owner or torch is None:
+        if os.getpid() != owner:
             return  # a fork
         note: dict[str, Any] = {"pid": owner, "gpu_bytes": None}
         with contextlib.suppress(Exception), open("/proc/self/status") as lines:  # noqa: PTH123
             peak = next(line for line in lines if line.startswith("VmHWM:"))
             note["peak_bytes"] = int(peak.split()[1]) * 1024
+        torch = sys.modules.get("torch")
         with contextlib.suppress(Exception):
-            if torch.cuda.is_initialized():
+            if torch is not None and torch.cuda.is_initialized():
                 gpus = range(torch.cuda.device_count())
                 note["gpu_bytes"] = sum(map(torch.cuda.max_memory_allocated, gpus))
         program = sys.modules.get("eagercache.cli.program")
@@ -110,10 +110,6 @@ def _measure(folder: str) -> None:
 
 
 def _begin(body: dict[str, Any]) -> None:
-    if isinstance(body.get("measure"), str):
-        _measure(body["measure"])
-    if body.get("native"):
-        return
     added = body["package"] not in sys.path
     if added:
         sys.path.append(body["package"])
@@ -146,7 +142,10 @@ def _main() -> None:
             file=sys.stderr,
         )
         return
-    sys.meta_path.insert(0, _TorchFinder(body))
+    if body.get("measure"):
+        _measure(body["measure"])
+    if not body.get("native"):
+        sys.meta_path.insert(0, _TorchFinder(body))
 
 
 _main()

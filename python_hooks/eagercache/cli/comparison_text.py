@@ -52,7 +52,8 @@ def _ends(spread: Spread) -> str:
 
 
 def _memory(runs: Sequence[Run]) -> str:
-    return size_text(statistics.median(run.program_bytes for run in runs))
+    size = statistics.median(run.program_bytes for run in runs)
+    return size_text(size) if size else ""
 
 
 def lines_of(comparison: Comparison, program: str) -> Iterator[str]:

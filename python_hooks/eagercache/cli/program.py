@@ -125,7 +125,7 @@ _counters: dict[str, Any] = {}
 
 
 def _count() -> None:
-    from eagercache.cli.program_report import process_counters
+    from eagercache.cli.reports.program_report import process_counters
 
     _counters.update(process_counters())
 
@@ -137,7 +137,7 @@ def counters() -> dict[str, Any]:
 
 def _report_at_exit(folder: Path, began: float) -> None:
     from eagercache.base.load import core
-    from eagercache.cli.program_report import process_report
+    from eagercache.cli.reports.program_report import process_report
     from eagercache.frontend import recording
 
     if core is None:

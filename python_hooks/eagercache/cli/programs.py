@@ -128,9 +128,9 @@ _ENDS = ("html", "png")
 def _show_report(folder: Path, page: Path, picture: Path, as_json: bool) -> None:
     from rich.console import Console
 
-    from eagercache.cli.program_report import Report, save_picture
-    from eagercache.cli.report_page import save_page
-    from eagercache.cli.report_text import print_report
+    from eagercache.cli.reports.program_report import Report, save_picture
+    from eagercache.cli.reports.report_page import save_page
+    from eagercache.cli.reports.report_text import print_report
 
     report = Report.read(folder)
     problems = {"page": save_page(report, page), "picture": save_picture(report, picture)}

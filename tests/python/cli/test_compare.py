@@ -75,6 +75,14 @@ def test_a_program_runs_both_ways_by_turns_and_is_not_changed(folder: Path) -> N
     assert said["hits"] == said["not_yet"] == 0
 
 
+def test_a_program_without_torch_is_compared_and_told_so(folder: Path) -> None:
+    (folder / "plain.py").write_text("print('sum', 1 + 2)")
+    done = compare("plain.py")
+    assert done.exit_code == 0, done.output
+    assert "MB" in done.stdout and "active in no process" in done.stdout
+    assert "in a single pair of runs" in done.stdout.splitlines()[-1]
+
+
 def test_a_program_that_fails_both_ways_keeps_its_exit_code(folder: Path) -> None:
     (folder / "fails.py").write_text(
         "import sys; print('said'); print('wrong', file=sys.stderr); sys.exit(5)"

@@ -20,7 +20,8 @@ from click.testing import CliRunner
 from conftest import PACKAGE_ROOT, clean_environment
 from eagercache.calls import trace
 from eagercache.cli import main as cli
-from eagercache.cli import program, program_report, report_page, report_text
+from eagercache.cli import program
+from eagercache.cli.reports import program_report, report_page, report_text
 from rich.console import Console
 
 pytestmark = pytest.mark.once

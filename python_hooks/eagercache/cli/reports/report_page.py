@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from eagercache.calls.texts import counted
-from eagercache.cli.program_report import Report, Row
+from eagercache.cli.reports.program_report import Report, Row
 from eagercache.frontend.gains import NOT_YET
 from eagercache.frontend.remedies import remedy_of_short_programs
 

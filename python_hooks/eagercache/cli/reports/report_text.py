@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from eagercache.calls.texts import counted
-from eagercache.cli.program_report import MOST_ROWS, Report, Row
+from eagercache.cli.reports.program_report import MOST_ROWS, Report, Row
 from eagercache.frontend.gains import NOT_YET
 from eagercache.frontend.remedies import remedy_of_short_programs
 
