@@ -30,6 +30,7 @@ if TYPE_CHECKING or not IS_COMMAND_LINE:
         register,
     )
     from eagercache.frontend.explanation import Explanation, explain
+    from eagercache.frontend.gains import ModuleTotals
     from eagercache.frontend.module_report import ModuleReport, explain_module
     from eagercache.frontend.report import (
         KernelInfo,
@@ -68,6 +69,7 @@ __all__ = [
     "KernelInfo",
     "KernelList",
     "ModuleReport",
+    "ModuleTotals",
     "OperatorStats",
     "Recording",
     "Stats",
@@ -124,6 +126,7 @@ _LATER = {
         ("KernelInfo", "KernelList", "OperatorStats", "Stats", "kernels", "stats"),
         "eagercache.frontend.report",
     ),
+    "ModuleTotals": "eagercache.frontend.gains",
     "wait": "eagercache.frontend.waiting",
     **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
     **dict.fromkeys(

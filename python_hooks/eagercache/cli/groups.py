@@ -14,8 +14,9 @@ from eagercache.cli.common import Unusable, Wish
 
 # What a group without a command raises to print its help; click has it since 8.2.
 _HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-# Commands whose standard output is a program's.
+# Commands whose standard output is a program's, and those that are followed by a program too.
 _OF_PROGRAMS = ("run", "record")
+_BEFORE_PROGRAMS = (*_OF_PROGRAMS, "compare")
 
 
 class OneLine(click.Group):
@@ -24,9 +25,10 @@ class OneLine(click.Group):
     def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> Any:
         """Runs the command line."""
         words = list(sys.argv[1:] if args is None else args)
-        Wish.err = next((word for word in words if not word.startswith("-")), "") in _OF_PROGRAMS
+        name = next((word for word in words if not word.startswith("-")), "")
+        Wish.err = name in _OF_PROGRAMS
         # Bad usage is found before options are read. What follows a program is the program's.
-        Wish.json = "--json" in (words[1:2] if Wish.err else words)
+        Wish.json = "--json" in (words[1:2] if name in _BEFORE_PROGRAMS else words)
         return super().main(words, *more, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:

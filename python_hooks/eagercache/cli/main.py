@@ -18,6 +18,7 @@ from eagercache.version import __version__
 _PLACES = {
     "run": ("programs", "run_command"),
     "record": ("programs", "record_command"),
+    "compare": ("compare", "compare_command"),
     "warm": ("warm", "warm_command"),
     "bundle": ("bundle", "bundle_group"),
     "stats": ("stats", "stats_command"),

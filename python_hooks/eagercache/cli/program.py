@@ -37,11 +37,15 @@ class Settings:
         enable: arguments of `enable()`.
         trace: a trace to record to.
         report: a folder for what each process says when it ends.
+        native: nothing is switched on; `_site/sitecustomize.py` measures alone.
+        measure: a folder for what `eagercache compare` is told by each process.
     """
 
     enable: Mapping[str, Any] = field(default_factory=dict)
     trace: str = ""
     report: str = ""
+    native: bool = False
+    measure: str = ""
 
 
 def command_of(words: Sequence[str], *, module: bool) -> list[str]:
@@ -110,14 +114,30 @@ def _begin(body: Mapping[str, Any]) -> None:
     began = time.monotonic()
     if body["report"]:
         _report_at_exit(Path(body["report"]), began)
+    if body["measure"]:
+        atexit.register(_quietly, _count)
     eagercache.enable(**body["enable"])
     if body["trace"]:
         eagercache.record(body["trace"])
 
 
+_counters: dict[str, Any] = {}
+
+
+def _count() -> None:
+    from eagercache.cli.reports.program_report import process_counters
+
+    _counters.update(process_counters())
+
+
+def counters() -> dict[str, Any]:
+    """What eagercache did in this process, once it ends; for `_site/sitecustomize.py`."""
+    return _counters
+
+
 def _report_at_exit(folder: Path, began: float) -> None:
     from eagercache.base.load import core
-    from eagercache.cli.program_report import process_report
+    from eagercache.cli.reports.program_report import process_report
     from eagercache.frontend import recording
 
     if core is None:

@@ -7,87 +7,31 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from eagercache.base import config
 from eagercache.calls.texts import counted
 from eagercache.cli import program
 from eagercache.cli.common import (
     Stopped,
     Unusable,
-    directory_option,
     json_option,
     print_json,
     require_core,
 )
+from eagercache.cli.program_options import (
+    PROGRAM,
+    command_of,
+    enable_arguments,
+    enable_options,
+    policy_arguments,
+    policy_options,
+)
 
 if TYPE_CHECKING:
     from eagercache.calls import trace
-
-_PROGRAM: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-
-
-def _enable_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that are arguments of `enable()`."""
-    for option in (
-        click.option(
-            "-m", "module", is_flag=True, help="The program is a module, as of python -m."
-        ),
-        click.option("--op", "ops", multiple=True, help='Hook only these operators; "all": all.'),
-        click.option("--skip", multiple=True, help="Leave these operators alone."),
-        click.option(
-            "--device", "devices", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Only."
-        ),
-        directory_option,
-    ):
-        function = option(function)
-    return function
-
-
-def _enable_arguments(
-    ops: tuple[str, ...], skip: tuple[str, ...], devices: tuple[str, ...], directory: Path | None
-) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"skip": list(skip)}
-    if ops:
-        arguments["ops"] = "all" if "all" in ops else list(ops)
-    if devices:
-        arguments["devices"] = list(devices)
-    if directory is not None:
-        arguments["cache_dir"] = str(directory.absolute())
-    return arguments
-
-
-def _check_operators(arguments: dict[str, Any]) -> None:
-    """A misspelt operator is an error of this command, not a warning of every process."""
-    from eagercache.base import operators
-
-    try:
-        if isinstance(arguments.get("ops"), list):
-            operators.resolve_all(arguments["ops"])
-        operators.resolve_all(arguments["skip"])
-    except ValueError as error:
-        raise Unusable(str(error)) from error
-
-
-def _command(words: tuple[str, ...], module: bool) -> list[str]:
-    rest = list(words[1:] if words[0] == "--" else words)
-    if not rest:
-        raise Unusable("there is no program; name a script, or a module with -m")
-    if rest[0] == "-m" and not module:
-        rest, module = rest[1:], True
-    if not rest:
-        raise Unusable("-m needs the name of a module")
-    if not module and rest[0].startswith("-"):
-        where = click.get_current_context().command_path
-        raise Unusable(f"there is no option {rest[0]}; see `{where} --help`")
-    try:
-        return program.command_of(rest, module=module)
-    except program.CannotStart as error:
-        raise Unusable(str(error)) from error
 
 
 def _start(command: list[str], settings: program.Settings) -> int:
@@ -97,14 +41,15 @@ def _start(command: list[str], settings: program.Settings) -> int:
         raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-@click.command("run", context_settings=_PROGRAM)
-@_enable_options
-@click.option("--on-miss", type=click.Choice(config.ON_MISS), help="background by default.")
-@click.option("--choose", type=click.Choice(config.CHOOSE), help="faster by default.")
-@click.option("--numerics", type=click.Choice(config.NUMERICS), help="accurate by default.")
-@click.option("--modules", help="Answer whole modules too: auto, or a module class.")
-@click.option("--training", is_flag=True, help="With --modules: calls that need gradients, too.")
-@click.option("--report", "reports", is_flag=True, help="End with a table and a picture.")
+@click.command("run", context_settings=PROGRAM)
+@enable_options
+@policy_options
+@click.option("--report", "reports", is_flag=True, help="End with a table, a page and a picture.")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where --report saves the page; eagercache-report-PROGRAM-TIME.html if not given.",
+)
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -124,6 +69,7 @@ def run_command(
     modules: str | None,
     training: bool,
     reports: bool,
+    page: Path | None,
     picture: Path | None,
     as_json: bool,
     words: tuple[str, ...],
@@ -139,24 +85,22 @@ def run_command(
 
     if load.core is None:
         click.echo(f"eagercache: is not active: {load.refusal}", err=True)
-        _become(_command(words, module))
+        _become(command_of(words, module))
     require_core()
-    arguments = _enable_arguments(ops, skip, devices, directory)
-    _check_operators(arguments)
-    chosen = {"on_miss": on_miss, "choose": choose, "numerics": numerics, "modules": modules}
-    arguments.update({name: value for name, value in chosen.items() if value is not None})
-    if training:
-        if modules is None:
-            raise Unusable("--training is about whole modules; say which, as with --modules auto")
-        arguments["training"] = True
-    command = _command(words, module)
+    arguments = {
+        **enable_arguments(ops, skip, devices, directory),
+        **policy_arguments(on_miss, choose, numerics, modules, training),
+    }
+    command = command_of(words, module)
     if not reports:
         settings = program.Settings(enable=arguments)
         os.environ.update(program.environment_of(settings, os.environ))
         _become(command)
     with tempfile.TemporaryDirectory(prefix="eagercache-report-") as folder:
         code = _start(command, program.Settings(enable=arguments, report=folder))
-        _show_report(Path(folder), picture or _new_picture(words), as_json)
+        stem = _new_stem(words)
+        page, picture = page or Path(f"{stem}.html"), picture or Path(f"{stem}.png")
+        _show_report(Path(folder), page, picture, as_json)
     sys.exit(code)
 
 
@@ -170,31 +114,39 @@ def _become(command: list[str]) -> NoReturn:
         raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def _new_picture(words: tuple[str, ...]) -> Path:
-    """A name that nothing has: reports of several runs lie side by side."""
+def _new_stem(words: tuple[str, ...]) -> str:
+    """A name that no file has: reports of several runs lie side by side."""
     program_name = Path(next((word for word in words if not word.startswith("-")), "")).stem
     stem = f"eagercache-report-{program_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (f"{stem}{f'-{number}' if number else ''}.png" for number in itertools.count())
-    return next(path for path in map(Path, names) if not path.exists())
+    names = (f"{stem}{f'-{number}' if number else ''}" for number in itertools.count())
+    return next(n for n in names if not any(Path(f"{n}.{end}").exists() for end in _ENDS))
 
 
-def _show_report(folder: Path, picture: Path, as_json: bool) -> None:
+_ENDS = ("html", "png")
+
+
+def _show_report(folder: Path, page: Path, picture: Path, as_json: bool) -> None:
     from rich.console import Console
 
-    from eagercache.cli.program_report import Report, save_picture
+    from eagercache.cli.reports.program_report import Report, save_picture
+    from eagercache.cli.reports.report_page import save_page
+    from eagercache.cli.reports.report_text import print_report
 
     report = Report.read(folder)
-    problem = save_picture(report, picture)
+    problems = {"page": save_page(report, page), "picture": save_picture(report, picture)}
+    paths = {"page": str(page), "picture": str(picture)}
     if as_json:
-        print_json({**report.as_dict(), "picture": "" if problem else str(picture)}, err=True)
+        saved = {name: "" if problems[name] else path for name, path in paths.items()}
+        print_json({**report.as_dict(), **saved}, err=True)
         return
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
-    report.print(console)
-    console.print(problem or f"picture: {picture}", markup=False, soft_wrap=True)
+    print_report(report, console)
+    for name, path in paths.items():
+        console.print(problems[name] or f"{name}: {path}", markup=False, soft_wrap=True)
 
 
-@click.command("record", context_settings=_PROGRAM)
-@_enable_options
+@click.command("record", context_settings=PROGRAM)
+@enable_options
 @json_option
 @click.option("--append", is_flag=True, help="Add to TRACE where it exists; otherwise it is new.")
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path, dir_okay=False))
@@ -216,9 +168,8 @@ def record_command(
     compiled. The exit code is the program's; 1 when that is 0 and nothing was recorded.
     """
     require_core()
-    arguments = _enable_arguments(ops, skip, devices, directory)
-    _check_operators(arguments)
-    command = _command(words, module)
+    arguments = enable_arguments(ops, skip, devices, directory)
+    command = command_of(words, module)
     _prepare(path, append)
     before = _read(path)
     settings = program.Settings(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,14 @@ from eagercache.base.load import core
 from eagercache.base.operators import full_name
 from eagercache.base.warn import warn_once
 from eagercache.calls.texts import argument_texts, counted
+from eagercache.frontend.gains import (
+    NOT_YET,
+    ModuleTotals,
+    Unfinished,
+    key_counts,
+    module_totals,
+    saved_by_operator,
+)
 from eagercache.frontend.tables import html_table
 from eagercache.runtime.left_native import left_native
 from eagercache.runtime.session import session
@@ -28,6 +36,8 @@ class OperatorStats:
     Each call counts once: `hits` (a kernel answered), `misses` (first meeting of a key), `pending`
     (met before, no verdict yet), `native` (decided for native), `aside` (not cacheable by rule;
     `aside_reasons` counts the rules). In all but `hits` the native kernel answered.
+
+    `keys`, `seconds_saved` and `seconds_lost` are as in `Stats`, of this operator.
     """
 
     op: str
@@ -40,6 +50,9 @@ class OperatorStats:
     aside: int
     aside_reasons: Mapping[str, int]
     shadowed: bool
+    keys: Mapping[str, int] = field(default_factory=dict)
+    seconds_saved: float = 0.0
+    seconds_lost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,13 @@ class Stats:
     Attributes:
         compiles: kernels compiled, proved and timed on behalf of this process.
         failures: compiles that ended without a kernel or a decision for native.
+        keys: how many kinds of calls have which verdict: "kernel", "native" (native won, or is the
+            only right way), "failed" (no kernel could be made), "not yet" (it is being made, or was
+            when the process began to end).
+        seconds_saved, seconds_lost: by kernels that answer, of operators and modules: calls, times
+            what native takes longer by the times that were measured when the kernel was made. It is
+            an estimate. Lost is what kernels took longer, as with ``choose="always"``. While calls
+            are recorded it is exact in which kernel answered how often.
         loaded: kernel libraries in this process.
         outstanding: keys on their way to a verdict.
         frozen: whether `freeze()` holds.
@@ -56,6 +76,7 @@ class Stats:
         left_native: eligible operators that are not hooked, because native won all calls of earlier
             processes.
         operators: per operator, those with any call first by number of calls.
+        modules: per class of modules that are watched.
     """
 
     hits: int
@@ -71,6 +92,20 @@ class Stats:
     shadowed: int
     left_native: tuple[str, ...]
     operators: Mapping[str, OperatorStats] = field(repr=False)
+    keys: Mapping[str, int] = field(default_factory=dict)
+    seconds_saved: float = 0.0
+    seconds_lost: float = 0.0
+    modules: Mapping[str, ModuleTotals] = field(default_factory=dict, repr=False)
+
+    @property
+    def not_yet(self) -> int:
+        """Kernels that are being made, or were when the process began to end."""
+        return self.keys.get(NOT_YET, 0) + sum(row.not_yet for row in self.modules.values())
+
+    @property
+    def module_hits(self) -> int:
+        """Calls of whole modules that kernels answered."""
+        return sum(row.hits for row in self.modules.values())
 
     def __repr__(self) -> str:
         native = self.misses + self.pending + self.native + self.aside
@@ -84,7 +119,10 @@ class Stats:
     def _repr_html_(self) -> str:
         return html_table(
             repr(self).strip("<>"),
-            ("operator", "by kernel", "missed", "pending", "native", "aside", "why aside"),
+            (
+                *("operator", "by kernel", "missed", "pending", "native", "aside"),
+                *("kinds not yet made", "seconds saved", "why aside"),
+            ),
             (
                 (
                     name,
@@ -93,6 +131,8 @@ class Stats:
                     row.pending,
                     row.native,
                     row.aside,
+                    row.keys.get(NOT_YET, 0),
+                    row.seconds_saved - row.seconds_lost,
                     ", ".join(f"{n} {rule}" for rule, n in row.aside_reasons.items() if n),
                 )
                 for name, row in self.operators.items()
@@ -165,21 +205,15 @@ class KernelList(list[KernelInfo]):
 
 def stats() -> Stats:
     """Counters of this process; see `Stats`."""
-    rows: list[OperatorStats] = []
-    if core is not None:
-        rows = [
-            OperatorStats(**{**row, "aside_reasons": dict(row["aside_reasons"])})
-            for row in core.operator_stats()
-        ]
-    for row in rows:
-        if row.shadowed and row.active:
-            warn_once(
-                f"shadowed:{row.op}:{row.dispatch_key}",
-                f"{row.op} was overridden at {row.dispatch_key} by another library after "
-                "eagercache; that library's kernel is called.",
-            )
-    rows.sort(key=lambda row: -(row.hits + row.misses + row.pending + row.native + row.aside))
+    unfinished = Unfinished.now()
+    verdicts = list(_kernel_rows()) if core is not None else []
+    rows = _operator_rows(verdicts, unfinished)
+    modules = module_totals(unfinished)
     services = session.services()
+    outstanding = core.outstanding() if core is not None and not core.forked() else 0
+    keys = key_counts(verdicts, unfinished)
+    keys[NOT_YET] = max(outstanding, len(unfinished.digests))
+    saved = [row.seconds_saved for row in modules.values()]
     return Stats(
         hits=sum(row.hits for row in rows),
         misses=sum(row.misses for row in rows),
@@ -189,12 +223,52 @@ def stats() -> Stats:
         compiles=sum(service.compiles for service in services),
         failures=sum(service.failures for service in services),
         loaded=core.loaded_kernels() if core is not None else 0,
-        outstanding=core.outstanding() if core is not None and not core.forked() else 0,
+        outstanding=outstanding,
         frozen=core is not None and bool(core.frozen()),
         shadowed=sum(row.shadowed for row in rows),
         left_native=tuple(sorted(full_name(name) for name, _ in left_native.pairs)),
         operators={_row_name(row): row for row in rows},
+        keys=keys,
+        seconds_saved=sum(row.seconds_saved for row in rows) + sum(t for t in saved if t > 0),
+        seconds_lost=sum(row.seconds_lost for row in rows) - sum(t for t in saved if t < 0),
+        modules=modules,
     )
+
+
+def _operator_rows(verdicts: Sequence[KernelInfo], unfinished: Unfinished) -> list[OperatorStats]:
+    """One for each hooked operator at each of its keys, most calls first."""
+    if core is None:
+        return []
+    counters = core.operator_stats()
+    hits = {(row["op"], row["dispatch_key"]): row["hits"] for row in counters}
+    saved = saved_by_operator(verdicts, hits)
+    by_operator: dict[tuple[str, str], list[KernelInfo]] = defaultdict(list)
+    for info in verdicts:
+        by_operator[full_name((info.op, info.overload)), info.dispatch_key].append(info)
+    rows = []
+    for row in counters:
+        name = row["op"], row["dispatch_key"]
+        keys = key_counts(by_operator[name], unfinished)
+        if unfinished.operators[name]:
+            keys[NOT_YET] = unfinished.operators[name]
+        gained, lost = saved.get(name, (0.0, 0.0))
+        rows.append(
+            OperatorStats(
+                **{**row, "aside_reasons": dict(row["aside_reasons"])},
+                keys=keys,
+                seconds_saved=gained,
+                seconds_lost=lost,
+            )
+        )
+    for one in rows:
+        if one.shadowed and one.active:
+            warn_once(
+                f"shadowed:{one.op}:{one.dispatch_key}",
+                f"{one.op} was overridden at {one.dispatch_key} by another library after "
+                "eagercache; that library's kernel is called.",
+            )
+    rows.sort(key=lambda row: -(row.hits + row.misses + row.pending + row.native + row.aside))
+    return rows
 
 
 def _row_name(row: OperatorStats) -> str:

@@ -20,6 +20,7 @@ from eagercache.callables.module_transfer import NotTransferable, pack
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.calls.call import GlobalState
+from eagercache.modules.gains import note_kernel
 from eagercache.modules.selection import class_name
 from eagercache.modules.shapes import Places, SizeClass
 from eagercache.runtime.session import session
@@ -132,7 +133,7 @@ def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
     configuration = session.configuration
     replicas = configuration is not None and configuration.replicas
     strides = json.loads(facts["output_strides"])
-    return core.load_module(
+    kernel = core.load_module(
         (session.store, digest),
         "cpu" if form.gpu is None else f"cuda:{form.gpu}",
         [(bool(kind), index) for kind, index in json.loads(facts["inputs"])],
@@ -143,6 +144,8 @@ def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
         replicas and facts.get("numerics") != "bitwise",
         takes_objects(facts["outputs"]),
     )
+    note_kernel(form.identity, form.gradients, digest, facts)
+    return kernel
 
 
 def entry_digest(identity: str, key: bytes, choose: str) -> str:

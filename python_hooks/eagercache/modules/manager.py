@@ -692,6 +692,7 @@ class ModuleManager:
                         reason="" if info.kernels[False] else info.reasons[False],
                         training_hits=row["training_hits"],
                         training_reason="" if info.kernels[True] else info.reasons[True],
+                        identity=info.identity,
                     ),
                 )
             )

@@ -19,6 +19,7 @@ class ModuleStats:
         reason: why there is no kernel; empty when there is one or it is not decided.
         training_hits: those of ``hits`` that need gradients, whose backward is a kernel too.
         training_reason: ``reason`` for calls that need gradients.
+        identity: modules of one identity share their kernels.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ModuleStats:
     reason: str
     training_hits: int = 0
     training_reason: str = ""
+    identity: str = ""
 
     def line(self, path: str) -> str:
         """For people; ``path``: where the module is below the one that they asked about."""

@@ -52,7 +52,8 @@ class CompileService:
     """Compiles calls in the background. Thread-safe.
 
     ``compiles`` counts requests that ended with a kernel or a decision made here, ``failures``
-    those that failed, ``seconds`` the CPU time that workers spent on them.
+    those that failed, ``seconds`` the CPU time that workers spent on them. What is under way when
+    the service is closed is answered, but has not failed.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -62,6 +63,7 @@ class CompileService:
         self._queue: list[Request] = []
         self._order = itertools.count()
         self._unanswered: dict[int, Request] = {}  # by order
+        self._cut_off: list[Request] = []  # without an answer but that the service was closed
         self._threads: list[threading.Thread] = []
         self._processes: set[WorkerProcess] = set()
         self._said: set[str] = set()  # warnings that were given
@@ -146,6 +148,13 @@ class CompileService:
         now = time.monotonic()
         with self._changed:
             return [(one.description, now - one.submitted) for one in self._unanswered.values()]
+
+    def unfinished(self) -> list[dict[str, Any]]:
+        """The descriptions of what was asked for and has no answer; once closed, had none then."""
+        if os.getpid() != self._owner:
+            return []
+        with self._changed:
+            return [one.description for one in (*self._cut_off, *self._unanswered.values())]
 
     def close(self, timeout: float = 2.0) -> None:
         """Ends the workers and their compilers. Requests under way are answered with a failure.
@@ -457,7 +466,10 @@ class CompileService:
         failed = response.get("verdict") == "failed"
         with self._changed:
             self.seconds += seconds
-            if failed:
+            if failed and self._closed and response.get("failure") == "transient":
+                if not request.again:
+                    self._cut_off.append(request)
+            elif failed:
                 self.failures += 1
             elif not response.get("found"):
                 self.compiles += 1

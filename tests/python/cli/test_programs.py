@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +20,9 @@ from click.testing import CliRunner
 from conftest import PACKAGE_ROOT, clean_environment
 from eagercache.calls import trace
 from eagercache.cli import main as cli
-from eagercache.cli import program, program_report
+from eagercache.cli import program
+from eagercache.cli.reports import program_report, report_page, report_text
+from rich.console import Console
 
 pytestmark = pytest.mark.once
 
@@ -120,6 +125,9 @@ def test_run_takes_modules_and_reports(cache: Path, folder: Path) -> None:
     (picture,) = folder.glob("eagercache-report-package-*-*.png")
     assert f"picture: {picture.name}" in done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
+    (page,) = folder.glob("eagercache-report-package-*-*.html")
+    assert f"page: {page.name}" in done.stderr and page.stem == picture.stem
+    assert "aten::sin" in page.read_text()
 
 
 def test_run_enables_training_of_modules_when_told(cache: Path, folder: Path) -> None:
@@ -236,9 +244,22 @@ def part(**more: Any) -> dict[str, Any]:
         "wall_seconds": 1.0,
         "calls": [{**call, **more}],
         "aside": {"aten::var": 3},
+        "aside_reasons": {"dtype": 3},
+        "modules": {
+            "torch.nn.Sequential": {
+                "modules": 2,
+                "hits": 7,
+                "native": 3,
+                "not_yet": 1,
+                "refused": 0,
+                "seconds_saved": 0.5,
+            }
+        },
         "compiles": 2,
         "failures": 0,
-        "outstanding": 1,
+        "not_yet": 1,
+        "command": ["script.py", "<x>"],
+        "environment": {"torch": "2"},
         "compile_seconds": 4.0,
     }
 
@@ -249,11 +270,53 @@ def test_a_report_adds_up_times_and_processes() -> None:
     assert (row.calls, row.hits) == (12, 8)
     assert row.native == pytest.approx(12e-3)
     assert row.now == pytest.approx(2e-3 + 8 * 0.25e-3 + 2e-3)
-    text = " ".join(report.lines())
+    assert row.by_native == 0 and row.undecided == pytest.approx(4e-3)
+    assert row.saved == pytest.approx(8 * 0.75e-3) and row.lost == 0
+    assert report.seconds_saved() == pytest.approx(row.saved + 2 * 0.5)
+    assert report.modules["torch.nn.Sequential"]["hits"] == 14
+    text = " ".join(report_text.report_lines(report))
     assert "2 processes" in text and "4 compiles" in text and "6 calls stepped aside" in text
     # A hit of unknown time is in the counts, not in the times.
     unknown = program_report.Report.of([part(kernel_ns=None)])
     assert unknown.rows[0].native == 0 and unknown.rows[0].untimed == 10
+
+
+def test_a_report_tells_not_yet_from_failed_and_native() -> None:
+    verdicts = ("not yet", "failed", "native", "kernel")
+    report = program_report.Report.of([part(decision=one, hits=0) for one in verdicts])
+    (row,) = report.rows
+    assert row.decisions == dict.fromkeys(verdicts, 1)
+    assert row.by_native == pytest.approx(20e-3) and row.undecided == pytest.approx(20e-3)
+    stream = io.StringIO()
+    report_text.print_report(report, Console(file=stream, width=160))
+    (line,) = (line for line in stream.getvalue().splitlines() if "aten::var" in line)
+    assert line.strip("│ ").split()[-7::2] == ["1"] * 4
+    assert "not yet" in stream.getvalue() and "torch.nn.Sequential" in stream.getvalue()
+    assert "4 kernels were not made yet" in stream.getvalue()
+    assert "eagercache record TRACE -- script.py" in stream.getvalue()
+
+
+def test_a_kernel_that_loses_is_told(tmp_path: Path) -> None:
+    report = program_report.Report.of([part(native_ns=1e6, kernel_ns=2e6)])
+    (row,) = report.rows
+    assert row.saved == 0 and row.lost == pytest.approx(8e-3)
+    assert any("leave it out with `--skip`" in step for step in report_page.next_steps(report))
+
+
+def test_a_page_stands_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    report = program_report.Report.of([part(), part(op="aten::<b>", native_ns=5.0, hits=0)])
+    assert report_page.save_page(report, page) == ""
+    text = page.read_text()
+    parser = HTMLParser()
+    parser.feed(text)
+    assert "://" not in text and "src=" not in text and "prefers-color-scheme: dark" in text
+    assert "aten::&lt;b&gt;" in text and "script.py &lt;x&gt;" in text and "<b>::" not in text
+    assert "torch.nn.Sequential" in text and "dtype" in text and "warm TRACE" in text
+    widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+    assert "cannot be written" in report_page.save_page(report, tmp_path / "no" / "page.html")
+    assert "No process reported" in report_page.page_of(program_report.Report.of([]))
 
 
 def test_a_long_report_ends_with_the_rest_in_one_row() -> None:

@@ -1,8 +1,7 @@
-"""Calls of modules with one tensor in two places: as two arguments, or as an argument and a weight."""
+"""Calls of modules with one tensor in two places: two arguments, or an argument and a weight."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest

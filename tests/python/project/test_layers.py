@@ -21,9 +21,10 @@ LATE = {
     "base": {"base"},  # decomposition: only for an error's text
     "callables": {"callables"},  # function_transfer imports cloudpickle
     "cli": {
-        *("ahead", "base", "calls", "cli", "deploy", "frontend", "runtime", "service"),
-        "worker.validation",
+        *("ahead", "base", "calls", "cli", "cli.reports", "deploy", "frontend", "runtime"),
+        *("service", "worker.validation"),
     },
+    "cli.reports": {"base", "frontend", "runtime"},  # a process that reports has them by then
     "deploy": {"base", "callables", "deploy"},  # an artifact opens without what exports it
     "frontend": {"callables", "modules"},  # where nobody asked for modules or operators
     "modules": {"callables"},

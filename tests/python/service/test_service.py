@@ -196,6 +196,21 @@ def wait_until(condition: Any, seconds: float = 60.0) -> bool:
     return bool(condition())
 
 
+def test_what_is_cut_off_has_not_failed(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "answer"), answers)
+    assert service.wait(30)
+    assert service.unfinished() == []
+    for number in (2, 3):
+        service.submit(call(number, "hang"), answers)
+    assert {row["id"] for row in service.unfinished()} == {2, 3}
+    assert wait_until(lambda: bench.pids("child"))
+    service.close()
+    assert wait_until(lambda: len(answers.all) == 3)
+    assert {row["id"] for row in service.unfinished()} == {2, 3}
+    assert service.failures == 0
+
+
 def test_nothing_starts_before_the_first_request(bench: Bench) -> None:
     threads = threading.active_count()
     service = bench.service()

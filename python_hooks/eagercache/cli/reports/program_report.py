@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from eagercache.calls.texts import counted
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from eagercache.version import __version__
 
 # Rows of the table and bars of the picture; the rest is one row.
 MOST_ROWS = 25
@@ -25,15 +23,17 @@ def process_report(wall_seconds: float) -> dict[str, Any]:
     from eagercache.base.load import core
     from eagercache.base.operators import described_name
     from eagercache.frontend import report
+    from eagercache.frontend.gains import NOT_YET, Unfinished
     from eagercache.runtime.session import session
 
     assert core is not None
     stats = report.stats()
+    cut_off = Unfinished.now().digests
     verdicts = {info.digest: info for info in report.kernels()}
     calls = []
     for text, hits in core.recorded_calls():
         row = json.loads(text)
-        known = verdicts.get(row["digest"])
+        known = verdicts.get(row["digest"]) if row["digest"] not in cut_off else None
         kernel_ns = known.kernel_ns if known else None
         # A gain is of times that were measured together: those of a program's few first native
         # calls, cold or on a busy machine, are others.
@@ -47,7 +47,9 @@ def process_report(wall_seconds: float) -> dict[str, Any]:
                 "hits": hits,
                 "native_ns": native_ns,
                 "kernel_ns": kernel_ns,
-                "decision": known.decision if known else "",
+                "decision": (
+                    NOT_YET if row["digest"] in cut_off else known.decision if known else ""
+                ),
             }
         )
     return {
@@ -56,10 +58,42 @@ def process_report(wall_seconds: float) -> dict[str, Any]:
         "wall_seconds": wall_seconds,
         "calls": calls,
         "aside": {name: row.aside for name, row in stats.operators.items() if row.aside},
+        "aside_reasons": dict(
+            sum((Counter(row.aside_reasons) for row in stats.operators.values()), Counter())
+        ),
+        "modules": {name: asdict(row) for name, row in stats.modules.items()},
+        "not_yet": stats.not_yet,
         "compiles": stats.compiles,
         "failures": stats.failures,
-        "outstanding": stats.outstanding,
         "compile_seconds": sum(service.seconds for service in session.services()),
+        "environment": _environment(),
+    }
+
+
+def _environment() -> dict[str, Any]:
+    import torch
+
+    gpus = torch.cuda.is_initialized()
+    return {
+        "eagercache": __version__,
+        "torch": str(torch.__version__),
+        "Python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "GPU": torch.cuda.get_device_name() if gpus else "none used",
+    }
+
+
+def process_counters() -> dict[str, Any]:
+    """What this process did in a few numbers, for `eagercache compare`: no call was recorded."""
+    from eagercache.frontend import report
+
+    stats = report.stats()
+    return {
+        "hits": stats.hits + stats.module_hits,
+        "compiles": stats.compiles,
+        "failures": stats.failures,
+        "not_yet": stats.not_yet,
     }
 
 
@@ -69,18 +103,30 @@ class Row:
 
     Attributes:
         native: what all its calls would have taken native.
-        now: what they took, kernels' answers taken at their measured time.
+        by_kernels, by_native, undecided: what they took: answered by kernels, taken at their
+            measured time; by native for good; by native while there was no verdict.
+        saved, lost: what kernels took less than native would have, and more. An estimate: calls
+            times the times that were measured when the kernel was made.
         untimed: calls of keys of which no time is known.
-        decisions: how many keys have which verdict.
+        decisions: how many keys have which verdict, or "not yet".
     """
 
     op: str
     calls: int = 0
     hits: int = 0
     native: float = 0.0
-    now: float = 0.0
+    by_kernels: float = 0.0
+    by_native: float = 0.0
+    undecided: float = 0.0
+    saved: float = 0.0
+    lost: float = 0.0
     untimed: int = 0
     decisions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @property
+    def now(self) -> float:
+        """What its calls took."""
+        return self.by_kernels + self.by_native + self.undecided
 
     def add(self, call: Mapping[str, Any]) -> None:
         """Adds one key."""
@@ -94,43 +140,87 @@ class Row:
             self.untimed += calls
             return
         self.native += calls * native_ns / 1e9
-        self.now += ((calls - hits) * native_ns + hits * (kernel_ns or 0.0)) / 1e9
+        self.by_kernels += hits * (kernel_ns or 0.0) / 1e9
+        rest = (calls - hits) * native_ns / 1e9
+        if call["decision"] in ("native", "failed"):
+            self.by_native += rest
+        else:
+            self.undecided += rest
+        gain = hits * (native_ns - (kernel_ns or 0.0)) / 1e9
+        self.saved += max(gain, 0.0)
+        self.lost += max(-gain, 0.0)
+
+    def take(self, other: Row) -> None:
+        """Adds another row."""
+        for name in ("calls", "hits", "untimed", *_TIMES):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for decision, count in other.decisions.items():
+            self.decisions[decision] += count
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**self.__dict__, "decisions": dict(self.decisions)}
+        return {**self.__dict__, "now": self.now, "decisions": dict(self.decisions)}
+
+
+_TIMES = ("native", "by_kernels", "by_native", "undecided", "saved", "lost")
 
 
 @dataclass
 class Report:
-    """What all processes of a program did together."""
+    """What all processes of a program did together; forked children answer natively alone.
+
+    Attributes:
+        wall_seconds: of the longest process.
+        process_seconds: of all processes together.
+        not_yet: kernels that were being made when their process ended.
+        aside_reasons: calls that stepped aside, by rule.
+        modules: by class what became of the calls of whole modules; see `ModuleTotals`.
+        environment: of the longest process.
+        command: of the longest process.
+    """
 
     rows: list[Row]
-    processes: int
-    wall_seconds: float  # of the longest process
-    compiles: int
-    failures: int
-    outstanding: int
-    compile_seconds: float
-    aside: int
+    processes: int = 0
+    wall_seconds: float = 0.0
+    process_seconds: float = 0.0
+    compiles: int = 0
+    failures: int = 0
+    not_yet: int = 0
+    compile_seconds: float = 0.0
+    aside: int = 0
+    aside_reasons: dict[str, int] = field(default_factory=dict)
+    modules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(parts: Sequence[Mapping[str, Any]]) -> Report:
         """Adds up what processes reported."""
         rows: dict[str, Row] = {}
+        modules: dict[str, Counter[str]] = defaultdict(Counter)
+        reasons: Counter[str] = Counter()
         for part in parts:
             for call in part["calls"]:
                 name = call["op"] if call["dispatch_key"] == "CPU" else f"{call['op']} @CUDA"
                 rows.setdefault(name, Row(name)).add(call)
+            for name, counts in part["modules"].items():
+                modules[name].update(counts)
+            reasons.update(part["aside_reasons"])
+        longest = max(parts, key=lambda part: part["wall_seconds"], default={})
         return Report(
             rows=sorted(rows.values(), key=lambda row: (-row.native, -row.calls, row.op)),
             processes=len(parts),
-            wall_seconds=max((part["wall_seconds"] for part in parts), default=0.0),
+            wall_seconds=longest.get("wall_seconds", 0.0),
+            process_seconds=sum(part["wall_seconds"] for part in parts),
             compiles=sum(part["compiles"] for part in parts),
             failures=sum(part["failures"] for part in parts),
-            outstanding=sum(part["outstanding"] for part in parts),
+            not_yet=sum(part["not_yet"] for part in parts),
             compile_seconds=sum(part["compile_seconds"] for part in parts),
             aside=sum(sum(part["aside"].values()) for part in parts),
+            aside_reasons=dict(reasons.most_common()),
+            modules={name: dict(counts) for name, counts in modules.items()},
+            environment=dict(longest.get("environment", {})),
+            command=list(longest.get("command", [])),
         )
 
     @staticmethod
@@ -143,20 +233,19 @@ class Report:
         """All operators in one row."""
         total = Row("all")
         for row in self.rows:
-            total.calls += row.calls
-            total.hits += row.hits
-            total.native += row.native
-            total.now += row.now
-            total.untimed += row.untimed
-            for decision, count in row.decisions.items():
-                total.decisions[decision] += count
+            total.take(row)
         return total
+
+    def seconds_saved(self) -> float:
+        """By operators and modules, less what was lost; an estimate."""
+        total = self.total()
+        return total.saved - total.lost + sum(m["seconds_saved"] for m in self.modules.values())
 
     def shown_rows(self) -> list[Row]:
         """The rows of the table: the last one stands for all that have no place."""
         if len(self.rows) <= MOST_ROWS:
             return self.rows
-        rest = Report([*self.rows[MOST_ROWS - 1 :]], 0, 0, 0, 0, 0, 0, 0).total()
+        rest = Report(self.rows[MOST_ROWS - 1 :]).total()
         rest.op = f"{len(self.rows) - MOST_ROWS + 1} more"
         return [*self.rows[: MOST_ROWS - 1], rest]
 
@@ -166,71 +255,8 @@ class Report:
             **{k: v for k, v in self.__dict__.items() if k != "rows"},
             "operators": [row.as_dict() for row in self.rows],
             "total": self.total().as_dict(),
+            "seconds_saved": self.seconds_saved(),
         }
-
-    def print(self, console: Console) -> None:
-        """The table, and what it cost."""
-        from rich.table import Table
-
-        table = Table(title="eagercache: hooked operators", title_justify="left")
-        table.add_column("operator", overflow="fold")
-        for name in ("calls", "on kernels", "native ms", "now ms", "gain", "kernels", "native"):
-            table.add_column(name, justify="right")
-        rows = self.shown_rows()
-        for number, row in enumerate(rows):
-            table.add_row(*_cells(row), end_section=number == len(rows) - 1)
-        table.add_row(*_cells(self.total()))
-        console.print(table, markup=False)
-        for line in self.lines():
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def lines(self) -> Iterable[str]:
-        """What the table does not say."""
-        total = self.total()
-        if self.processes == 0:
-            yield "no process reported: none imported torch, or all were killed"
-            return
-        share = total.native / self.wall_seconds if self.wall_seconds else 0.0
-        if self.processes == 1:
-            yield (
-                f"hooked operators would take {total.native:.2f} s of native time, "
-                f"{share:.0%} of the {self.wall_seconds:.2f} s that the program ran"
-            )
-        else:
-            yield (
-                f"hooked operators of {self.processes} processes would take {total.native:.2f} s "
-                f"of native time; the longest ran {self.wall_seconds:.2f} s"
-            )
-        yield f"gain: {total.native - total.now:.3f} s, as far as calls were timed"
-        yield (
-            f"cost: {counted(self.compiles, 'compile')} in other processes, "
-            f"{self.compile_seconds:.1f} s of CPU time; {self.failures} failed, "
-            f"{self.outstanding} under way at the end"
-        )
-        if total.untimed:
-            have = "is" if total.untimed == 1 else "are"
-            yield (
-                f"{counted(total.untimed, 'call')} {have} of no known time and not in the times "
-                "above"
-            )
-        if self.aside:
-            calls = counted(self.aside, "call")
-            yield f"{calls} stepped aside by rule; eagercache.explain() says which one"
-
-
-def _cells(row: Row) -> list[str]:
-    timed = row.native > 0
-    gain = 1 - row.now / row.native if timed else 0.0
-    return [
-        row.op,
-        f"{row.calls:,}",
-        f"{row.hits / row.calls:.0%}" if row.calls else "",
-        f"{row.native * 1e3:.1f}" if timed else "",
-        f"{row.now * 1e3:.1f}" if timed else "",
-        f"{gain:.0%}" if timed and row.hits else "",
-        str(row.decisions.get("kernel", 0)),
-        str(row.decisions.get("native", 0) + row.decisions.get("failed", 0)),
-    ]
 
 
 def save_picture(report: Report, path: Path) -> str:

@@ -1,0 +1,1 @@
+"""What `eagercache run --report` shows, as tables, a page and a picture."""
