@@ -39,6 +39,15 @@ _ASKS_FOR_THE_TRACER = frozenset(
 )
 # What transformers leaves out of a trace are shortcuts that depend on data, with equal answers.
 _EQUAL_IN_A_TRACE = frozenset({"transformers"})
+# What torch is asked for that no key has.
+_NO_KEY_HAS = frozenset(
+    (
+        *(torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype),
+        torch.is_autocast_cache_enabled,
+    )
+)
+# What code may ask a function or class for that is no guard's.
+_NO_GUARD_HAS = frozenset(("__annotations__", "__doc__"))
 _WARNING = (warnings.warn, warnings.warn_explicit)  # functions of C
 
 
@@ -54,6 +63,10 @@ class UsedFunction:
     def to_row(self) -> list[str]:
         """As JSON."""
         return [self.module, self.path, self.code, self.values]
+
+
+def _is_of_no_key(function: Any) -> bool:
+    return isinstance(function, types.BuiltinFunctionType) and function in _NO_KEY_HAS
 
 
 class CodeIndex:
@@ -173,12 +186,16 @@ class FunctionRecorder:
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
             self._codes.setdefault(frame.f_code, frame.f_globals)
+            if not self._effect and not _NO_GUARD_HAS.isdisjoint(frame.f_code.co_names):
+                self._see("it reads annotations or documentation", frame)
             if frame.f_code in _LOGGING:
                 self._see("it logs", frame.f_back)
             elif frame.f_code in _ASKS_FOR_THE_TRACER:
                 self._see("it asks whether it is being compiled", frame.f_back, _EQUAL_IN_A_TRACE)
         elif event == "c_call" and argument in _WARNING:
             self._see("it warns", frame)
+        elif event == "c_call" and _is_of_no_key(argument):
+            self._see("it asks torch how autocast is set", frame)
 
     def _see(
         self,

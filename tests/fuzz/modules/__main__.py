@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--modules", action="store_true", help="this fuzzer, not that of operators")
     add("--seed", type=int, default=0, help="of the worlds; 0: by the time, and printed")
     add("--size", type=int, default=12, help="sources that one module reads, at most (12)")
-    add("--only", default="", help="only sources with this in their names")
+    add("--crossed", type=int, default=150, help="kinds of objects in kinds of places (150)")
+    add("--only", default="", help="only sources whose names match this")
     add("--recompiles", type=int, default=60, help="kernels to compile after a change (60)")
     add("--no-gradients", action="store_true", help="no calls with gradients")
     add("--json", type=Path, help="write the totals here")
@@ -67,7 +69,7 @@ class Run:
             out.touch()
             command = [sys.executable, "-m", "fuzz", "--modules", "--phase", name]
             command += ["--out", str(out), "--worlds", str(listed)]
-            for option in ("seed", "cache", "folder", "recompiles", "only", "size"):
+            for option in ("seed", "cache", "folder", "recompiles", "only", "size", "crossed"):
                 command += [f"--{option}", str(getattr(options, option))]
             command += ["--quiet"] * options.quiet + ["--no-gradients"] * options.no_gradients
             if name == "again":
@@ -170,7 +172,7 @@ def main() -> int:
             f"STALE {row['file']}: {row['do']!r}, {row['when']}: {row['difference']}"
             f"{', with gradients' if row['gradients'] else ''}; {row['world']}\n"
             f'  repeat: make fuzz FUZZ_ARGS="--modules --seed {options.seed} '
-            f"--only '{row['source']}'\""
+            f"--only '{re.escape(row['source'])}'\""
         )
     for row in run.of("broken"):
         print(f"cannot be taken back: {row['change']!r}: {row['error']}; {row['world']}")

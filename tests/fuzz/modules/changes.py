@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from fuzz.modules.crossed import crossed
 from fuzz.modules.worlds import Change, Source, World, grouped, make, sources, use_of, write
 
 CALLS = 3  # after a change: one that finds it, one that may get a kernel, one more
@@ -241,7 +242,8 @@ def compile_all(judge: Judge, _: list[World], options: argparse.Namespace) -> No
     module that is refused the source that the reason names is taken out, or it is halved.
     """
     random = Random(f"{options.seed}:groups")
-    known = [source for source in sources() if options.only in source.name]
+    known = [source for source in sources() if re.search(options.only, source.name)]
+    known += crossed(options.seed, options.crossed, options.only)
     random.shuffle(known)
     waiting = grouped(known, options.size)
     done = 0
