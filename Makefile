@@ -12,6 +12,7 @@ help:
 	@echo 'make test    set up, build, and run all C++ and Python tests'
 	@echo 'make build   set up and build (build/dev-$(TORCH))'
 	@echo "make fuzz    random operator programs against native; FUZZ_ARGS='--calls 1000000 --keys 1000'"
+	@echo "             changes of what whole modules read: FUZZ_ARGS=--modules"
 	@echo "make models  real models against native; MODELS_ARGS='--kind modules --only resnet'"
 	@echo "make conformance  PyTorch's operator database through kernels, against native (CONFORMANCE_ARGS=--help)"
 	@echo 'make docs    build the documentation (build/docs/html)'

@@ -5,6 +5,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,9 +17,9 @@ namespace eagercache {
 
 // What one module and everything below it looked like when its kernels' key was made, and the check
 // that it still does: the same classes with nothing assigned to them, the same submodules, no
-// hooks, and tensors of the same metadata under the same names. Attributes are not read here:
-// assigning one is noticed where torch.nn.Module.__setattr__ is wrapped (call_hooks.py). What is
-// inside of one is: a list, a configuration.
+// hooks, and tensors of the same metadata under the same names. Attributes are not read one by one:
+// that a module's dictionary was written to is seen, in whatever way. What is inside of an
+// attribute is read: a list, a configuration.
 //
 // Everything needs the GIL. Holds references to the submodules and to their dictionaries, not to
 // the module itself; so it must not outlive it.
@@ -65,6 +66,7 @@ class ModuleGuard {
     PyTypeObject* type = nullptr;
     unsigned int type_version = 0;
     pybind11::object attributes, parameters, buffers, submodules;
+    std::uint64_t attributes_version = 0;
     std::vector<pybind11::object> hooks;
     Py_ssize_t num_parameters = 0;
     Py_ssize_t num_buffers = 0;

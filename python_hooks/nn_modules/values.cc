@@ -31,6 +31,21 @@ bool equal_plain(PyObject* left, PyObject* right) noexcept {
   return equal == 1;
 }
 
+// The parts of a function that may be replaced, in the order of watch.py. None for nothing.
+PyObject* part_of(PyObject* function, std::size_t index) noexcept {
+  const auto* held = reinterpret_cast<PyFunctionObject*>(function);
+  PyObject* const parts[] = {held->func_code, held->func_defaults, held->func_kwdefaults,
+                             held->func_name, held->func_qualname, held->func_doc};
+  return parts[index] == nullptr ? Py_None : parts[index];
+}
+constexpr std::size_t kFunctionParts = 6;
+
+const PyHeapTypeObject* heap_type(PyObject* type) noexcept {
+  return PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type), Py_TPFLAGS_HEAPTYPE)
+             ? reinterpret_cast<PyHeapTypeObject*>(type)
+             : nullptr;
+}
+
 }  // namespace
 
 bool ModuleValues::Expected::matches(PyObject* now) const noexcept {
@@ -82,12 +97,22 @@ ModuleValues::Place ModuleValues::place_of(const py::tuple& row) {
   } else if (sort == "class") {
     place.sort = Sort::kClass;
     fits = PyType_Check(object);
+  } else if (sort == "function") {
+    place.sort = Sort::kFunction;
+    fits = PyFunction_Check(object) && py::len(row[3]) == kFunctionParts;
+  } else if (sort == "type") {
+    place.sort = Sort::kType;
+    fits = py::len(row[3]) == 1;
   }
   if (!fits) {
     throw std::invalid_argument("no place of values: " + sort);
   }
   if (place.sort == Sort::kClass) {
     place.type_version = version_of(reinterpret_cast<PyTypeObject*>(object));
+    if (const PyHeapTypeObject* heap = heap_type(object)) {
+      place.name = py::reinterpret_borrow<py::object>(heap->ht_name);
+      place.qualified_name = py::reinterpret_borrow<py::object>(heap->ht_qualname);
+    }
   }
   return place;
 }
@@ -171,8 +196,22 @@ bool ModuleValues::holds(const Place& place) noexcept {
       return true;
     case Sort::kCell:
       return place.values[0].matches(PyCell_GET(place.container));
-    case Sort::kClass:
-      return reinterpret_cast<PyTypeObject*>(place.container)->tp_version_tag == place.type_version;
+    case Sort::kClass: {
+      const PyHeapTypeObject* heap = heap_type(place.container);
+      return reinterpret_cast<PyTypeObject*>(place.container)->tp_version_tag ==
+                 place.type_version &&
+             (heap == nullptr || (heap->ht_name == place.name.ptr() &&
+                                  heap->ht_qualname == place.qualified_name.ptr()));
+    }
+    case Sort::kFunction:
+      for (std::size_t i = 0; i < place.values.size(); ++i) {
+        if (part_of(place.container, i) != place.values[i].object.ptr()) {
+          return false;
+        }
+      }
+      return true;
+    case Sort::kType:
+      return reinterpret_cast<PyObject*>(Py_TYPE(place.container)) == place.values[0].object.ptr();
   }
   return false;
 }

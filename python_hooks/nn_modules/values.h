@@ -28,7 +28,10 @@ class ModuleValues {
   //   ("list", list, (), values)              the same, of a list;
   //   ("set", set, (), values)                the same, of plain values;
   //   ("cell", cell, (), (value,))            what a closure has;
-  //   ("class", class, (), ())                nothing was assigned to it or to a base.
+  //   ("class", class, (), ())                nothing was assigned to it or to a base, and its
+  //   name;
+  //   ("function", function, (), parts)       its code, defaults, name and documentation;
+  //   ("type", object, (), (class,))          the object's class.
   // A value is (object, by_type): by_type stands for any object of the type `object`, and a None
   // with it for a key that is not there. Throws std::invalid_argument for anything else.
   void add(const pybind11::list& rows);
@@ -39,7 +42,7 @@ class ModuleValues {
   bool watches(PyObject* container) const noexcept { return containers_.contains(container); }
 
  private:
-  enum class Sort { kItems, kDict, kList, kSet, kCell, kClass };
+  enum class Sort { kItems, kDict, kList, kSet, kCell, kClass, kFunction, kType };
   struct Expected {
     pybind11::object object;
     bool by_type = false;
@@ -51,7 +54,8 @@ class ModuleValues {
     PyObject* container = nullptr;  // a class's dictionary, or `kept`
     std::vector<pybind11::object> keys;
     std::vector<Expected> values;
-    unsigned int type_version = 0;  // of a class
+    unsigned int type_version = 0;          // of a class
+    pybind11::object name, qualified_name;  // of a class
   };
 
   static Place place_of(const pybind11::tuple& row);

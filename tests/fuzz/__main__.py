@@ -392,6 +392,10 @@ def summary(result: dict[str, Any]) -> str:
 
 def main() -> int:
     """The exit status."""
+    if "--modules" in sys.argv:
+        from fuzz.modules.__main__ import main as of_modules
+
+        return of_modules()
     options = parse()
     if options.child is not None:
         Child(options).main()

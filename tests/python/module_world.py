@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import datetime
 import enum
 import functools
 import os
@@ -56,6 +57,48 @@ class _Made(metaclass=_Meta):
     pass
 
 
+class _Row(list):  # type: ignore[type-arg]
+    """A class of the program around items."""
+
+
+class _Box:
+    def __init__(self) -> None:
+        self.value = 2.0
+
+
+class _OtherBox(_Box):
+    @property
+    def value(self) -> float:
+        """Comes before the attribute."""
+        return 5.0
+
+    @value.setter
+    def value(self, _: float) -> None:
+        pass
+
+
+class _Empty:
+    pass
+
+
+class _Named:
+    pass
+
+
+ROW, BOX, SECOND_BOX, EMPTY = _Row([2.0]), _Box(), _Box(), _Empty()
+DAY = datetime.date(2002, 1, 1)
+
+
+def by_default(value: float = 2.0, *, more: float = 0.0) -> float:
+    """Returns what its defaults are."""
+    return value + more
+
+
+def by_keyword(*, value: float = 2.0) -> float:
+    """Has a keyword's default alone."""
+    return value
+
+
 @functools.lru_cache
 def cached_factor(n: int) -> float:
     """What is cached was made with the old value."""
@@ -77,6 +120,7 @@ class World(nn.Module):
         self.reads = reads.__name__
         if self.reads == "pair_of_module":
             self.pair = [torch.ones(8), 3.0]
+        self.plain = 2.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.out(self.dense(x).tanh() + 0.5)
@@ -152,6 +196,62 @@ class World(nn.Module):
         """An attribute of a metaclass."""
         return y * _Made.gain
 
+    def written(self, y: torch.Tensor) -> torch.Tensor:
+        """A plain attribute, whichever way it was written."""
+        return y * self.plain
+
+    def default(self, y: torch.Tensor) -> torch.Tensor:
+        """The default of a function."""
+        return y * by_default()
+
+    def keyword(self, y: torch.Tensor) -> torch.Tensor:
+        """The default of a keyword."""
+        return y * by_keyword()
+
+    def own_default(self, y: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        """The default of a method of the module's."""
+        return y * scale
+
+    def other_class(self, y: torch.Tensor) -> torch.Tensor:
+        """An object whose class may become another one."""
+        return y * BOX.value
+
+    def property_first(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute, before which a property of the class may come."""
+        return y * SECOND_BOX.value
+
+    def item(self, y: torch.Tensor) -> torch.Tensor:
+        """An item of a list whose class may be asked for it."""
+        return y * ROW[0]
+
+    def missing(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute that is not there yet."""
+        return y * getattr(EMPTY, "value", 2.0)
+
+    def builtin(self, y: torch.Tensor) -> torch.Tensor:
+        """A name of Python's that the file may take."""
+        return y * abs(-2.0)
+
+    def day(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute of an object of C."""
+        return y * (DAY.year - 2000.0)
+
+    def class_name(self, y: torch.Tensor) -> torch.Tensor:
+        """The name of a class."""
+        return y * len(_Named.__name__)
+
+    def annotation(self, y: torch.Tensor) -> torch.Tensor:
+        """What no guard has."""
+        return y * len(by_default.__annotations__)
+
+    def variable_of_bytes(self, y: torch.Tensor) -> torch.Tensor:
+        """A variable of the environment in its other form."""
+        return y * float(os.environb.get(b"TEST_WORLD_BYTES", b"1.0"))
+
+    def autocast_dtype(self, y: torch.Tensor) -> torch.Tensor:
+        """A setting that no key has."""
+        return y * (2.0 if torch.get_autocast_dtype("cpu") == torch.bfloat16 else 3.0)
+
     def tracer(self, y: torch.Tensor) -> torch.Tensor:
         """Code that a trace leaves out."""
         return y if torch.compiler.is_compiling() else y / y.norm()
@@ -194,12 +294,29 @@ CASES: dict[str, Callable[[World], Any]] = {
     "level": _set(Level.HIGH, "_value_", 9.0),
     "meta": _set(_Meta, "gain", 9.0),
     "tracer": lambda _: None,
+    "written": lambda model: object.__setattr__(model, "plain", 5.0),
+    "default": _set(by_default, "__defaults__", (5.0,)),
+    "keyword": _set(by_keyword, "__kwdefaults__", {"value": 5.0}),
+    "other_class": _set(BOX, "__class__", _OtherBox),
+    "property_first": lambda _: setattr(_Box, "value", property(lambda self: 5.0)),
+    "item": _set(_Row, "__getitem__", lambda *_: 5.0),
+    "missing": _set(_Empty, "value", 5.0),
+    "builtin": lambda _: globals().__setitem__("abs", lambda _: 5.0),
+    "day": lambda _: globals().__setitem__("DAY", datetime.date(2005, 1, 1)),
+    "class_name": _set(_Named, "__name__", "Another"),
+    "annotation": _set(by_default, "__annotations__", {}),
+    "variable_of_bytes": lambda _: os.environ.__setitem__("TEST_WORLD_BYTES", "3.0"),
+    "autocast_dtype": lambda _: torch.set_autocast_dtype("cpu", torch.float16),
+    # Last: the class is another one from here on, for which workers have no code.
+    "own_default": _set(World.own_default, "__defaults__", (5.0,)),
 }
 # What has a kernel until it changes. The others are refused: they cannot be watched, or a trace is
 # not what eager runs.
 KERNELS = frozenset(
     ("namespace", "chosen", "space", "cached", "function", "method", "operator", "environment")
 ) | {"order", "level", "meta"}
+KERNELS |= {"written", "default", "keyword", "own_default", "other_class", "property_first", "item"}
+KERNELS |= {"missing", "builtin", "day", "class_name", "variable_of_bytes"}
 
 
 def made(name: str) -> World:

@@ -8,13 +8,18 @@ one before. What cannot be written down (an open file, a tensor) goes by its typ
 from __future__ import annotations
 
 import argparse
+import datetime
+import decimal
 import dis
 import enum
+import fractions
 import functools
 import hashlib
 import json
 import logging
 import os
+import pathlib
+import re
 import struct
 import sys
 import types
@@ -85,6 +90,18 @@ def plain_value(value: Any) -> Any:
     if value is Ellipsis or value is NotImplemented:
         return [repr(value)]
     return None
+
+
+# Types of the standard library whose objects never change, though they have no canonical form here.
+_IMMUTABLE = (
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal),
+    *(fractions.Fraction, pathlib.PurePath, re.Pattern, range, torch.finfo, torch.iinfo),
+)
+
+
+def is_immutable(value: Any) -> bool:
+    """Whether what C keeps in ``value`` never changes."""
+    return plain_value(value) is not None or type(value) in _IMMUTABLE
 
 
 # ---- code ----------------------------------------------------------------------------------------
@@ -302,7 +319,10 @@ class _Loose:
 
     def _parts(self, value: Any) -> list[Any]:
         if isinstance(value, (list, tuple)):
-            return [len(value), *(self.write(item) for item in value[:_MAX_ITEMS])]
+            # By the items that it has, whatever code a subclass would run.
+            base: Any = list if isinstance(value, list) else tuple
+            items = base.__getitem__(value, slice(_MAX_ITEMS))
+            return [base.__len__(value), *map(self.write, items)]
         if isinstance(value, (set, frozenset)):
             return sorted(json.dumps(self.write(item)) for item in value)
         if isinstance(value, dict):

@@ -11,8 +11,10 @@ watch their places from then on (modules/watch.py).
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import os
+import re
 import sys
 import types
 from collections import deque
@@ -27,6 +29,8 @@ from eagercache.callables.code_values import (
     MISSING,
     code_digest,
     is_covered,
+    is_immutable,
+    own_members,
     plain_value,
     type_name,
 )
@@ -153,7 +157,9 @@ def attribute(owner: Any, name: str) -> Any:
                 return place[name]
     held = vars(owner) if isinstance(getattr(owner, "__dict__", None), dict) else {}
     if name in held:
-        return held[name]
+        # But for a property of the class, which comes first.
+        first = next((vars(k)[name] for k in type(owner).__mro__ if name in vars(k)), None)
+        return first if hasattr(type(first), "__set__") else held[name]
     bases = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     for base in bases:
         if name in vars(base):
@@ -186,6 +192,8 @@ def describe(value: Any, kind: str, argument: Any, module: torch.nn.Module) -> A
     if kind == "names":
         return [_named(vars(value).get(name)) for name in argument]
     written: list[Any] = [type_name(value)]
+    if not is_covered(type(value).__module__):
+        written.append(class_shape(type(value)))
     if kind == "length":
         written.append(len(value) if hasattr(value, "__len__") else None)
     elif kind == "keys":
@@ -200,7 +208,8 @@ def _named(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return ["enum", type_name(value), value.name, plain_value(value.value)]
     if isinstance(value, type) and not is_covered(value.__module__):
-        return ["class", value.__module__, value.__qualname__, _constants(value)]
+        names = [value.__module__, value.__qualname__, value.__name__]
+        return ["class", *names, _constants(value)]
     plain = plain_value(value)
     if plain is not None:
         return plain
@@ -214,7 +223,25 @@ def _named(value: Any) -> Any:
         return [type_name(value), *map(_named, (value.fget, value.fset))]
     if isinstance(value, (tuple, list)):
         return [type_name(value), *map(_named, value[:64])]
+    if isinstance(value, re.Pattern):
+        return [type_name(value), _named(value.pattern), value.flags]
+    if is_immutable(value):
+        return [type_name(value), repr(value)]
     return [type_name(value), str(getattr(value, "__qualname__", ""))]
+
+
+def class_shape(kind: type) -> str:
+    """8 digits over the names in a class of the program, bases included, and its functions' code.
+
+    Of other values in it those that are read have guards of their own.
+    """
+    rows = [
+        [name, [code_digest(function.__code__) for function in functions] or type_name(value)]
+        for base in kind.__mro__
+        if not is_covered(base.__module__)
+        for name, value, functions in own_members(base)
+    ]
+    return hashlib.sha256(json.dumps([kind.__name__, rows]).encode()).hexdigest()[:8]
 
 
 def _constants(kind: type) -> list[Any]:
@@ -259,14 +286,19 @@ class EnvironmentReads:
 
     def __enter__(self) -> EnvironmentReads:
         self._data = os.environ._data  # type: ignore[attr-defined]
-        os.environ._data = _Recording(self._data, self)  # type: ignore[attr-defined]
+        self._put(_Recording(self._data, self))
         return self
 
     def __exit__(self, *_: object) -> None:
         left = dict(os.environ._data.items())  # type: ignore[attr-defined]
         self._data.clear()
         self._data.update(left)
-        os.environ._data = self._data  # type: ignore[attr-defined]
+        self._put(self._data)
+
+    @staticmethod
+    def _put(data: dict[bytes, bytes]) -> None:
+        for environment in (os.environ, os.environb):  # which share it
+            vars(environment)["_data"] = data
 
     def guards(self) -> list[GuardRow]:
         """One for each variable that was asked for: its value, or that there is none."""

@@ -63,6 +63,9 @@ OWN_ATTRIBUTES = frozenset(
 NOT_COMPARED = frozenset({"_original_object_hash"})
 
 _MAX_DEPTH = 12
+# Classes of C whose items are written down.
+_WITH_ITEMS = frozenset((list, tuple, dict, set, frozenset))
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, or as such
 _MAX_ITEMS = 20_000
 
 
@@ -208,13 +211,39 @@ def _class_row(kind: type) -> list[Any]:
         for base in kind.__mro__
         if not is_covered(base.__module__)
     ]
-    return [kind.__module__, kind.__qualname__, package_version(kind.__module__), bases]
+    return [
+        kind.__module__,
+        kind.__qualname__,
+        kind.__name__,
+        package_version(kind.__module__),
+        bases,
+    ]
 
 
 def package_version(module_name: str) -> str:
     """``__version__`` of a module's top-level package, or ""."""
     top = sys.modules.get(module_name.partition(".")[0])
     return str(getattr(top, "__version__", ""))
+
+
+def hides_a_value(value: Any) -> bool:
+    """Whether an object of a class of the program holds more than items or attributes.
+
+    That is a slot, what a class of C has inside (a float, a date), or attributes beside items.
+    """
+    bases = [base for base in type(value).__mro__ if base is not object]
+    own = [base for base in bases if base.__flags__ & _HEAP_TYPE]
+    if any(
+        isinstance(member, types.MemberDescriptorType)
+        for base in own
+        if not is_covered(base.__module__)
+        for member in vars(base).values()
+    ):
+        return True
+    of_c = {base for base in bases if base not in own}
+    if not of_c:
+        return False
+    return not of_c <= _WITH_ITEMS or bool(getattr(value, "__dict__", None))
 
 
 class Writer:
@@ -246,6 +275,8 @@ class Writer:
         if isinstance(value, torch.nn.Module):
             raise Unfit(f"attribute {where} holds a module that is not registered")
         name = type_name(value)
+        if not is_covered(type(value).__module__) and hides_a_value(value):
+            raise Unfit(f"attribute {where} is a {type(value).__name__}, which cannot be compared")
         if isinstance(value, (list, tuple)):
             return [name, *(self.write(item, where, depth) for item in value)]
         if isinstance(value, (set, frozenset)):

@@ -6,14 +6,10 @@ kernel is used elsewhere; what they do besides computing keeps a call from havin
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import logging
 import sys
 import types
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +39,15 @@ _ASKS_FOR_THE_TRACER = frozenset(
 )
 # What transformers leaves out of a trace are shortcuts that depend on data, with equal answers.
 _EQUAL_IN_A_TRACE = frozenset({"transformers"})
+# What torch is asked for that no key has.
+_NO_KEY_HAS = frozenset(
+    (
+        *(torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype),
+        torch.is_autocast_cache_enabled,
+    )
+)
+# What code may ask a function or class for that is no guard's.
+_NO_GUARD_HAS = frozenset(("__annotations__", "__doc__"))
 _WARNING = (warnings.warn, warnings.warn_explicit)  # functions of C
 
 
@@ -60,39 +65,8 @@ class UsedFunction:
         return [self.module, self.path, self.code, self.values]
 
 
-# A model of many layers reads the same of each: as text that passes a manifest's 64 KiB.
-_PLAIN_CHARACTERS = 4096
-_COMPRESSED = "zlib:"
-_MOST_BYTES = 1 << 24
-
-
-def rows_text(rows: list[list[str]]) -> str:
-    """What a kernel was traced from (used functions and guards), as an entry's fact has it."""
-    text = json.dumps(rows, separators=(",", ":"))
-    if len(text) <= _PLAIN_CHARACTERS:
-        return text
-    return _COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
-
-
-def rows_in(text: str) -> list[list[str]]:
-    """The inverse of `rows_text`. Raises ValueError for something else."""
-    if text.startswith(_COMPRESSED):
-        try:
-            packed = base64.b64decode(text[len(_COMPRESSED) :], validate=True)
-            inflate = zlib.decompressobj()
-            text = inflate.decompress(packed, _MOST_BYTES).decode()
-        except (binascii.Error, zlib.error) as error:
-            raise ValueError(f"no rows of used functions: {error}") from error
-        if not inflate.eof:
-            raise ValueError("the rows of used functions end early, or are too many")
-    rows = json.loads(text)
-    if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
-        raise ValueError("no rows of used functions")
-    return rows
-
-
-def _is_row(row: Any) -> bool:
-    return isinstance(row, list) and len(row) == 4 and all(isinstance(part, str) for part in row)
+def _is_of_no_key(function: Any) -> bool:
+    return isinstance(function, types.BuiltinFunctionType) and function in _NO_KEY_HAS
 
 
 class CodeIndex:
@@ -212,12 +186,16 @@ class FunctionRecorder:
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
             self._codes.setdefault(frame.f_code, frame.f_globals)
+            if not self._effect and not _NO_GUARD_HAS.isdisjoint(frame.f_code.co_names):
+                self._see("it reads annotations or documentation", frame)
             if frame.f_code in _LOGGING:
                 self._see("it logs", frame.f_back)
             elif frame.f_code in _ASKS_FOR_THE_TRACER:
                 self._see("it asks whether it is being compiled", frame.f_back, _EQUAL_IN_A_TRACE)
         elif event == "c_call" and argument in _WARNING:
             self._see("it warns", frame)
+        elif event == "c_call" and _is_of_no_key(argument):
+            self._see("it asks torch how autocast is set", frame)
 
     def _see(
         self,

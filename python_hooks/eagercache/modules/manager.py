@@ -27,7 +27,8 @@ from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Unfit, identify
 from eagercache.callables.module_transfer import NotTransferable
 from eagercache.callables.surroundings import autocast_here
-from eagercache.callables.used_functions import changed_function, rows_in
+from eagercache.callables.trace_rows import rows_in
+from eagercache.callables.used_functions import changed_function
 from eagercache.calls.call import GlobalState
 from eagercache.modules.forms import (
     Form,

@@ -18,7 +18,7 @@ import gc
 import os
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +32,7 @@ from eagercache.callables.code_values import (
     filled_cells,
     functions_in,
     is_covered,
+    is_immutable,
     is_of_program,
     members,
     own_members,
@@ -111,6 +112,7 @@ class _Rows:
         self._left = _MAX_VALUES  # of those
         self._insides: list[Row] = []
         self._looked: set[int] = set()  # identities of what is in the rows
+        self._typed: set[int] = set()  # the same, of objects whose class and functions whose parts
         self._holdable: dict[int, bool] = {}  # by identity
         self._kept: list[Any] = []  # so that no identity is used twice meanwhile
 
@@ -126,7 +128,8 @@ class _Rows:
     def chain(self, chain: tuple[str, ...], namespace: Mapping[str, Any]) -> None:
         """A global name, and the attributes that code asks of it."""
         if chain[0] not in namespace:
-            return  # a builtin
+            self._item(namespace, chain[0], _NOT_THERE)  # a builtin, until the program has one
+            return
         owner: Any = None
         places: list[Any] = [namespace]
         for position, name in enumerate(chain, 1):
@@ -176,6 +179,10 @@ class _Rows:
             text = path_text(path[: position + 1])
             if isinstance(value, type) and not is_covered(value.__module__):
                 self._class_and_members(value)
+            elif isinstance(value, types.FunctionType):
+                self._function_parts(value)
+            else:
+                self._type_of(value)
             if step == "variable":
                 self.environment([key])
             elif step in ("attr", "item", "key"):
@@ -235,7 +242,9 @@ class _Rows:
                 self._item(held, name, _NOT_THERE)
                 return None
             return held
-        if any(name in getattr(kind, "__slots__", ()) for kind in type(owner).__mro__):
+        found = next((vars(k)[name] for k in type(owner).__mro__ if name in vars(k)), None)
+        kept_by_c = (types.MemberDescriptorType, types.GetSetDescriptorType)
+        if isinstance(found, kept_by_c) and not is_immutable(owner):
             raise Unwatchable(f"{text} is in a slot, which cannot be watched")
         self._class(type(owner))
         return None
@@ -258,7 +267,9 @@ class _Rows:
             raise Unwatchable(f"{text} holds a tensor or module")
         if id(value) in self._looked:
             return
-        if not isinstance(value, (list, dict, set)):
+        # Which keeps its order where a dict has none of it.
+        ordered = isinstance(value, OrderedDict)
+        if ordered or not isinstance(value, (list, dict, set)):
             raise Unwatchable(f"{text} is a {type(value).__name__}, which cannot be watched")
         self._look_inside(value)
 
@@ -273,7 +284,8 @@ class _Rows:
         if self._left > 0:
             _, held = self._items.setdefault(id(place), (place, {}))
             self._left -= key not in held
-            held[key] = value
+            if key not in held or held[key][1]:  # what a guard expects of it says more than a type
+                held[key] = value
 
     def _expected(self, value: Any) -> tuple[Any, bool]:
         if _is_leaf(value):
@@ -282,8 +294,7 @@ class _Rows:
             return type(value), True
         if isinstance(value, _WITH_PARTS) or is_of_program(value):
             self._look_inside(value)
-            return value, False
-        return type(value), True
+        return value, False
 
     def _look_inside(self, value: Any) -> None:
         if id(value) in self._looked:
@@ -301,13 +312,25 @@ class _Rows:
         elif isinstance(value, dict):
             self._dictionary(value)
         elif isinstance(value, functools.partial):
+            self._type_of(value)
             for part in (value.func, value.args, value.keywords):
                 self.inside(part)
         elif isinstance(value, types.FunctionType):
             self._function(value)
         else:
             self._dictionary(vars(value))
-            self._class(type(value))
+        self._type_of(value)
+
+    def _type_of(self, value: Any) -> None:
+        """That an object of a class of the program stays one, and its class what it is."""
+        kind = type(value)
+        if is_covered(kind.__module__) or isinstance(value, (torch.nn.Module, torch.Tensor)):
+            return
+        self._class(kind)
+        if id(value) not in self._typed and self._may_hold(value, 0):
+            self._typed.add(id(value))
+            self._kept.append(value)
+            self._insides.append(("type", value, (), ((kind, False),)))
 
     def _class(self, kind: type) -> None:
         if id(kind) not in self._looked:
@@ -334,10 +357,23 @@ class _Rows:
     def _function(self, value: types.FunctionType) -> None:
         if is_covered(str(value.__module__)):
             return
+        self._function_parts(value)
         for default in (value.__defaults__, value.__kwdefaults__):
             self.inside(default)
         for cell, content in filled_cells(value):
             self._insides.append(("cell", cell, (), (self._expected(content),)))
+
+    def _function_parts(self, value: types.FunctionType) -> None:
+        """That nothing is assigned to a function, which marks no dictionary."""
+        parts = (
+            *(value.__code__, value.__defaults__, value.__kwdefaults__),
+            *(value.__name__, value.__qualname__, value.__doc__),
+        )
+        if id(value) not in self._typed and all(self._may_hold(part, 0) for part in parts):
+            self._typed.add(id(value))
+            self._kept.append(value)
+            held = tuple((part, False) for part in parts)
+            self._insides.append(("function", value, (), held))
 
     def _may_hold(self, value: Any, depth: int) -> bool:
         """Whether no module and no tensor is reached from ``value``."""

@@ -226,7 +226,7 @@ def test_nothing_lives_longer_for_being_watched(reading: Any) -> None:
     for value in (Holder(reading), [tensor], {"a": (1, {"b": tensor})}, cycle, Holder(2.0)):
         values.inside(value)
     # Of those with a module or tensor inside there is nothing; of the others what is in them.
-    assert sorted(sort for sort, *_ in values.made) == ["class", "dict", "list"]
+    assert sorted(sort for sort, *_ in values.made) == ["class", "dict", "list", "type"]
     model = module_reading.Reading().eval()
     assert settle(model)
     gone = weakref.ref(model)

@@ -284,3 +284,21 @@ def test_the_script_of_a_disagreement_shows_it_by_itself(planted: dict[str, Any]
     done = run_python(script, clean_environment(EAGERCACHE_DIR=found["cache"]))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "values differ" in done.stdout
+
+
+@pytest.mark.once
+def test_changes_of_what_modules_read_are_noticed(tmp_path: Path) -> None:
+    cache, totals = tmp_path / "cache", tmp_path / "totals.json"
+    cache.mkdir(mode=0o700)
+    done = subprocess.run(
+        [sys.executable, "-m", "fuzz", "--modules", "--cache", str(cache), "--json", str(totals),
+         "--folder", str(tmp_path / "worlds"), "--seed", "7", "--quiet", "--recompiles", "0",
+         "--only", "dict"],
+        env=clean_environment(PYTHONPATH=f"{FUZZ}:{PACKAGE_ROOT}"),
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(totals.read_text())["rows"]
+    changes = next(row for row in rows if row.get("phase") == "changes")
+    assert changes["changes"] >= 100 and changes["seen"] >= 50, changes
+    assert changes["stale"] == 0

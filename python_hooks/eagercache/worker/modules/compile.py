@@ -37,7 +37,8 @@ from eagercache.callables.surroundings import (
     main_of,
     random_states,
 )
-from eagercache.callables.used_functions import FunctionRecorder, rows_text
+from eagercache.callables.trace_rows import rows_text
+from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import decode_state
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
