@@ -320,7 +320,7 @@ void bind_training(py::module_& module) {
   module.def(
       "module_leave",
       [](py::handle object, bool gradients, bool left) {
-        require_record(object)->left[gradients ? 1 : 0] = left;
+        require_record(object)->leave(gradients, left);
       },
       py::arg("module"), py::arg("gradients"), py::arg("left"));
 }

@@ -479,7 +479,8 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
     }
     put_gradients(*record.guard, form);
   }
-  if (record.left[form.requires_grad ? 1 : 0]) {
+  const bool is_left = record.left[form.requires_grad ? 1 : 0];
+  if (is_left && (form.requires_grad || record.forms_to_try == 0)) {
     record.passes = form.requires_grad ? kPasses : 0;
     ++record.native;
     return call.forward();
@@ -491,7 +492,7 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   }
   if (variant != nullptr && variant->state == ModuleVariant::State::kNative) {
     ++record.native;
-    return call.forward_watched();
+    return is_left ? call.forward() : call.forward_watched();
   }
   ModuleShapeClass::Strides strides;
   bool chosen = false;
@@ -508,12 +509,22 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   return answer_pending(registry, record, call, form);
 }
 
-// Whether every call that this thread may make now is its forward's; the guard tells of some. It
-// may have been left for values that it read, and that are others now.
-bool is_left(const ModuleRegistry& registry, const ModuleRecord& record) noexcept {
-  return record.left[0] &&
-         (record.left[1] || !registry.training() || !at::GradMode::is_enabled()) &&
-         record.values->same();
+// Whether this call is its forward's without a look at it, as every one that the thread may make
+// now; the guard tells of some. It may have been left for values that it read, and that are others
+// now. The first calls after that and one of many are looked at, as long as other forms are tried.
+bool is_left(const ModuleRegistry& registry, ModuleRecord& record) noexcept {
+  constexpr unsigned kFirst = 4;
+  constexpr unsigned kOneOf = 32;
+  if (!record.left[0] ||
+      !(record.left[1] || !registry.training() || !at::GradMode::is_enabled()) ||
+      !record.values->same()) {
+    return false;
+  }
+  if (record.forms_to_try == 0) {
+    return true;
+  }
+  const unsigned calls = record.calls_since_left++;
+  return calls >= kFirst && calls % kOneOf != 0;
 }
 
 // Whether a call that may need gradients is taken for one that is left, as the last one was: to

@@ -55,6 +55,8 @@ void ModuleRecord::forget_forms() {
   values = std::make_unique<ModuleValues>();
   values_changed = false;
   left = {};
+  forms_to_try = kFormsToTry;
+  calls_since_left = 0;
 }
 
 void ModuleRecord::require_tensors_of(const ModuleKernel& kernel) const {

@@ -115,12 +115,28 @@ class ModuleRecord {
     valid = false;
   }
 
+  // Whether its forward answers such calls from now on; see `left`.
+  void leave(bool gradients, bool leaves) noexcept {
+    bool& is_left = left[gradients ? 1 : 0];
+    if (!gradients && leaves) {
+      forms_to_try -= is_left && forms_to_try > 0 ? 1 : 0;
+      calls_since_left = 0;
+    }
+    is_left = leaves;
+  }
+
+  static constexpr unsigned kFormsToTry = 2;
+
   PyObject* const module;  // borrowed; the record goes when it dies
   State state = State::kNew;
   bool valid = false;  // the guard says what the module is
   // Which calls its own forward answers, with those of the modules below it answered by themselves:
   // without gradients, with gradients.
   std::array<bool, 2> left{};
+  // A prompt may have no kernel where each token after it has one: a module that is left without
+  // gradients has so many other forms of call tried yet, which some of its calls are looked at for.
+  unsigned forms_to_try = kFormsToTry;
+  unsigned calls_since_left = 0;
   // So many of the next calls that may need gradients are taken for ones that are left.
   unsigned passes = 0;
   bool asked = false;         // the Python side is looking, or has been asked to

@@ -63,6 +63,27 @@ class Guarded:
         return float(len(name))
 
 
+class Made:
+    """What forwards make."""
+
+    def __init__(self, y: torch.Tensor, more: Any = None) -> None:
+        self.y, self.more = y, more
+
+
+class Doubled:
+    """Answers for its attributes itself."""
+
+    def __init__(self, y: torch.Tensor) -> None:
+        self.y = y
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        return found * 2.0 if name == "y" else found
+
+
+OUTLIVING = [1.0, 2.0]
+
+
 class Box:
     """Anything."""
 
@@ -155,6 +176,30 @@ class Reader(nn.Module):
             box.dtype, box.device, box.first = y.dtype, y.device, y + 1.0
         return y * box.first.sum()
 
+    def make_cache(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Makes a cache where it was given none, as language models do, and returns it."""
+        cache = Cache(0) if box is None else box
+        total = sum(layer.update(y + index).sum() for index, layer in enumerate(cache.layers))
+        made = Made(y * total, [Layer, y.dtype, {0: 1, 1: (True, None)}])
+        return {"out": y * total, "cache": cache, "made": [made, (made.y + 1.0).relu()]}
+
+    def make_shared(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Returns an object in two places."""
+        made = Made(y.relu() * 2.0)
+        return y + 1.0, made, [made]
+
+    def return_held(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Returns what the module holds."""
+        return (y + 1.0).relu(), self.shared
+
+    def return_part(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Returns an object that is new, with a list that outlives it."""
+        return (y + 1.0).relu(), Made(y * 2.0, OUTLIVING)
+
+    def return_doubled(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Returns an object that says another thing of an attribute than it holds."""
+        return (y + 1.0).relu(), Doubled(y + 1.0)
+
 
 Calls = list[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]
 
@@ -241,6 +286,19 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
         ],
         1,
     ),
+    "make a cache": (
+        Reader.make_cache,
+        [
+            lambda: ((tokens(2),), {}),
+            lambda: ((tokens(3), None), {}),
+            lambda: ((tokens(1), Cache(3)), {}),
+        ],
+        3,
+    ),
+    "make what is shared": (Reader.make_shared, [lambda: ((tokens(2),), {})], 0),
+    "return what the module holds": (Reader.return_held, [lambda: ((tokens(2),), {})], 0),
+    "return what outlives the call": (Reader.return_part, [lambda: ((tokens(2),), {})], 0),
+    "return what says another thing": (Reader.return_doubled, [lambda: ((tokens(2),), {})], 0),
     "delete": (Reader.delete, [lambda: ((tokens(2), Box(value=2.0)), {})], 0),
     "lazily": (
         Reader.lazily,

@@ -21,9 +21,10 @@ from typing import Any
 import cloudpickle
 import torch
 
+from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import SHARDING_MARKS
-from eagercache.callables.objects import CallObjects, Change, map_tensors, outcome_of
+from eagercache.callables.objects import CallObjects, Change, map_tensors
 from eagercache.callables.program_values import ProgramValues, collect
 
 MAX_PICKLE_BYTES = 16 << 20

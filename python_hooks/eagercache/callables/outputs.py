@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -46,15 +45,6 @@ def takes_objects(outputs: str) -> bool:
     return "changes" in json.loads(outputs)
 
 
-def stored_leaf(value: Any) -> dict[str, Any]:
-    """A plain value, a dtype or a device as one of the ``leaves``."""
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    return {"value": value}
-
-
 class _Objects:
     """Builds an answer, and gives the call's objects what the forward would have given them."""
 
@@ -63,7 +53,7 @@ class _Objects:
             raise ValueError("a change of no object")
         self._build = _builder(answer)
         self._changes = [(index, tuple(place)) for index, place in changes]
-        self._template = [None if "tensor" in leaf else _constant(leaf) for leaf in leaves]
+        self._template = [None if "tensor" in leaf else _plain(leaf) for leaf in leaves]
         self._tensors = [place for place, leaf in enumerate(leaves) if "tensor" in leaf]
 
     def __call__(self, values: list[torch.Tensor], objects: tuple[Any, ...]) -> Any:
@@ -84,44 +74,61 @@ class _Objects:
         return answer
 
 
-def _constant(leaf: dict[str, Any]) -> Any:
-    if "dtype" in leaf:
-        dtype = getattr(torch, leaf["dtype"])
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{leaf['dtype']} is no dtype")
-        return dtype
-    return torch.device(leaf["device"]) if "device" in leaf else leaf["value"]
+def _plain(leaf: dict[str, Any]) -> Any:
+    from eagercache.callables.answer_structure import constant_of
+
+    return leaf["value"] if "value" in leaf else constant_of(leaf)
 
 
 def _builder(structure: list[Any]) -> Any:
-    """A function (leaves, objects) of what `objects.structure_of` wrote. Raises ValueError."""
+    """A function (leaves, objects) of what `structure_of` wrote. Raises ValueError."""
     kind, *rest = structure
     if kind == "leaf":
         return lambda leaves, _: next(leaves)
     if kind == "object":
         index = int(rest[0])
         return lambda _, objects: objects[index]
+    if kind == "constant":
+        from eagercache.callables.answer_structure import constant_of
+
+        constant = constant_of(rest[0])
+        return lambda *_: constant
     if kind in ("tuple", "list"):
         make: Any = tuple if kind == "tuple" else list
         parts = [_builder(item) for item in rest[0]]
         return lambda leaves, objects: make([part(leaves, objects) for part in parts])
-    if kind not in ("dict", "output"):
+    if kind not in ("dict", "output", "made"):
         raise ValueError(f"{kind} is nothing that a forward returns")
-    make = dict if kind == "dict" else _output_class(*rest[1:])
+    finish: Any = dict if kind == "dict" else (_output if kind == "output" else _made)(*rest[1:])
     items = [(key, _builder(item)) for key, item in rest[0]]
 
     def build(leaves: Iterator[Any], objects: tuple[Any, ...]) -> Any:
-        return make(**{key: part(leaves, objects) for key, part in items})
+        return finish({key: part(leaves, objects) for key, part in items})
 
     return build
 
 
-def _output_class(module: str, path: str) -> Any:
-    from eagercache.callables.objects import is_model_output
+def _output(module: str, path: str) -> Any:
+    from eagercache.callables.answer_structure import find_class, is_model_output
 
-    found: Any = importlib.import_module(module)
-    for name in path.split("."):
-        found = getattr(found, name)
-    if not (isinstance(found, type) and is_model_output(found)):
+    found = find_class(module, path)
+    if found is None or not is_model_output(found):
         raise ValueError(f"{module}.{path} is no output of a model")
-    return found
+    kind: Any = found
+    return lambda held: kind(**held)
+
+
+def _made(module: str, path: str) -> Any:
+    from eagercache.callables.answer_structure import cannot_be_made, find_class
+
+    found = find_class(module, path)
+    if found is None or cannot_be_made(found):
+        raise ValueError(f"{module}.{path} is no class of plain objects")
+    kind: Any = found
+
+    def finish(held: dict[str, Any]) -> Any:
+        made = object.__new__(kind)
+        vars(made).update(held)
+        return made
+
+    return finish

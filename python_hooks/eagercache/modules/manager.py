@@ -433,6 +433,7 @@ class ModuleManager:
         info = self._infos.get(module)
         if info is not None and said:
             info.kernels[False] += 1
+            core.module_leave(module, False, False)
         return said
 
     def _submit_class(

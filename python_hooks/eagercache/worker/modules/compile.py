@@ -23,11 +23,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.callables import call_hooks
+from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred, unpacked
-from eagercache.callables.objects import CallObjects, map_tensors, outcome_of
+from eagercache.callables.objects import CallObjects, map_tensors
 from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.callables.surroundings import (
     Listener,

@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
-from eagercache.callables.objects import (
-    CallObjects,
-    Change,
-    is_object,
-    leaves_of,
-    structure_of,
+from eagercache.callables.answer_structure import (
+    CONSTANTS,
+    Structure,
+    classes_in,
+    find_class,
+    stored_constant,
+    take,
 )
-from eagercache.callables.outputs import stored_leaf
+from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
+from eagercache.callables.objects import CallObjects, Change, is_object
 from eagercache.worker.inductor.commands import CompileRefused
 
 # The name of the traced module in `OpenedCall`, which guards' paths leave out.
@@ -41,14 +42,18 @@ class OpenedCall(torch.nn.Module):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         changes: Sequence[Change],
+        structure: Structure,
     ) -> None:
         super().__init__()
+        self.structure = structure
         self.add_module(INNER, module)
         tensors: list[torch.Tensor] = []
         self.template = _template((tuple(args), dict(kwargs)), tensors)
         self.tensors_of_call = len(tensors)
         self.places = tuple(
-            (change.index, change.place) for change in changes if not _is_of_torch(change.value)
+            (change.index, change.place)
+            for change in changes
+            if not isinstance(change.value, CONSTANTS)
         )
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
@@ -57,7 +62,7 @@ class OpenedCall(torch.nn.Module):
         args, kwargs = _build(self.template, tensors, objects)
         answer = self.eagercache_opened(*args, **kwargs)
         leaves: list[Any] = []
-        leaves_of(answer, objects, leaves)
+        take(self.structure, answer, leaves)
         for index, place in self.places:
             held = getattr(objects[index], place[0])
             for key in place[1:]:
@@ -124,29 +129,23 @@ def without_empty_parts(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _is_of_torch(value: Any) -> bool:
-    """Whether no graph returns such a value; it follows from the key of the call."""
-    return isinstance(value, (torch.dtype, torch.device))
-
-
-def with_objects(outputs: str, answer: Any, objects: CallObjects, changes: Sequence[Change]) -> str:
+def with_objects(outputs: str, answer: Any, structure: Structure, changes: Sequence[Change]) -> str:
     """The text of `read_outputs` for what `OpenedCall` returns, as `build_unflatten` reads it.
 
     ``answer`` and ``changes`` are those of a run. Raises CompileRefused where the trace differs.
     """
-    structure = structure_of(answer, objects.found)
-    met: list[Any] = []
-    leaves_of(answer, objects.found, met)
+    values: list[Any] = []
+    take(structure, answer, values)
     traced = json.loads(outputs)["leaves"]
-    leaves, rest = traced[: len(met)], iter(traced[len(met) :])
-    values = [*met]
+    leaves, rest = traced[: len(values)], iter(traced[len(values) :])
     for change in changes:
-        leaves.append(stored_leaf(change.value) if _is_of_torch(change.value) else next(rest))
+        constant = isinstance(change.value, CONSTANTS)
+        leaves.append(stored_constant(change.value) if constant else next(rest))
         values.append(change.value)
     for leaf, value in zip(leaves, values, strict=True):
         is_tensor = isinstance(value, torch.Tensor)
-        if is_tensor != ("tensor" in leaf) or not (is_tensor or stored_leaf(value) == leaf):
-            raise CompileRefused("what it puts into an argument is another thing in a trace")
+        if is_tensor != ("tensor" in leaf) or not (is_tensor or _stored(value) == leaf):
+            raise CompileRefused("what it makes besides tensors is another thing in a trace")
     return json.dumps(
         {
             "answer": structure,
@@ -156,11 +155,19 @@ def with_objects(outputs: str, answer: Any, objects: CallObjects, changes: Seque
     )
 
 
-def class_rows(objects: CallObjects) -> list[GuardRow]:
-    """What the classes of the objects are, which a program may change. Raises CompileRefused."""
+def _stored(value: Any) -> dict[str, Any]:
+    return stored_constant(value) if isinstance(value, CONSTANTS) else {"value": value}
+
+
+def class_rows(objects: CallObjects, structure: Structure) -> list[GuardRow]:
+    """What the classes of the call's objects, and of those that it makes, are.
+
+    A program may change them. Raises CompileRefused.
+    """
     rows = []
     nobody = torch.nn.Module()
-    for kind in dict.fromkeys(map(type, objects.found)):
+    made = [find_class(module, path) for module, path in classes_in(structure)]
+    for kind in dict.fromkeys([*map(type, objects.found), *filter(None, made)]):
         names = kind.__qualname__.split(".")
         path: Path = (("import", kind.__module__), *(("attr", name) for name in names))
         # A worker's `__main__` is another one.

@@ -14,8 +14,14 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from eagercache.callables.answer_structure import (
+    Structure,
+    holds_objects,
+    lasting_part,
+    structure_of,
+)
 from eagercache.callables.arguments import argument_tensors
-from eagercache.callables.module_identity import Identity
+from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
@@ -127,9 +133,12 @@ def trace_module(
     args, kwargs = rebuilt.args, rebuilt.kwargs
     arguments = argument_tensors(args, kwargs)
     objects = rebuilt.objects
-    if objects.found:
-        answer, changes = rebuilt.run_once()
-        module = OpenedCall(module, args, kwargs, changes)
+    answer, changes = rebuilt.run_once()
+    opened = bool(objects.found) or holds_objects(answer)
+    structure: Structure = []
+    if opened:
+        structure = _structure_of_new(answer, rebuilt)
+        module = OpenedCall(module, args, kwargs, changes, structure)
         args, kwargs = tuple(arguments), {}
     casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if casts and open_sizes:
@@ -175,9 +184,9 @@ def trace_module(
         held = {id(tensor) for tensor in argument_tensors(objects.found, {})}
         members = [index for index, tensor in enumerate(arguments) if id(tensor) in held]
         symbolic.tie(dict(enumerate(arguments)), members)
-    if objects.found:
-        outputs = with_objects(outputs, answer, objects, changes)
-        guards = (*guards, *(tuple(row.to_row()) for row in class_rows(objects)))
+    if opened:
+        outputs = with_objects(outputs, answer, structure, changes)
+        guards = (*guards, *(tuple(row.to_row()) for row in class_rows(objects, structure)))
     graph.lint()
     graph_module.recompile()
     plain = torch.fx.GraphModule(graph_module, graph)
@@ -187,6 +196,18 @@ def trace_module(
     if symbolic is not None:
         symbolic.see_outputs(graph)
     return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards)
+
+
+def _structure_of_new(answer: Any, rebuilt: Transferred) -> Structure:
+    """Raises CompileRefused for an answer with an object that the call did not make."""
+    another, _ = rebuilt.run_once()
+    lasting = lasting_part(answer, another, rebuilt.objects.found)
+    if lasting is not None:
+        raise CompileRefused(f"it returns a {type(lasting).__name__}, which outlives the call")
+    try:
+        return structure_of(answer, rebuilt.objects.found)
+    except Unfit as error:
+        raise CompileRefused(str(error)) from error
 
 
 def export_strictly(

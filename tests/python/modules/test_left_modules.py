@@ -1,0 +1,73 @@
+"""A module whose first form of call has no kernel: others may have one, and its parts have theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import run_program
+
+PROGRAM = """
+import torch, eagercache
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+class Part(torch.nn.Sequential):
+    pass
+
+class Prompted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.part = Part(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+
+    def forward(self, x):
+        if x.dim() == 3:
+            print("a prompt")
+        return self.part(x.flatten(0, -2)).sigmoid() * 2 + 1
+
+class Printing(Prompted):
+    def forward(self, x):
+        print("always")
+        return super().forward(x)
+
+def hits(module):
+    return sum(row.hits for part, row in manager.stats() if part is module)
+
+prompt, token = torch.randn(2, 3, 8), torch.randn(4, 8)
+rows = {}
+options = {"modules": "auto", "on_miss": "wait", "choose": "always"}
+with torch.no_grad(), eagercache.enable((), **options):
+    model = Prompted().eval()
+    for _ in range(4):
+        model(prompt)
+    rows["prompts"] = [hits(model), hits(model.part)]
+    off = 0.0
+    for _ in range(40):
+        answer = model(token)
+        core.set_answering(False)
+        off = max(off, float((answer - model(token)).abs().max()))
+        core.set_answering(True)
+    rows["tokens"], rows["off"] = hits(model), off
+    before = hits(model.part)
+    model(prompt)
+    rows["lines"] = [str(line) for line in explain_module(model)]
+    compiles = eagercache.stats().compiles
+    printing = Printing().eval()
+    for size in range(2, 12):
+        for _ in range(40):
+            printing(torch.randn(size, 8, 8).flatten(0, size % 2))
+    rows["printing"] = [hits(printing), hits(printing.part)]
+report(**rows)
+"""
+
+
+def test_another_form_has_a_kernel_where_the_first_has_none(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    found = run_program(PROGRAM, tmp_path, fills=True)
+    assert found["prompts"][0] == 0
+    assert found["prompts"][1] > 0, "its part has a kernel meanwhile"
+    assert found["tokens"] >= 30, found["lines"]
+    assert found["off"] < 1e-5
+    assert found["printing"][0] == 0
+    assert found["printing"][1] > 0
