@@ -21,9 +21,8 @@ bool inside(const Number* data, c10::IntArrayRef sizes, c10::IntArrayRef strides
   }
   for (std::int64_t i = 0; i < sizes[0]; ++i) {
     const Number* const next = data + i * strides[0];
-    const bool holds = sizes.size() == 1
-                           ? range.has(static_cast<std::int64_t>(*next))
-                           : inside(next, sizes.slice(1), strides.slice(1), range);
+    const bool holds = sizes.size() == 1 ? range.has(static_cast<std::int64_t>(*next))
+                                         : inside(next, sizes.slice(1), strides.slice(1), range);
     if (!holds) {
       return false;
     }

@@ -27,10 +27,10 @@ py::list form_tensors(const py::bytes& key) {
   for (const TensorPlace& place : tensor_places(all)) {
     const auto sizes = all.subspan(place.word + 1, place.rank);
     const auto order = dense_order(sizes, all.subspan(place.word + 1 + place.rank, place.rank));
-    rows.append(py::make_tuple(
-        place.word, std::vector<std::int64_t>(sizes.begin(), sizes.end()),
-        order.size() == place.rank && !place.is_same ? py::object(py::cast(order))
-                                                     : py::object(py::none())));
+    rows.append(py::make_tuple(place.word, std::vector<std::int64_t>(sizes.begin(), sizes.end()),
+                               order.size() == place.rank && !place.is_same
+                                   ? py::object(py::cast(order))
+                                   : py::object(py::none())));
   }
   return rows;
 }

@@ -515,8 +515,7 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
 bool is_left(const ModuleRegistry& registry, ModuleRecord& record) noexcept {
   constexpr unsigned kFirst = 4;
   constexpr unsigned kOneOf = 32;
-  if (!record.left[0] ||
-      !(record.left[1] || !registry.training() || !at::GradMode::is_enabled()) ||
+  if (!record.left[0] || !(record.left[1] || !registry.training() || !at::GradMode::is_enabled()) ||
       !record.values->same()) {
     return false;
   }

@@ -1,4 +1,4 @@
-"""A module whose first form of call has no kernel: others may have one, and its parts have theirs."""
+"""A module whose first form of call has no kernel: others may have one, its parts have theirs."""
 
 from __future__ import annotations
 
