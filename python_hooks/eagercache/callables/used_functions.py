@@ -128,6 +128,16 @@ class CodeIndex:
             self._add_code(f"{path}/{number}", part)
 
 
+def _outside_of_python(frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame itself, or the one that called into Python's own library."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] not in sys.stdlib_module_names or name == "__main__":
+            break
+        frame = frame.f_back
+    return frame
+
+
 def tree_classes(module: torch.nn.Module, module_name: str) -> tuple[type, ...]:
     """The classes of a module tree, bases included, that ``module_name`` defines."""
     kinds = {kind for part in module.modules() for kind in type(part).__mro__}
@@ -187,7 +197,7 @@ class FunctionRecorder:
         if event == "call":
             self._codes.setdefault(frame.f_code, frame.f_globals)
             if not self._effect and not _NO_GUARD_HAS.isdisjoint(frame.f_code.co_names):
-                self._see("it reads annotations or documentation", frame)
+                self._see("it reads annotations or documentation", _outside_of_python(frame))
             if frame.f_code in _LOGGING:
                 self._see("it logs", frame.f_back)
             elif frame.f_code in _ASKS_FOR_THE_TRACER:

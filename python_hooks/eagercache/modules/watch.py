@@ -51,6 +51,9 @@ Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
 
 _NOT_THERE = (None, True)
 _WITH_PARTS = (list, tuple, dict, set, frozenset, functools.partial, types.FunctionType)
+# Nobody can give such an object another function.
+_FIXED = (property, types.MethodType, types.BuiltinFunctionType)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _MAX_VALUES = 4096
 _MAX_DEPTH = 12
 # What a module keeps children and tensors in (nn_modules/guard.h compares them).
@@ -201,9 +204,14 @@ class _Rows:
         value, text = found
         if isinstance(owner, torch.nn.Module):
             return  # another value in a module is noticed otherwise (nn_modules/guard.h)
-        if isinstance(owner, tuple) or step == "key":
-            if step == "key":
-                self._parts_of(owner, text)
+        # A subclass of either may have attributes.
+        in_sequence = isinstance(owner, (tuple, list)) and (
+            step == "item" or type(owner) in (tuple, list)
+        )
+        if step == "key" or (in_sequence and isinstance(owner, list)):
+            self._parts_of(owner, text)
+            return
+        if in_sequence:
             return  # never another one
         if isinstance(owner, types.CellType):
             self._insides.append(("cell", owner, (), (self._held(value, text, by_type),)))
@@ -212,9 +220,6 @@ class _Rows:
             return
         if isinstance(owner, types.FunctionType) and key not in vars(owner):
             return  # its code, defaults and closure
-        if isinstance(owner, list):
-            self._parts_of(owner, text)
-            return
         place = owner
         if isinstance(owner, type):
             self._class(owner)
@@ -236,15 +241,18 @@ class _Rows:
         held = getattr(owner, "__dict__", None)
         if isinstance(owner, types.ModuleType):
             return vars(owner)
+        found = next((vars(k)[name] for k in type(owner).__mro__ if name in vars(k)), None)
         if isinstance(held, dict):
             self._class(type(owner))
             if name not in held:
+                if isinstance(found, types.MemberDescriptorType) and _is_slot(found):
+                    raise Unwatchable(f"{text} is in a slot, which cannot be watched")
                 self._item(held, name, _NOT_THERE)
                 return None
             return held
-        found = next((vars(k)[name] for k in type(owner).__mro__ if name in vars(k)), None)
         kept_by_c = (types.MemberDescriptorType, types.GetSetDescriptorType)
-        if isinstance(found, kept_by_c) and not is_immutable(owner):
+        fixed = isinstance(owner, _FIXED) or is_immutable(owner)
+        if isinstance(found, kept_by_c) and not fixed:
             raise Unwatchable(f"{text} is in a slot, which cannot be watched")
         self._class(type(owner))
         return None
@@ -391,6 +399,11 @@ class _Rows:
         held = all(self._may_hold(part, depth + 1) for part in _parts(value))
         self._holdable[id(value)] = held
         return held
+
+
+def _is_slot(member: types.MemberDescriptorType) -> bool:
+    """Whether a class made by Python code has it: members of C's own are seldom written."""
+    return bool(member.__objclass__.__flags__ & _HEAP_TYPE)
 
 
 def _is_leaf(value: Any) -> bool:

@@ -28,6 +28,8 @@ def leave() -> None:
 
 
 def _leave() -> None:
+    if multiprocessing.parent_process() is not None:
+        return  # such processes never write to the store
     chosen, place = session.configuration, _place()
     if core is None or chosen is None or chosen.on_miss == "native" or core.frozen():
         return

@@ -287,6 +287,7 @@ def test_the_script_of_a_disagreement_shows_it_by_itself(planted: dict[str, Any]
 
 
 @pytest.mark.once
+@pytest.mark.long
 def test_changes_of_what_modules_read_are_noticed(tmp_path: Path) -> None:
     cache, totals = tmp_path / "cache", tmp_path / "totals.json"
     cache.mkdir(mode=0o700)
