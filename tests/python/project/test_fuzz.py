@@ -296,7 +296,7 @@ def test_changes_of_what_modules_read_are_noticed(tmp_path: Path) -> None:
          "--folder", str(tmp_path / "worlds"), "--seed", "7", "--quiet", "--recompiles", "0",
          "--only", "dict"],
         env=clean_environment(PYTHONPATH=f"{FUZZ}:{PACKAGE_ROOT}"),
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(totals.read_text())["rows"]
