@@ -83,6 +83,7 @@ def test_a_change_of_the_world_is_noticed(name: str, changed_within: dict[str, A
     assert (had > 0) == (name in module_world.KERNELS), lines
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", module_world.CASES)
 def test_another_program_of_another_world_gets_its_own_answers(
     name: str, changed_before: dict[str, Any]

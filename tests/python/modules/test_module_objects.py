@@ -163,7 +163,7 @@ def generate(**more):
     return model.generate(ids, max_new_tokens=16, pad_token_id=0, eos_token_id=None, **more)
 
 ways = [dict(do_sample=False), dict(do_sample=True), dict(do_sample=False, num_beams=2),
-        dict(do_sample=False, attention_mask=mask)]
+        dict(do_sample=False, attention_mask=mask)]{chosen}
 with torch.no_grad():
     expected = [generate(**way).tolist() for way in ways]
     with eagercache.enable((), modules="auto", on_miss={on_miss!r}, choose="always"):
@@ -178,13 +178,19 @@ report(same=answers == expected * 2, hits=hits, lines=lines)
 """
 
 
-def test_a_language_model_generates_what_it_does_in_eager(store: Path) -> None:
-    made = run_program(GENERATE.format(on_miss="wait"), store, timeout=500, fills=True)
+@pytest.mark.parametrize(
+    ("chosen", "least"), [("[:1]", 16), pytest.param("[1:]", 48, marks=pytest.mark.once)]
+)
+def test_a_language_model_generates_what_it_does_in_eager(
+    chosen: str, least: int, store: Path
+) -> None:
+    program = GENERATE.replace("{chosen}", chosen)
+    made = run_program(program.format(on_miss="wait"), store, timeout=500, fills=True)
     assert made["same"], made["lines"]
-    assert made["hits"] > 64, made["lines"]
-    again = run_program(GENERATE.format(on_miss="native"), store)
+    assert made["hits"] >= least, made["lines"]
+    again = run_program(program.format(on_miss="native"), store)
     assert again["same"], again["lines"]
-    assert again["hits"] > 64, again["lines"]
+    assert again["hits"] >= least, again["lines"]
 
 
 IN_MAIN = """

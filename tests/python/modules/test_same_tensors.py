@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from conftest import run_program
 
+pytestmark = pytest.mark.once
+
 PROGRAM = """
 import torch, eagercache
 from eagercache.base.load import core
