@@ -479,8 +479,8 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
     }
     put_gradients(*record.guard, form);
   }
-  const bool is_left = record.left[form.requires_grad ? 1 : 0];
-  if (is_left && (form.requires_grad || record.forms_to_try == 0)) {
+  const bool to_parts = record.left[form.requires_grad ? 1 : 0];
+  if (to_parts && (form.requires_grad || record.forms_to_try == 0)) {
     record.passes = form.requires_grad ? kPasses : 0;
     ++record.native;
     return call.forward();
@@ -492,7 +492,7 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   }
   if (variant != nullptr && variant->state == ModuleVariant::State::kNative) {
     ++record.native;
-    return is_left ? call.forward() : call.forward_watched();
+    return to_parts ? call.forward() : call.forward_watched();
   }
   ModuleShapeClass::Strides strides;
   bool chosen = false;

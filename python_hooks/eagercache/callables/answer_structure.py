@@ -8,20 +8,18 @@ answer of that structure; `outputs.build_unflatten` builds the answer again.
 
 from __future__ import annotations
 
-import enum
-import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from eagercache.callables.made_classes import cannot_be_made, find_class, is_model_output
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.objects import CallObjects, is_object
 
 # What is the same in every answer of one call's key, and no graph returns.
 CONSTANTS = (torch.dtype, torch.device, type)
 _PLAIN = (bool, int, float, str, type(None))
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code made
 
 Structure = list[Any]
 
@@ -132,22 +130,6 @@ def _is_data_descriptor(value: Any) -> bool:
     return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")
 
 
-def cannot_be_made(kind: type) -> str:
-    """Why an object of a class is more than its dictionary of attributes; "" where it is not."""
-    for base in kind.__mro__:
-        if base is object:
-            continue
-        if not base.__flags__ & _HEAP_TYPE or vars(base).get("__slots__"):
-            return "which keeps what is not in its dictionary"
-        if "__del__" in vars(base):
-            return "which does something when it ends"
-        if "__getattribute__" in vars(base):
-            return "which answers for its attributes itself"
-    if issubclass(kind, (torch.nn.Module, enum.Enum)) or isinstance(kind, enum.EnumMeta):
-        return "which outlives the call"
-    return ""
-
-
 def lasting_part(one: Any, other: Any, objects: Sequence[Any]) -> Any:
     """What the objects in two answers of one call share, so that it was not made by it; or None.
 
@@ -174,9 +156,6 @@ def _mutable_parts(value: Any, known: set[int], inside: bool) -> Iterator[Any]:
         yield from _mutable_parts(part, known, inside)
 
 
-# ---- constants and classes -----------------------------------------------------------------------
-
-
 def stored_constant(value: torch.dtype | torch.device | type) -> dict[str, Any]:
     """A dtype, a device or a class, as JSON has it. Raises Unfit."""
     if isinstance(value, torch.dtype):
@@ -187,43 +166,6 @@ def stored_constant(value: torch.dtype | torch.device | type) -> dict[str, Any]:
     if find_class(module, path) is not value:
         raise Unfit(f"the class {path} cannot be found by its name")
     return {"class": [module, path]}
-
-
-def constant_of(stored: dict[str, Any]) -> Any:
-    """The inverse of `stored_constant`. Raises ValueError for something else."""
-    if "dtype" in stored:
-        dtype = getattr(torch, stored["dtype"], None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{stored['dtype']} is no dtype")
-        return dtype
-    if "device" in stored:
-        return torch.device(stored["device"])
-    if "class" not in stored:
-        raise ValueError(f"{stored} is no constant")
-    module, path = stored["class"]
-    found = find_class(module, path)
-    if found is None:
-        raise ValueError(f"{module}.{path} is no class")
-    return found
-
-
-def find_class(module: str, path: str) -> type | None:
-    """The class of that name, whose module is imported if need be; None where there is none."""
-    try:
-        found: Any = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError, ValueError):
-        return None
-    return found if isinstance(found, type) else None
-
-
-def is_model_output(kind: type) -> bool:
-    """Whether a class is an output of transformers: a dict of what its constructor is given."""
-    return any(
-        base.__name__ == "ModelOutput" and base.__module__ == "transformers.utils.generic"
-        for base in kind.__mro__
-    )
 
 
 def classes_in(structure: Structure) -> Iterator[tuple[str, str]]:

@@ -104,6 +104,14 @@ def is_immutable(value: Any) -> bool:
     return plain_value(value) is not None or type(value) in _IMMUTABLE
 
 
+def is_python_class(kind: type) -> bool:
+    """Whether a class statement made ``kind``, or code like it; other classes are C's."""
+    return bool(kind.__flags__ & _HEAP_TYPE)
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
 # ---- code ----------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from eagercache.callables.code_values import (
     code_digest,
     filled_cells,
     is_covered,
+    is_python_class,
     plain_value,
     type_name,
 )
@@ -65,7 +66,6 @@ NOT_COMPARED = frozenset({"_original_object_hash"})
 _MAX_DEPTH = 12
 # Classes of C whose items are written down.
 _WITH_ITEMS = frozenset((list, tuple, dict, set, frozenset))
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, or as such
 _MAX_ITEMS = 20_000
 
 
@@ -232,7 +232,7 @@ def hides_a_value(value: Any) -> bool:
     That is a slot, what a class of C has inside (a float, a date), or attributes beside items.
     """
     bases = [base for base in type(value).__mro__ if base is not object]
-    own = [base for base in bases if base.__flags__ & _HEAP_TYPE]
+    own = [base for base in bases if is_python_class(base)]
     if any(
         isinstance(member, types.MemberDescriptorType)
         for base in own

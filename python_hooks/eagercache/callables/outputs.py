@@ -9,6 +9,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from eagercache.callables.made_classes import (
+    cannot_be_made,
+    constant_of,
+    find_class,
+    is_model_output,
+)
+
 
 def build_unflatten(outputs: str, num_outputs: int) -> Any:
     """A function of the list of output tensors that makes the answer; None for the tensor itself.
@@ -75,8 +82,6 @@ class _Objects:
 
 
 def _plain(leaf: dict[str, Any]) -> Any:
-    from eagercache.callables.answer_structure import constant_of
-
     return leaf["value"] if "value" in leaf else constant_of(leaf)
 
 
@@ -89,8 +94,6 @@ def _builder(structure: list[Any]) -> Any:
         index = int(rest[0])
         return lambda _, objects: objects[index]
     if kind == "constant":
-        from eagercache.callables.answer_structure import constant_of
-
         constant = constant_of(rest[0])
         return lambda *_: constant
     if kind in ("tuple", "list"):
@@ -109,8 +112,6 @@ def _builder(structure: list[Any]) -> Any:
 
 
 def _output(module: str, path: str) -> Any:
-    from eagercache.callables.answer_structure import find_class, is_model_output
-
     found = find_class(module, path)
     if found is None or not is_model_output(found):
         raise ValueError(f"{module}.{path} is no output of a model")
@@ -119,8 +120,6 @@ def _output(module: str, path: str) -> Any:
 
 
 def _made(module: str, path: str) -> Any:
-    from eagercache.callables.answer_structure import cannot_be_made, find_class
-
     found = find_class(module, path)
     if found is None or cannot_be_made(found):
         raise ValueError(f"{module}.{path} is no class of plain objects")

@@ -19,10 +19,9 @@ from eagercache.cli.common import Unusable, json_option, print_json, require_cor
 from eagercache.cli.program import Settings
 from eagercache.cli.program_options import (
     PROGRAM,
+    chosen_arguments,
     command_of,
-    enable_arguments,
     enable_options,
-    policy_arguments,
     policy_options,
 )
 
@@ -68,22 +67,13 @@ class _ProgramFailed(Unusable):
 @json_option
 @click.argument("words", metavar="PROGRAM [ARGUMENTS]...", nargs=-1, required=True)
 def compare_command(
-    module: bool,
-    ops: tuple[str, ...],
-    skip: tuple[str, ...],
-    devices: tuple[str, ...],
-    directory: Path | None,
-    on_miss: str | None,
-    choose: str | None,
-    numerics: str | None,
-    modules: str | None,
-    training: bool,
     runs: int,
     fresh: bool,
     text: Path | None,
     settle: float,
     as_json: bool,
     words: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Runs PROGRAM natively and with kernels, by turns, and says what kernels bring it.
 
@@ -96,13 +86,10 @@ def compare_command(
     than natively.
     """
     require_core()
-    if fresh and directory is not None:
+    if fresh and options["directory"] is not None:
         raise Unusable("--fresh and --dir name two caches; give one of them")
-    arguments = {
-        **enable_arguments(ops, skip, devices, directory),
-        **policy_arguments(on_miss, choose, numerics, modules, training),
-    }
-    command = command_of(words, module)
+    arguments = chosen_arguments(options)
+    command = command_of(words, options["module"])
     with _cache(fresh) as variables, _ending_on_sigterm():
         runner = _Runner(command, arguments, variables, text.read_bytes() if text else b"", settle)
         comparison = _measure(runner, runs, fresh)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,16 @@ def policy_arguments(
             raise Unusable("--training is about whole modules; say which, as with --modules auto")
         arguments["training"] = True
     return arguments
+
+
+def chosen_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the options of both kinds were given, by the names that click gives them."""
+    named = {name: options[name] for name in ("ops", "skip", "devices", "directory")}
+    policy = ("on_miss", "choose", "numerics", "modules", "training")
+    return {
+        **enable_arguments(**named),
+        **policy_arguments(**{name: options[name] for name in policy}),
+    }
 
 
 def command_of(words: tuple[str, ...], module: bool) -> list[str]:

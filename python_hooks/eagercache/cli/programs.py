@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -23,10 +23,10 @@ from eagercache.cli.common import (
 )
 from eagercache.cli.program_options import (
     PROGRAM,
+    chosen_arguments,
     command_of,
     enable_arguments,
     enable_options,
-    policy_arguments,
     policy_options,
 )
 
@@ -58,21 +58,12 @@ def _start(command: list[str], settings: program.Settings) -> int:
 @json_option
 @click.argument("words", metavar="PROGRAM [ARGUMENTS]...", nargs=-1, required=True)
 def run_command(
-    module: bool,
-    ops: tuple[str, ...],
-    skip: tuple[str, ...],
-    devices: tuple[str, ...],
-    directory: Path | None,
-    on_miss: str | None,
-    choose: str | None,
-    numerics: str | None,
-    modules: str | None,
-    training: bool,
     reports: bool,
     page: Path | None,
     picture: Path | None,
     as_json: bool,
     words: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Runs PROGRAM, unchanged, with eagercache enabled; its child processes have it too.
 
@@ -85,13 +76,10 @@ def run_command(
 
     if load.core is None:
         click.echo(f"eagercache: is not active: {load.refusal}", err=True)
-        _become(command_of(words, module))
+        _become(command_of(words, options["module"]))
     require_core()
-    arguments = {
-        **enable_arguments(ops, skip, devices, directory),
-        **policy_arguments(on_miss, choose, numerics, modules, training),
-    }
-    command = command_of(words, module)
+    arguments = chosen_arguments(options)
+    command = command_of(words, options["module"])
     if not reports:
         settings = program.Settings(enable=arguments)
         os.environ.update(program.environment_of(settings, os.environ))

@@ -77,7 +77,7 @@ class Missed:
 def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, Any]:
     """What a compile worker is sent. Raises NotTransferable."""
     tensors = argument_tensors(missed.args, missed.kwargs)
-    _refuse_twice(module, missed, tensors)
+    _refuse_shared(module, missed, tensors)
     gpu = missed.form.gpu
     if gpu is not None:
         held = [*tensors, *module.parameters(), *module.buffers()]
@@ -107,7 +107,9 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
     }
 
 
-def _refuse_twice(module: torch.nn.Module, missed: Missed, tensors: Sequence[torch.Tensor]) -> None:
+def _refuse_shared(
+    module: torch.nn.Module, missed: Missed, tensors: Sequence[torch.Tensor]
+) -> None:
     """Raises NotTransferable for a tensor that is reached twice, where a trace could not be told.
 
     That two arguments are one tensor is in the key, and the trace is of such a call.

@@ -34,6 +34,7 @@ from eagercache.callables.code_values import (
     is_covered,
     is_immutable,
     is_of_program,
+    is_python_class,
     members,
     own_members,
     plain_value,
@@ -53,7 +54,6 @@ _NOT_THERE = (None, True)
 _WITH_PARTS = (list, tuple, dict, set, frozenset, functools.partial, types.FunctionType)
 # Nobody can give such an object another function.
 _FIXED = (property, types.MethodType, types.BuiltinFunctionType)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _MAX_VALUES = 4096
 _MAX_DEPTH = 12
 # What a module keeps children and tensors in (nn_modules/guard.h compares them).
@@ -245,7 +245,10 @@ class _Rows:
         if isinstance(held, dict):
             self._class(type(owner))
             if name not in held:
-                if isinstance(found, types.MemberDescriptorType) and _is_slot(found):
+                # Members of C's own are seldom written.
+                if isinstance(found, types.MemberDescriptorType) and is_python_class(
+                    found.__objclass__
+                ):
                     raise Unwatchable(f"{text} is in a slot, which cannot be watched")
                 self._item(held, name, _NOT_THERE)
                 return None
@@ -399,11 +402,6 @@ class _Rows:
         held = all(self._may_hold(part, depth + 1) for part in _parts(value))
         self._holdable[id(value)] = held
         return held
-
-
-def _is_slot(member: types.MemberDescriptorType) -> bool:
-    """Whether a class made by Python code has it: members of C's own are seldom written."""
-    return bool(member.__objclass__.__flags__ & _HEAP_TYPE)
 
 
 def _is_leaf(value: Any) -> bool:

@@ -17,11 +17,11 @@ from eagercache.callables.answer_structure import (
     CONSTANTS,
     Structure,
     classes_in,
-    find_class,
     stored_constant,
     take,
 )
 from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
+from eagercache.callables.made_classes import find_class
 from eagercache.callables.objects import CallObjects, Change, is_object
 from eagercache.worker.inductor.commands import CompileRefused
 
