@@ -216,6 +216,14 @@ py::list module_stats() {
     row["native"] = record->native;
     row["pending"] = record->pending;
     row["aside_reasons"] = aside;
+    std::uint64_t replayed = 0;
+    std::string replay;
+    for (const ModuleKernel* kernel : record->kernels()) {
+      replayed += kernel->replays.replayed();
+      replay = kernel->replays.said().empty() ? replay : kernel->replays.said();
+    }
+    row["replayed"] = replayed;
+    row["replay"] = replay;
     rows.append(row);
   }
   return rows;
@@ -312,6 +320,38 @@ void bind_cuda(py::module_& module) {
       .def("__exit__", [](RelaxedBlock& block, const py::args&) { block.relaxed.reset(); });
 }
 
+void bind_replays(py::module_& module) {
+  py::class_<GraphLane, std::shared_ptr<GraphLane>>(module, "GraphLane")
+      .def(py::init([](int device, std::uintptr_t stream) {
+             return std::make_shared<GraphLane>(
+                 c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)),
+                 reinterpret_cast<void*>(stream));
+           }),
+           py::arg("device_index"), py::arg("stream"))
+      .def("close", &GraphLane::close, py::call_guard<py::gil_scoped_release>());
+  py::class_<CaptureRequest>(module, "CaptureRequest")
+      .def_property_readonly("device_index",
+                             [](const CaptureRequest& request) {
+                               return static_cast<int>(request.device().index());
+                             })
+      .def_property_readonly("stream",
+                             [](const CaptureRequest& request) {
+                               return reinterpret_cast<std::uintptr_t>(request.stream());
+                             })
+      .def_property_readonly("num_nodes", &CaptureRequest::num_nodes)
+      .def("capture", &CaptureRequest::capture, py::arg("lane"))
+      .def("outputs", [](CaptureRequest& request, bool replayed) {
+        py::list list;
+        for (const at::Tensor& tensor : request.outputs(replayed)) {
+          list.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+        }
+        return list;
+      });
+  module.def("set_replay_handler", &set_replay_handler, py::arg("handler"));
+  module.def("make_capture_stream",
+             [] { return reinterpret_cast<std::uintptr_t>(make_capture_stream()); });
+}
+
 void bind_training(py::module_& module) {
   module.def("set_modules_training",
              [](bool training) { ModuleRegistry::instance().set_training(training); });
@@ -333,6 +373,7 @@ void bind_modules(py::module_& module) {
   bind_training(module);
   bind_cuda(module);
   bind_records(module);
+  bind_replays(module);
   py::class_<ModuleKernel, std::unique_ptr<ModuleKernel, py::nodelete>>(module, "ModuleKernel");
   module.def("load_module", &load_module, py::arg("source"), py::arg("device"), py::arg("inputs"),
              py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),

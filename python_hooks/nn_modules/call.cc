@@ -18,6 +18,7 @@
 
 #include "dispatcher/base/index_range.h"
 #include "dispatcher/device/cuda_driver.h"
+#include "dispatcher/device/device_stream.h"
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/switches.h"
 #include "dispatcher/hook/thread_state.h"
@@ -184,8 +185,10 @@ c10::SmallVector<ModelContainer::TensorHandle, 64> take_inputs(const ModuleKerne
   return handles;
 }
 
+using Outputs = c10::SmallVector<at::Tensor, 4>;
+
 PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
-                       const ModuleCallForm& form, c10::SmallVector<at::Tensor, 4>& outputs) {
+                       const ModuleCallForm& form, Outputs& outputs) {
   for (std::size_t i = 0; i < outputs.size() && i < strides.size(); ++i) {
     adopt_strides(outputs[i], strides[i]);
   }
@@ -206,20 +209,66 @@ PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strid
   return PyObject_CallFunctionObjArgs(kernel.unflatten.ptr(), list.ptr(), objects.ptr(), nullptr);
 }
 
+LoadedKernel::Outcome run_container(ModuleKernel& kernel, const ModuleGuard& guard,
+                                    const ModuleCallForm& form, Outputs& outputs) {
+  auto handles = take_inputs(kernel, guard, form);
+  const py::gil_scoped_release no_gil;
+  const InsideGuard inside;
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return kernel.model->run({handles.data(), handles.size()}, {outputs.data(), outputs.size()},
+                           kernel.device);
+}
+
+LoadedKernel::Outcome replay(const ContainerGraph& graph,
+                             std::span<const at::Tensor* const> inputs, Outputs& outputs) {
+  // Other threads may replace a parameter while the GIL is released.
+  c10::SmallVector<at::Tensor, 64> held;
+  for (const at::Tensor* input : inputs) {
+    held.push_back(*input);
+  }
+  const py::gil_scoped_release no_gil;
+  return graph.launch(inputs, {outputs.data(), outputs.size()});
+}
+
+// Runs the container of a kernel on a GPU, or what was captured of such a call.
+LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& guard,
+                                    const ModuleCallForm& form, Outputs& outputs) {
+  void* stream = nullptr;
+  if (!current_stream(kernel.device, &stream)) {
+    return LoadedKernel::Outcome::kNotStarted;
+  }
+  c10::SmallVector<const at::Tensor*, 64> inputs;
+  for (const ModuleKernel::Input& input : kernel.inputs) {
+    inputs.push_back(&input_of(input, guard, form));
+  }
+  const ModuleReplays::Plan plan =
+      kernel.replays.plan(kernel, {form.words.data(), form.words.size()}, inputs, stream);
+  if (plan.trial != nullptr) {
+    plan.trial->begin(stream);
+  }
+  LoadedKernel::Outcome outcome = LoadedKernel::Outcome::kNotStarted;
+  if (plan.graph != nullptr) {
+    outcome = replay(*plan.graph, inputs, outputs);
+  }
+  if (outcome == LoadedKernel::Outcome::kAnswered) {
+    kernel.replays.note_replayed();
+  } else {
+    outcome = run_container(kernel, guard, form, outputs);
+  }
+  if (plan.trial != nullptr) {
+    plan.trial->end(stream);
+  }
+  return outcome;
+}
+
 // The kernel's answer, or nullptr without an exception when the forward has to answer.
 PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
                      const ModuleGuard& guard, const ModuleCallForm& form, bool* failed) {
-  auto handles = take_inputs(kernel, guard, form);
-  c10::SmallVector<at::Tensor, 4> outputs(kernel.model->num_outputs());
-  LoadedKernel::Outcome outcome = LoadedKernel::Outcome::kFailed;
-  {
-    const py::gil_scoped_release no_gil;
-    const InsideGuard inside;
-    const at::NoGradGuard no_grad;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    outcome = kernel.model->run({handles.data(), handles.size()}, {outputs.data(), outputs.size()},
-                                kernel.device);
-  }
+  Outputs outputs(kernel.model->num_outputs());
+  const LoadedKernel::Outcome outcome = kernel.device.is_cuda() && replays_are_made()
+                                            ? run_or_replay(kernel, guard, form, outputs)
+                                            : run_container(kernel, guard, form, outputs);
   *failed = outcome == LoadedKernel::Outcome::kFailed;
   return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, strides, form, outputs)
                                                      : nullptr;

@@ -96,6 +96,23 @@ ModuleShapeClass* ModuleRecord::find_class(std::span<const Word> words,
   return nullptr;
 }
 
+std::vector<const ModuleKernel*> ModuleRecord::kernels() const {
+  std::vector<const ModuleKernel*> all;
+  if (current_ != nullptr) {
+    for (const ModuleVariant& variant : *current_) {
+      if (variant.kernel != nullptr) {
+        all.push_back(variant.kernel);
+      }
+    }
+  }
+  if (classes_ != nullptr) {
+    for (const auto& known : *classes_) {
+      all.push_back(known->kernel());
+    }
+  }
+  return all;
+}
+
 void ModuleRecord::drop(const ModuleKernel& kernel) noexcept {
   // Each module object loads an entry's kernel for itself.
   const auto is_dropped = [&kernel](const ModuleKernel* other) {

@@ -17,6 +17,7 @@
 #include "dispatcher/kernels/model_container.h"
 #include "python_hooks/nn_modules/arguments.h"
 #include "python_hooks/nn_modules/guard.h"
+#include "python_hooks/nn_modules/replays.h"
 #include "python_hooks/nn_modules/shape_class.h"
 
 namespace eagercache {
@@ -59,6 +60,7 @@ struct ModuleKernel {
   bool takes_objects = false;
   // For calls that need gradients; null for others. Never destroyed.
   const ModuleTraining* training = nullptr;
+  ModuleReplays replays;  // of calls without gradients on a GPU
   // Replicas of a data-parallel job have it or not, and it does not give the forward's very bits:
   // where they compute from equal data the forward answers (numerics_rule.h).
   bool differs_on_replicas = false;
@@ -108,6 +110,8 @@ class ModuleRecord {
   // That kernel answers no more, nor another of the same entry: it failed, or was wrong. The
   // forward does.
   void drop(const ModuleKernel& kernel) noexcept;
+  // The kernels of the identity that holds now.
+  std::vector<const ModuleKernel*> kernels() const;
 
   // Something below the module changed: its forward answers until the Python side has looked again.
   void invalidate() noexcept {

@@ -239,6 +239,14 @@ VARIABLES: tuple[Variable, ...] = (
         "several processes.",
     ),
     Variable(
+        "EAGERCACHE_GRAPH_BYTES",
+        "graph_bytes",
+        parse_size,
+        64 << 20,
+        "How much of a GPU's memory may be kept for calls of modules that are replayed as CUDA graphs, "
+        "such as 64M. 0: nothing is replayed.",
+    ),
+    Variable(
         "EAGERCACHE_VERIFY",
         "verify",
         _share,
@@ -268,6 +276,7 @@ class Settings:
     workers: int
     slots: int
     linger: float | None
+    graph_bytes: int
     verify: float
 
 

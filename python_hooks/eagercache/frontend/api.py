@@ -183,6 +183,7 @@ def _switch_on(
     log.set_level(settings.log)
     core.set_log_level(config.LOG_LEVELS[settings.log])
     core.set_verification_share(settings.verify)
+    session.graph_bytes = settings.graph_bytes
     core.set_wait_seconds(settings.wait_seconds)
     child = _is_child_process()
     paths = stores.store_paths(settings, cache_dir)

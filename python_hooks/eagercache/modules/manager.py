@@ -30,6 +30,7 @@ from eagercache.callables.surroundings import autocast_here
 from eagercache.callables.trace_rows import rows_in
 from eagercache.callables.used_functions import changed_function
 from eagercache.calls.call import GlobalState
+from eagercache.modules import replay
 from eagercache.modules.forms import (
     Form,
     Missed,
@@ -146,6 +147,7 @@ class ModuleManager:
             self._select, self._look, self._missed, self._unfit, self._is_wrong
         )
         core.set_eager_gradients(eager_gradients)
+        replay.set_limit(session.graph_bytes)
 
     def _select(self, module: torch.nn.Module, nested: bool) -> str:
         if nested:
@@ -695,6 +697,8 @@ class ModuleManager:
                         training_hits=row["training_hits"],
                         training_reason="" if info.kernels[True] else info.reasons[True],
                         identity=info.identity,
+                        replayed=row["replayed"],
+                        replay=row["replay"],
                     ),
                 )
             )

@@ -20,6 +20,8 @@ class ModuleStats:
         training_hits: those of ``hits`` that need gradients, whose backward is a kernel too.
         training_reason: ``reason`` for calls that need gradients.
         identity: modules of one identity share their kernels.
+        replayed: those of ``hits`` that were one launch of a CUDA graph.
+        replay: what is replayed and how fast, or why not; empty where nothing has come often enough.
     """
 
     name: str
@@ -32,6 +34,8 @@ class ModuleStats:
     training_hits: int = 0
     training_reason: str = ""
     identity: str = ""
+    replayed: int = 0
+    replay: str = ""
 
     def line(self, path: str) -> str:
         """For people; ``path``: where the module is below the one that they asked about."""
@@ -46,4 +50,5 @@ class ModuleStats:
             + f"; {verdict}"
             + (f"; {self.training_hits} with gradients" if self.training_hits else "")
             + (f"; with gradients refused: {training}" if training else "")
+            + (f"; {self.replay}" if self.replay else "")
         )

@@ -45,6 +45,7 @@ class Session:
         self.configuration: Configuration | None = None
         self.enables = 0  # calls of enable()
         self.linger: float | None = None  # EAGERCACHE_LINGER
+        self.graph_bytes = 0  # EAGERCACHE_GRAPH_BYTES
         self.waited_in_vain = False  # a call of a module, since the latest verdict on one
 
     def services(self) -> list[CompileService]:
