@@ -3,11 +3,12 @@
     .venv/bin/python bench/replay.py [--programs llama,mobilenetv3,vit_tiny,bert] [--rounds 25]
                                      [--output bench/results/x.md]
 
-Batch 1 in bfloat16, random weights, the same sizes at each call; each program in a process of its
-own. Kernels are made first, behind the calls, until they are decided and replayed or not. Then five
-sides take turns: eager, kernels without replay, kernels, ``torch.compile`` and its mode
-``reduce-overhead``. A figure is the wall time of a block of calls, its end waited for, by the call;
-``host`` is that of the calls alone, while the device has not ended.
+Batch 1 in bfloat16, random weights, the same sizes at each call. Kernels are made first, of all
+programs at a time, by calls without a pause. Then each program has a process of its own, which
+calls until its replays are decided; and five sides take turns: eager, kernels without replay,
+kernels, ``torch.compile``, and its mode ``reduce-overhead``. A figure is the wall time of a block
+of calls, its end waited for, by the call; ``host`` is that of the calls alone, while the device has
+not ended.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +93,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from eagercache.modules import replay
     from eagercache.modules.manager import explain_module
 
-    model, args, keywords = make(options.role)
+    model, args, keywords = make(options.program)
     calls: dict[str, Callable[[], Any]] = {}
     for mode in ("default", "reduce-overhead"):
         other = copy.deepcopy(model)
         other.forward = torch.compile(other.forward, mode=mode)
         calls[f"torch.compile {mode}"] = lambda other=other: other(*args, **keywords)
     torch.set_grad_enabled(False)
+    if options.role == "warm":
+        with eagercache.enable((), modules=type(model)):
+            settle(lambda: model(*args, **keywords))
     for call in calls.values():
         for _ in range(6):
             call()
+    if options.role == "warm":
+        return {}
     sides: dict[str, list[tuple[float, float]]] = {}
     with eagercache.enable((), modules=type(model)):
         mine = lambda: model(*args, **keywords)  # noqa: E731
@@ -128,16 +135,24 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--role", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--program", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
         print(json.dumps(measure(options)))
         return 0
     rows, said = [], []
+    names = options.programs.split(",")
+
+    def run(role: str, name: str, store: str) -> Any:
+        given = ["--role", role, "--program", name, "--rounds", str(options.rounds)]
+        caches = {"EAGERCACHE_DIR": store, "TORCHINDUCTOR_CACHE_DIR": f"{store}/inductor"}
+        return frame.in_process(__file__, *given, **caches)
+
     with tempfile.TemporaryDirectory() as store:
-        for name in options.programs.split(","):
-            result = frame.in_process(
-                __file__, "--role", name, "--rounds", str(options.rounds), EAGERCACHE_DIR=store
-            )
+        with futures.ThreadPoolExecutor(len(names)) as pool:
+            list(pool.map(lambda name: run("warm", name, store), names))
+        for name in names:
+            result = run("measure", name, store)
             eager = statistics.median(wall for wall, _ in result["sides"]["eager"])
             for side, pairs in result["sides"].items():
                 walls = sorted(wall for wall, _ in pairs)

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 
+#include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/device/device_stream.h"
 
 namespace eagercache {
@@ -65,6 +67,7 @@ bool ContainerGraph::captured(ModelContainer& model, Tensors inputs,
     return false;
   }
   std::vector<at::Tensor> read;
+  std::optional<RelaxedCapture> relaxed(std::in_place);  // another thread may be capturing
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& given = *inputs[i];
     if (given.device() != lane_->device()) {
@@ -75,6 +78,7 @@ bool ContainerGraph::captured(ModelContainer& model, Tensors inputs,
                              : given);
     inputs_.push_back({read[i].const_data_ptr(), copied[i] ? bytes_spanned(given) : 0, copied[i]});
   }
+  relaxed.reset();
   std::vector<ModelContainer::TensorHandle> handles;
   for (const at::Tensor& tensor : read) {
     handles.push_back(new at::Tensor(tensor));

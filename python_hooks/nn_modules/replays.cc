@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dispatcher/device/cuda_driver.h"
+#include "dispatcher/device/cuda_graph.h"
 #include "dispatcher/hook/inside_guard.h"
 #include "python_hooks/nn_modules/call.h"
 #include "python_hooks/nn_modules/record.h"

@@ -259,7 +259,7 @@ def test_random_numbers_are_not_replayed() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_calls_agree_with_the_forward(seed: int) -> None:
-    """Sizes, addresses, streams, lifetimes, aliasing and memory by chance; each answer is kept for a while."""
+    """By chance: sizes, addresses, streams, lifetimes of answers, aliasing, memory given back."""
     draw = random.Random(seed)
     models = [Deep(4 + index).cuda().eval() for index in range(3)]
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]

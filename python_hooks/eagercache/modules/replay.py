@@ -20,8 +20,8 @@ from eagercache.base.load import core
 
 log = logging.getLogger("eagercache")
 
-# Captures whose pool had to be given back; each leaves a library's workspace behind.
-MOST_CLOSED = 4
+# So often a stream's pool is given back; each time leaves a library's workspace behind.
+MOST_CLOSED = 3
 # What a replay may differ by where a kernel adds in any order. Most give the same bits.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 LOOSE = 2e-2
@@ -47,8 +47,8 @@ class GraphCaptures:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.Lock()
-        self._lanes: dict[tuple[int, int], _Lane] = {}
-        self._closed = 0
+        self._lanes: dict[tuple[int, int], _Lane] = {}  # by device and stream
+        self._closed: dict[tuple[int, int], int] = {}  # how often
 
     def bytes(self) -> int:
         """What the pools hold of all GPUs' memory."""
@@ -60,33 +60,40 @@ class GraphCaptures:
             return "the allocator of CUDA's memory is not PyTorch's own"
         if torch.cuda.get_sync_debug_mode() != 0:
             return "synchronizations are watched (torch.cuda.set_sync_debug_mode)"
-        if self._closed >= MOST_CLOSED:
-            return "graphs needed more memory than EAGERCACHE_GRAPH_BYTES before"
+        if self._closed.get((request.device_index, request.stream), 0) >= MOST_CLOSED:
+            return "graphs of its stream need more memory than EAGERCACHE_GRAPH_BYTES"
         if not self._lock.acquire(blocking=False):
             return "busy"
         try:
             return self._capture(request)
         except torch.cuda.OutOfMemoryError:
             return "there was no memory for it"
+        except RuntimeError as error:
+            return f"its capture failed ({str(error).splitlines()[0]})"
         finally:
             self._lock.release()
 
     def _capture(self, request: Any) -> str:
+        assert core is not None
         place = (request.device_index, request.stream)
         lane = self._lanes.get(place)
         if lane is None:
             lane = self._lanes[place] = _make_lane(*place)
         with _captured_in(lane, request.device_index):
             reason: str = request.capture(lane.core)
+        # Another thread may be capturing, which must not notice what comes.
+        with core.RelaxedCapture():
+            return reason or self._judge(request, lane, place)
+
+    def _judge(self, request: Any, lane: _Lane, place: tuple[int, int]) -> str:
+        """Why what was captured is not to be replayed; empty where it is."""
         lane.bytes = sum(
             segment["total_size"] for segment in lane.pool.snapshot(include_traces=False)
         )
         held = sum(other.bytes for key, other in self._lanes.items() if key[0] == place[0])
         if held > self.limit:
-            self._close(place)
+            self._close(place, for_good=held > lane.bytes)
             return f"its graph needs more of the GPU's memory ({held:,} bytes in all) than it may"
-        if reason:
-            return reason
         differs = _difference(request.outputs(False), request.outputs(True))
         log.info(
             "event=capture device=%d nodes=%d pool_bytes=%d differs=%r",
@@ -97,12 +104,16 @@ class GraphCaptures:
         )
         return differs
 
-    def _close(self, place: tuple[int, int]) -> None:
-        """Gives a lane's memory back. Its calls are counted anew, and may be captured again."""
+    def _close(self, place: tuple[int, int], *, for_good: bool) -> None:
+        """Gives a lane's memory back. Its calls are counted anew, and may be captured again.
+
+        For good where other streams have the memory.
+        """
         lane = self._lanes.pop(place)
         lane.core.close()
-        self._closed += 1
-        torch.cuda.synchronize(place[0])
+        self._closed[place] = MOST_CLOSED if for_good else self._closed.get(place, 0) + 1
+        # Of the last replay. Where that cannot be waited for, nothing is given back.
+        torch.cuda.ExternalStream(place[1], device=place[0]).synchronize()
         _release(lane.pool)
 
 

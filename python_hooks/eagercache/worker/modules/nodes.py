@@ -68,6 +68,14 @@ def behind(node: Any) -> Any:
     return node
 
 
+def chosen_from(node: Any) -> Any:
+    """The node of whose values those of ``node`` are some, wherever they stand."""
+    node = behind(node)
+    while operator_name(node) in ("aten::gather", "aten::index_select"):
+        node = behind(node.args[0])
+    return node
+
+
 def draws_numbers(node: Any) -> bool:
     """Whether ``node`` calls an operator that draws random numbers.
 

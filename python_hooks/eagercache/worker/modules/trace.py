@@ -28,7 +28,7 @@ from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
 from eagercache.worker.modules.labels import label_range
 from eagercache.worker.modules.nodes import (
-    behind,
+    chosen_from,
     counts_from_the_storage,
     divides_integers,
     draws_numbers,
@@ -62,16 +62,14 @@ Range = tuple[int, int, int, int]
 _aten = torch.ops.aten
 
 # Operators whose generated code checks values as it runs, and would end the process where eager
-# raises. An embedding's indices can be checked before the call when they come straight from an
-# input; of the others a graph may have none.
+# raises. The indices of those in `CHECKED` can be checked before the call when they come straight
+# from an input; of the others a graph may have none.
 INDEXING = {
     "aten::index_put",
     "aten::index_put_",
-    "aten::gather",
     "aten::scatter",
     "aten::scatter_add",
     "aten::scatter_reduce",
-    "aten::index_select",
     "aten::index_add",
     "aten::index_copy",
     "aten::take",
@@ -87,6 +85,8 @@ INDEXING = {
     "aten::_assert_scalar",
     "aten::multinomial",
 }
+# Where the indices and the dimension stand among the arguments.
+CHECKED = {"aten::embedding": (1, None), "aten::gather": (2, 1), "aten::index_select": (2, 1)}
 _DIVIDING = {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"}
 
 
@@ -387,14 +387,16 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
             for index, rows in zip(node.args[1], sizes, strict=False):
                 if index is not None and not _stays_inside(index, rows):
                     raise CompileRefused(f"the forward indexes with data ({node.target})")
-        if name != "aten::embedding":
+        if name not in CHECKED:
             continue
-        source = behind(node.args[1])
-        if source in positions:
-            rows = int(node.args[0].meta["val"].shape[0])
-            ranges.append((positions[source], 0, rows, 0))
-        elif not _stays_inside(node.args[1], int(node.args[0].meta["val"].shape[0])):
-            raise CompileRefused("the indices of an embedding are computed")
+        argument, dimension = CHECKED[name]
+        shape = node.args[0].meta["val"].shape
+        rows = shape[0 if dimension is None else node.args[dimension]] if shape else 1
+        source = chosen_from(node.args[argument])
+        if source in positions and (dimension is None or isinstance(rows, int)):
+            ranges.append((positions[source], 0, int(rows), 0))
+        elif not _stays_inside(node.args[argument], rows if dimension is not None else int(rows)):
+            raise CompileRefused(f"the indices of {name.removeprefix('aten::')} are computed")
     return tuple(dict.fromkeys(ranges))
 
 
@@ -407,12 +409,12 @@ def _stays_inside(index: torch.fx.Node, rows: Any) -> bool:
         return False
     if is_made_here(index):
         return True
-    node = behind(index)
+    node = chosen_from(index)
     while operator_name(node) == "aten::add" and "alpha" not in node.kwargs:
         shift = node.args[1]
         if not isinstance(shift, int) or shift < 0:
             return False
-        rows, node = rows - shift, behind(node.args[0])
+        rows, node = rows - shift, chosen_from(node.args[0])
     return counts_below(node, rows)
 
 
