@@ -244,9 +244,6 @@ LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& gua
   }
   const ModuleReplays::Plan plan =
       kernel.replays.plan(kernel, {form.words.data(), form.words.size()}, inputs, stream);
-  if (plan.trial != nullptr) {
-    plan.trial->begin(stream);
-  }
   LoadedKernel::Outcome outcome = LoadedKernel::Outcome::kNotStarted;
   if (plan.graph != nullptr) {
     outcome = replay(*plan.graph, inputs, outputs);
@@ -257,7 +254,7 @@ LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& gua
     outcome = run_container(kernel, guard, form, outputs);
   }
   if (plan.trial != nullptr) {
-    plan.trial->end(stream);
+    plan.trial->end(plan.timed, stream);
   }
   return outcome;
 }

@@ -23,8 +23,6 @@ namespace py = pybind11;
 constexpr std::size_t kAlwaysCopied = 64 * 1024;
 // More are not copied for each call: it would cost what is gained.
 constexpr std::size_t kMostCopied = 64;
-// A replay may be so much slower on the device, for what it spares the host.
-constexpr float kNoSlower = 1.02F;
 
 py::object& handler() {
   static auto* const object = new py::object();
@@ -32,13 +30,6 @@ py::object& handler() {
 }
 
 bool graphs_are_on = false;
-
-float median_of(std::vector<ReplayTrial::Times> samples, float ReplayTrial::Times::* part) {
-  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
-  std::nth_element(samples.begin(), middle, samples.end(),
-                   [part](const auto& a, const auto& b) { return a.*part < b.*part; });
-  return (*middle).*part;
-}
 
 }  // namespace
 
@@ -48,65 +39,6 @@ void set_replay_handler(py::object object) {
 }
 
 bool replays_are_made() noexcept { return graphs_are_on; }
-
-// ---- a trial -------------------------------------------------------------------------------------
-
-void ReplayTrial::begin(void* stream) noexcept {
-  timing_ = false;
-  if (pending_.size() < kInFlight) {
-    try {
-      pending_.emplace_back().replayed = replays_next_;
-      timing_ = pending_.back().timer.begin(stream);
-      if (!timing_) {
-        pending_.pop_back();
-      }
-    } catch (...) {  // out of memory
-    }
-  }
-  began_ = std::chrono::steady_clock::now();
-}
-
-void ReplayTrial::end(void* stream) noexcept {
-  if (timing_) {
-    Pending& last = pending_.back();
-    const std::chrono::duration<float, std::milli> host = std::chrono::steady_clock::now() - began_;
-    last.host = host.count();
-    if (!last.timer.end(stream)) {
-      pending_.pop_back();
-    }
-  }
-  replays_next_ = !replays_next_;
-}
-
-void ReplayTrial::add(bool replayed, Times times) {
-  samples_[replayed ? 1 : 0].push_back(times);
-}
-
-ReplayTrial::Verdict ReplayTrial::verdict() noexcept {
-  try {
-    while (!pending_.empty()) {
-      const std::optional<float> device = pending_.front().timer.elapsed();
-      if (!device.has_value()) {
-        break;
-      }
-      add(pending_.front().replayed, {*device, pending_.front().host});
-      pending_.pop_front();
-    }
-    // The first of each kind brings code and memory to where it is used.
-    if (std::min(samples_[0].size(), samples_[1].size()) <= kSamples) {
-      return Verdict::kOpen;
-    }
-    for (std::size_t kind = 0; kind < samples_.size(); ++kind) {
-      const std::vector<Times> warm(samples_[kind].begin() + 1, samples_[kind].end());
-      median_[kind] = {median_of(warm, &Times::device), median_of(warm, &Times::host)};
-    }
-  } catch (...) {
-    return Verdict::kOpen;
-  }
-  const bool faster = replayed().device <= run().device * kNoSlower &&
-                      replayed().host <= run().host * kNoSlower;
-  return faster ? Verdict::kReplay : Verdict::kRun;
-}
 
 // ---- the calls of a kernel -----------------------------------------------------------------------
 
@@ -259,8 +191,11 @@ ModuleReplays::Plan ModuleReplays::plan(ModuleKernel& kernel, std::span<const Wo
   if (entry.state == State::kOff) {
     return {};
   }
-  const std::shared_ptr<ReplayTrial> trial = entry.trial;
-  return {trial == nullptr || trial->replays_next() ? entry.graph : nullptr, trial};
+  if (entry.trial == nullptr) {
+    return {entry.graph, nullptr, nullptr};
+  }
+  const bool replays = entry.trial->replays_next();
+  return {replays ? entry.graph : nullptr, entry.trial, entry.trial->begin(stream)};
 }
 
 // ---- a capture -----------------------------------------------------------------------------------

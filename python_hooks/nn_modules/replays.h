@@ -7,64 +7,21 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "dispatcher/device/cuda_graph.h"
 #include "dispatcher/kernels/container_graph.h"
+#include "dispatcher/kernels/replay_trial.h"
 #include "guards/key/call_key.h"
 
 namespace eagercache {
 
 struct ModuleKernel;
-
-// Calls of both kinds by turns, and which one is faster: the program's own, on its stream. What a
-// call takes is the time between its first and its last work there, in which the device waits for a
-// host that is slower.
-class ReplayTrial {
- public:
-  enum class Verdict { kOpen, kReplay, kRun };
-  struct Times {
-    float device = 0;  // milliseconds
-    float host = 0;
-  };
-
-  bool replays_next() const noexcept { return replays_next_; }
-  // Around one call of the kind that is next.
-  void begin(void* stream) noexcept;
-  void end(void* stream) noexcept;
-  Verdict verdict() noexcept;
-  // By median, of calls run and replayed; once there is a verdict.
-  Times run() const noexcept { return median_[0]; }
-  Times replayed() const noexcept { return median_[1]; }
-
-  // A call of one kind, as if it had been timed.
-  void add(bool replayed, Times times);
-
- private:
-  struct Pending {
-    StreamTimer timer;
-    bool replayed = false;
-    float host = 0;
-  };
-  static constexpr std::size_t kSamples = 7;  // of each kind
-  static constexpr std::size_t kInFlight = 16;
-
-  bool replays_next_ = false;
-  std::list<Pending> pending_;
-  std::chrono::steady_clock::time_point began_;
-  bool timing_ = false;
-  std::array<std::vector<Times>, 2> samples_;
-  std::array<Times, 2> median_{};
-};
 
 // The calls of one kernel.
 class ModuleReplays {
@@ -74,7 +31,8 @@ class ModuleReplays {
   // nullptr: the container runs.
   struct Plan {
     std::shared_ptr<const ContainerGraph> graph;
-    std::shared_ptr<ReplayTrial> trial;  // times the call; null where it is decided
+    std::shared_ptr<ReplayTrial> trial;  // to be told of the call's end; null where it is decided
+    ReplayTrial::Call* timed = nullptr;
   };
   Plan plan(ModuleKernel& kernel, std::span<const Word> words,
             std::span<const at::Tensor* const> inputs, void* stream);

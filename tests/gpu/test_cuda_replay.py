@@ -194,25 +194,29 @@ def test_while_another_thread_captures(deep: nn.Module) -> None:
     """A capture of the program's, which forbids unsafe calls to all threads, holds."""
     other = Deep(6).cuda().eval()
     x = rows()
-    graph = torch.cuda.CUDAGraph()
-    begun, done = threading.Event(), threading.Event()
+    ready, begun, done = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
-        begun.wait()
         with torch.no_grad():
+            for model in (deep, other):  # what libraries make for a thread, none makes in a capture
+                by_forward(model, x)
+                model(x)
+            torch.cuda.synchronize()
+            ready.set()
+            begun.wait()
             for _ in range(60):
                 deep(x)
                 other(x)
         done.set()
 
-    other(x), other(x)
     thread = threading.Thread(target=work)
     thread.start()
-    torch.cuda.synchronize()
+    ready.wait()
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         begun.set()
         y = x * 2
-        done.wait(60)
+        assert done.wait(60)
     thread.join()
     graph.replay()
     assert torch.equal(y, x * 2)

@@ -55,6 +55,21 @@ class Words(nn.Module):
         return rows.sin() + 1, {"squares": rows * rows}
 
 
+class Picks(nn.Module):
+    """What stands at indices that a call gives, and an embedding of what was found there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kinds", torch.arange(10)[None] % 3)
+        self.table = nn.Embedding(3, 16)
+        self.rows = nn.Parameter(torch.linspace(-1, 1, 160).view(10, 16))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        kinds = torch.gather(self.kinds.expand(ids.size(0), -1), 1, ids)
+        chosen = torch.index_select(self.rows, 0, ids[0])
+        return (self.table(kinds) * chosen).sin() + 1
+
+
 class Prints(nn.Module):
     """Prints on every call."""
 
@@ -295,6 +310,7 @@ def make(name: str) -> nn.Module:
         for kind in (
             Block,
             Words,
+            Picks,
             Prints,
             Logs,
             Warns,
@@ -320,7 +336,7 @@ def make(name: str) -> nn.Module:
 def example(name: str) -> torch.Tensor:
     """An argument for it."""
     generator = torch.Generator().manual_seed(2)
-    if name == "Words":
+    if name in ("Words", "Picks"):
         return torch.randint(0, 10, (4, 6), generator=generator)
     width = 48 if name in ("Block", "Chatty", "Settles") else 8
     return torch.randn(4, width, generator=generator)

@@ -62,6 +62,7 @@ report(rows=rows, compiles=eagercache.stats().compiles)
 NAMES = [
     "Block",
     "Words",
+    "Picks",
     "Prints",
     "Logs",
     "Warns",
@@ -559,6 +560,25 @@ def test_an_index_out_of_range_raises_and_does_not_end_the_process(warm: None) -
             words(ids - 100)
         _, by_kernel = answered_by_kernel(words, 9 - ids)
         assert by_kernel
+
+
+def test_what_is_gathered_has_indices_in_range(warm: None) -> None:
+    picks, ids = module_zoo.make("Picks"), module_zoo.example("Picks")
+    with torch.no_grad():
+        picks(ids)
+        answer, by_kernel = answered_by_kernel(picks, ids)
+        assert by_kernel
+        torch.testing.assert_close(answer, forward(picks, ids))
+        for wrong in (ids + 10, ids - 1, ids - 100):
+            with pytest.raises((IndexError, RuntimeError), match="out of"):
+                picks(wrong)
+        with pytest.raises(IndexError):  # from behind what was gathered
+            picks.kinds.fill_(5)
+            picks(ids)
+        picks.kinds.fill_(2)
+        answer, by_kernel = answered_by_kernel(picks, ids)
+        assert by_kernel
+        torch.testing.assert_close(answer, forward(picks, ids))
 
 
 def test_two_objects_of_one_class_share_a_kernel_and_not_their_values(block: nn.Module) -> None:

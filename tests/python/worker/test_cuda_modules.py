@@ -280,3 +280,63 @@ def test_where_compilers_of_triton_fail_kernels_are_compiled_one_by_one(
     nothing: Any = None
     assert tools._compile_for_gpu(nothing, (), {}, tmp_path, nothing) == "made"
     assert tried == [3, 1]
+
+
+def test_products_of_one_row_become_sums_and_stay_what_they_are() -> None:
+    """The graph is of a GPU; what it computes is seen on the CPU, in float32 as its sums are."""
+    said = run_program(
+        f"""
+        import sys
+        sys.path.insert(0, {HERE!r})
+        import fake_cuda, torch
+        fake_cuda.install()
+        from eagercache.worker.modules.vector_products import use_vector_products
+        from torch import nn
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        class Gated(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.gate = nn.Linear(24, 40), nn.Linear(24, 40, bias=False)
+                self.down = nn.Linear(40, 24)
+
+            def forward(self, x):
+                return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+        def graph_of(rows, dtype):
+            torch.set_default_dtype(dtype)
+            with FakeTensorMode(), torch.no_grad(), torch.device("cuda"):
+                module, x = Gated(), torch.empty(*rows, 24)
+            torch.set_default_dtype(torch.float32)
+            program = torch.export.export(module, (x,), strict=True)
+            return torch.fx.GraphModule(program.graph_module, program.graph)
+
+        def linears(graph):
+            return sum("linear" in str(node.target) for node in graph.graph.nodes)
+
+        left = {{}}
+        for name, rows, dtype in (
+            ("one", (1, 1), torch.bfloat16), ("vector", (), torch.float16),
+            ("two", (1, 2), torch.bfloat16), ("float", (1, 1), torch.float32),
+        ):
+            graph = graph_of(rows, dtype)
+            use_vector_products(graph.graph)
+            graph.graph.lint()
+            graph.recompile()
+            left[name] = linears(graph)
+        plain, changed = graph_of((1, 1), torch.bfloat16), graph_of((1, 1), torch.bfloat16)
+        use_vector_products(changed.graph)
+        changed.recompile()
+        given = [
+            torch.randn(node.meta["val"].shape, dtype=torch.bfloat16) / 4
+            for node in plain.graph.find_nodes(op="placeholder")
+        ]
+        expected, (answer,) = plain(*given)[0], changed(*given)
+        report(left=left, dtype=str(answer.dtype), shape=list(answer.shape),
+               worst=float((answer - expected).abs().max() / expected.abs().max()))
+        """,
+        None,
+    )
+    assert said["left"] == {"one": 0, "vector": 0, "two": 3, "float": 3}
+    assert said["dtype"] == "torch.bfloat16" and said["shape"] == [1, 1, 24]
+    assert said["worst"] < 0.02

@@ -48,6 +48,7 @@ from eagercache.worker.modules.comparison import Moved, compare
 from eagercache.worker.modules.guards import tensor_names
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
+from eagercache.worker.modules.vector_products import use_vector_products
 from eagercache.worker.timing import cuda_timing, timing
 from eagercache.worker.validation.validate import ProofFailed, same_bits
 
@@ -222,6 +223,8 @@ def _compile(traced: ModuleGraph, directory: Path, tools: Tools) -> Path:
         if not text.kernels and len(text.extern_calls) <= 1:
             raise CompileRefused("it is one library call: nothing to gain")
 
+    if use_vector_products(traced.graph.graph):
+        traced.graph.recompile()
     beside = traced.symbolic.shape_function if traced.symbolic is not None else None
     return tools.container(traced.graph, traced.examples, directory, check, beside)
 
