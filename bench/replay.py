@@ -1,4 +1,4 @@
-"""Calls of whole modules that are replayed as CUDA graphs, beside eager and torch.compile, on a GPU.
+"""Calls of whole modules that are replayed as CUDA graphs, beside eager and torch.compile.
 
     .venv/bin/python bench/replay.py [--programs llama,mobilenetv3,vit_tiny,bert] [--rounds 25]
                                      [--output bench/results/x.md]

@@ -122,7 +122,8 @@ void* make_capture_stream() noexcept {
 
 CudaGraph::~CudaGraph() {
   if (executable_ != nullptr) {
-    // What of it is running ends first.
+    // What of it is running ends first. Another thread may be capturing, here and below.
+    const RelaxedCapture relaxed;
     GraphDriver::get()->graph_exec_destroy(executable_);
   }
 }
@@ -163,6 +164,7 @@ CudaGraph GraphCapture::end(std::string* reason) noexcept {
     *reason = "it cannot be captured (" + CudaDriver::get()->describe(error) + ")";
     return made;
   }
+  const RelaxedCapture relaxed;
   std::size_t count = 0;
   int error = driver.graph_get_nodes(graph, nullptr, &count);
   std::vector<void*> nodes(count);
@@ -185,12 +187,14 @@ CudaGraph GraphCapture::end(std::string* reason) noexcept {
 StreamTimer::StreamTimer() noexcept {
   const GraphDriver* const driver = GraphDriver::get();
   if (driver != nullptr) {
+    const RelaxedCapture relaxed;
     driver->event_create(&begin_, 0);
     driver->event_create(&end_, 0);
   }
 }
 
 StreamTimer::~StreamTimer() {
+  const RelaxedCapture relaxed;
   for (void* event : {begin_, end_}) {
     if (event != nullptr) {
       GraphDriver::get()->event_destroy(event);

@@ -200,7 +200,8 @@ def test_while_another_thread_captures(deep: nn.Module) -> None:
         with torch.no_grad():
             for model in (deep, other):  # what libraries make for a thread, none makes in a capture
                 by_forward(model, x)
-                model(x)
+                for _ in range(6):
+                    model(x)
             torch.cuda.synchronize()
             ready.set()
             begun.wait()

@@ -243,8 +243,8 @@ VARIABLES: tuple[Variable, ...] = (
         "graph_bytes",
         parse_size,
         64 << 20,
-        "How much of a GPU's memory may be kept for calls of modules that are replayed as CUDA graphs, "
-        "such as 64M. 0: nothing is replayed.",
+        "How much of a GPU's memory may be kept for calls of modules that are replayed as CUDA "
+        "graphs, such as 64M. 0: nothing is replayed.",
     ),
     Variable(
         "EAGERCACHE_VERIFY",

@@ -114,7 +114,8 @@ class GraphCaptures:
         self._closed[place] = MOST_CLOSED if for_good else self._closed.get(place, 0) + 1
         # Of the last replay. Where that cannot be waited for, nothing is given back.
         torch.cuda.ExternalStream(place[1], device=place[0]).synchronize()
-        _release(lane.pool)
+        torch._C._cuda_releasePool(place[0], lane.pool.id)
+        torch.cuda.empty_cache()
 
 
 def _make_lane(device: int, stream: int) -> _Lane:
@@ -129,15 +130,9 @@ def _make_lane(device: int, stream: int) -> _Lane:
         )
 
 
-# A pool that ended with the interpreter would call a driver that has gone before it.
-
-
 def _keep(pool: Any) -> None:
+    """Has a pool never end: at the interpreter's end it would call a driver that has gone."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
-
-
-def _release(pool: Any) -> None:
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(pool))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ class ModuleStats:
         training_reason: ``reason`` for calls that need gradients.
         identity: modules of one identity share their kernels.
         replayed: those of ``hits`` that were one launch of a CUDA graph.
-        replay: what is replayed and how fast, or why not; empty where nothing has come often enough.
+        replay: what is replayed and how fast, or why not; empty where no call has come often.
     """
 
     name: str
