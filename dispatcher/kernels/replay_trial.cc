@@ -10,7 +10,7 @@ namespace {
 // A replay may be so much slower on the device, for what it spares the host.
 constexpr float kNoSlower = 1.02F;
 
-float median_of(std::vector<ReplayTrial::Times> samples, float ReplayTrial::Times::* part) {
+float median_of(std::vector<ReplayTrial::Times> samples, float ReplayTrial::Times::*part) {
   const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
   std::nth_element(samples.begin(), middle, samples.end(),
                    [part](const auto& a, const auto& b) { return a.*part < b.*part; });
@@ -48,9 +48,7 @@ void ReplayTrial::end(Call* call, void* stream) noexcept {
   }
 }
 
-void ReplayTrial::add(bool replayed, Times times) {
-  samples_[replayed ? 1 : 0].push_back(times);
-}
+void ReplayTrial::add(bool replayed, Times times) { samples_[replayed ? 1 : 0].push_back(times); }
 
 ReplayTrial::Verdict ReplayTrial::verdict() noexcept {
   try {
@@ -76,8 +74,8 @@ ReplayTrial::Verdict ReplayTrial::verdict() noexcept {
   } catch (...) {
     return Verdict::kOpen;
   }
-  const bool faster = replayed().device <= run().device * kNoSlower &&
-                      replayed().host <= run().host * kNoSlower;
+  const bool faster =
+      replayed().device <= run().device * kNoSlower && replayed().host <= run().host * kNoSlower;
   return faster ? Verdict::kReplay : Verdict::kRun;
 }
 

@@ -330,10 +330,9 @@ void bind_replays(py::module_& module) {
            py::arg("device_index"), py::arg("stream"))
       .def("close", &GraphLane::close, py::call_guard<py::gil_scoped_release>());
   py::class_<CaptureRequest>(module, "CaptureRequest")
-      .def_property_readonly("device_index",
-                             [](const CaptureRequest& request) {
-                               return static_cast<int>(request.device().index());
-                             })
+      .def_property_readonly(
+          "device_index",
+          [](const CaptureRequest& request) { return static_cast<int>(request.device().index()); })
       .def_property_readonly("stream",
                              [](const CaptureRequest& request) {
                                return reinterpret_cast<std::uintptr_t>(request.stream());

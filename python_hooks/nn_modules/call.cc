@@ -220,8 +220,8 @@ LoadedKernel::Outcome run_container(ModuleKernel& kernel, const ModuleGuard& gua
                            kernel.device);
 }
 
-LoadedKernel::Outcome replay(const ContainerGraph& graph,
-                             std::span<const at::Tensor* const> inputs, Outputs& outputs) {
+LoadedKernel::Outcome replay(const ContainerGraph& graph, std::span<const at::Tensor* const> inputs,
+                             Outputs& outputs) {
   // Other threads may replace a parameter while the GIL is released.
   c10::SmallVector<at::Tensor, 64> held;
   for (const at::Tensor* input : inputs) {

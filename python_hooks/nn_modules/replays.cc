@@ -40,12 +40,12 @@ void set_replay_handler(py::object object) {
 
 bool replays_are_made() noexcept { return graphs_are_on; }
 
-// ---- the calls of a kernel -----------------------------------------------------------------------
+// ---- the calls of a kernel
+// -----------------------------------------------------------------------
 
 ModuleReplays::Entry& ModuleReplays::find(std::span<const Word> words) {
-  const auto found = std::ranges::find_if(entries_, [&](const Entry& entry) {
-    return std::ranges::equal(words, entry.words);
-  });
+  const auto found = std::ranges::find_if(
+      entries_, [&](const Entry& entry) { return std::ranges::equal(words, entry.words); });
   if (found == entries_.end()) {
     if (entries_.size() == kMaxEntries) {
       entries_.pop_back();
@@ -92,8 +92,8 @@ void ModuleReplays::capture(Entry& entry, ModuleKernel& kernel,
   }
   std::vector<bool> copied(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    copied[i] = !kernel.inputs[i].from_module &&
-                (entry.moves[i] || inputs[i]->nbytes() <= kAlwaysCopied);
+    copied[i] =
+        !kernel.inputs[i].from_module && (entry.moves[i] || inputs[i]->nbytes() <= kAlwaysCopied);
   }
   if (static_cast<std::size_t>(std::ranges::count(copied, true)) > kMostCopied) {
     leave(entry, "it is called with too many tensors");
@@ -143,7 +143,8 @@ void ModuleReplays::judge(Entry& entry) {
   const ReplayTrial::Times run = entry.trial->run();
   const ReplayTrial::Times replayed = entry.trial->replayed();
   char text[160];
-  std::snprintf(text, sizeof(text), "%zu nodes, %.3f ms in place of %.3f, host %.3f in place of %.3f",
+  std::snprintf(text, sizeof(text),
+                "%zu nodes, %.3f ms in place of %.3f, host %.3f in place of %.3f",
                 entry.graph->num_nodes(), static_cast<double>(replayed.device),
                 static_cast<double>(run.device), static_cast<double>(replayed.host),
                 static_cast<double>(run.host));
@@ -198,7 +199,8 @@ ModuleReplays::Plan ModuleReplays::plan(ModuleKernel& kernel, std::span<const Wo
   return {replays ? entry.graph : nullptr, entry.trial, entry.trial->begin(stream)};
 }
 
-// ---- a capture -----------------------------------------------------------------------------------
+// ---- a capture
+// -----------------------------------------------------------------------------------
 
 c10::Device CaptureRequest::device() const noexcept { return kernel_.device; }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which calls of a module's kernel are replayed as a CUDA graph: those with one form that come again
-// and again, where that is faster. A ModuleKernel owns its replays. Under the GIL.
+// Which calls of a module's kernel are replayed as a CUDA graph: those with one form that come
+// again and again, where that is faster. A ModuleKernel owns its replays. Under the GIL.
 
 #include <pybind11/pybind11.h>
 
@@ -26,9 +26,9 @@ struct ModuleKernel;
 // The calls of one kernel.
 class ModuleReplays {
  public:
-  // Tells what a call of such a form, in which the tensors of the container lie there, does: `stream`
-  // is the current one of the device. Counts it, and has it captured when it has come often enough.
-  // nullptr: the container runs.
+  // Tells what a call of such a form, in which the tensors of the container lie there, does:
+  // `stream` is the current one of the device. Counts it, and has it captured when it has come
+  // often enough. nullptr: the container runs.
   struct Plan {
     std::shared_ptr<const ContainerGraph> graph;
     std::shared_ptr<ReplayTrial> trial;  // to be told of the call's end; null where it is decided
@@ -100,9 +100,9 @@ class CaptureRequest {
   std::unique_ptr<ContainerGraph> graph_;
 };
 
-// (CaptureRequest) -> str: captures it, and compares what it answers. Empty when it may be replayed,
-// "busy" when it is to be asked again later, else why not. None, which is the default: nothing is
-// replayed. Runs on the calling thread.
+// (CaptureRequest) -> str: captures it, and compares what it answers. Empty when it may be
+// replayed, "busy" when it is to be asked again later, else why not. None, which is the default:
+// nothing is replayed. Runs on the calling thread.
 void set_replay_handler(pybind11::object handler);
 bool replays_are_made() noexcept;
 
