@@ -14,6 +14,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,18 @@ from prepared_worker import Preparer, with_workers
 PACKAGE_ROOT = str(Path(__import__("eagercache").__file__).parent.parent)
 
 Program = Callable[..., dict[str, Any]]
+
+# Names the folder in which all processes of a session keep what their workers precompile.
+HEADERS = "TESTS_PRECOMPILED_HEADERS"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes that folder, in the process that starts the others."""
+    if HEADERS not in os.environ:
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        os.environ[HEADERS] = folder.name
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: os.environ.pop(HEADERS))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,6 +66,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
     two cores too, do not wait for each other's compiles.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EAGERCACHE_")}
+    environment.pop(HEADERS, None)
     environment["EAGERCACHE_SLOTS"] = "16"
     environment["EAGERCACHE_LINGER"] = "0"
     environment["PYTHONPATH"] = PACKAGE_ROOT
@@ -99,7 +113,7 @@ def _launcher() -> Launcher:
 
 @functools.cache
 def _preparer() -> Preparer:
-    preparer = Preparer(clean_environment())
+    preparer = Preparer(clean_environment(), Path(os.environ[HEADERS]))
     atexit.register(preparer.close)
     return preparer
 

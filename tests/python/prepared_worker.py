@@ -8,10 +8,10 @@ eagercache.worker` does. Tests of how workers start, live and end take none.
 They also leave each other the headers that they precompile, which a worker of its own makes anew
 for each store, or does without for its first kernels: five seconds a kernel, or more.
 
-Run as a script with the number of a listening Unix socket and a folder for these headers. Each
-connection asks for one worker: a frame (4 bytes of length, JSON) with the descriptors of its stdin,
-stdout and stderr. The answers are a line with its process id and one with its wait status; where
-the asker goes, so does it.
+Run as a script with the number of a listening Unix socket and a folder for these headers, which
+several such processes may share. Each connection asks for one worker: a frame (4 bytes of length,
+JSON) with the descriptors of its stdin, stdout and stderr. The answers are a line with its process
+id and one with its wait status; where the asker goes, so does it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ from typing import Any
 
 
 class Preparer:
-    """The forking process. Workers are started by `use` in programs."""
+    """The forking process. Workers are started by `use` in programs.
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    ``headers`` is the folder for what they precompile, where others share it.
+    """
+
+    def __init__(self, environment: dict[str, str], headers: Path | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.address = str(Path(self._folder.name) / "workers")
         site = _site_of(self.address)
@@ -47,8 +50,9 @@ class Preparer:
             f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
             f"import prepared_worker\nprepared_worker.use({self.address!r})\nsys.path.pop()\n"
         )
-        headers = Path(self._folder.name) / "headers"
-        headers.mkdir(mode=0o700)
+        if headers is None:
+            headers = Path(self._folder.name) / "headers"
+            headers.mkdir(mode=0o700)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(self.address)
             listening.listen(8)
@@ -238,6 +242,25 @@ def _share_headers(folder: Path) -> None:
     compile.Tools = Tools  # type: ignore[misc]
 
 
+def _shorten_timings() -> None:
+    """Kernels that are wanted `always` are timed no longer than a figure takes.
+
+    No time decides anything about them, and workers take turns at half a second for each kernel:
+    eight seconds where other tests disturb it.
+    """
+    from eagercache.worker.jobs import kinds
+    from eagercache.worker.timing import timing
+
+    whole, make = (timing.TIME_BUDGET, timing.NOISY_TIME_BUDGET), kinds.make_job
+
+    def make_job(request: Mapping[str, Any], core: Any) -> Any:
+        always = request.get("choose") == "always"
+        timing.TIME_BUDGET, timing.NOISY_TIME_BUDGET = (0.02, 0.05) if always else whole
+        return make(request, core)
+
+    kinds.make_job = make_job
+
+
 def _become(request: dict[str, Any], parent: int, headers: Path) -> None:
     """Runs the worker in the place of `__main__`."""
     os.chdir(request["folder"])
@@ -245,6 +268,7 @@ def _become(request: dict[str, Any], parent: int, headers: Path) -> None:
     os.environ.update(request["environment"])
     tempfile.tempdir = None
     _share_headers(headers)
+    _shorten_timings()
     sys.argv = ["worker", *request["arguments"][:-1], str(parent)]
     runpy.run_module("eagercache.worker.main", run_name="__main__", alter_sys=True)
 

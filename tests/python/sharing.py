@@ -21,6 +21,11 @@ SHARED = {
     "training_store": "training",
     "training_kernels": "training",
 }
+# Those that take longest, which begin first: what begins last has one processor to itself.
+LONGEST = (
+    *("test_module_guards.py", "shared", "test_module_objects.py", "training"),
+    *("test_custom_operators.py", "test_conformance.py", "test_worker.py", "test_docs.py"),
+)
 # A file's own.
 _OWN = re.compile(r"@pytest\.fixture\(scope=\"(session|module)\"")
 
@@ -40,11 +45,17 @@ def scope_of(nodeid: str) -> str:
 
 
 def make_scheduler(config: Any, log: Any) -> Any:
-    """A scheduler that hands out whole scopes, those with the most tests first."""
+    """A scheduler that hands out whole scopes: the longest, then those with the most tests."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return scope_of(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            long = next((scope for scope in LONGEST if scope in self.workqueue), None)
+            if long is not None:
+                self.workqueue.move_to_end(long, last=False)
+            super()._assign_work_unit(node)
 
     return Scheduler(config, log)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import clean_environment, run_python
-from sharing import FOLDER, SHARED, scope_of
+from sharing import FOLDER, LONGEST, SHARED, scope_of
 
 pytestmark = pytest.mark.once
 
@@ -24,6 +24,11 @@ def test_the_fixtures_that_files_share_exist() -> None:
     text = (FOLDER / "conftest.py").read_text()
     for fixture in SHARED:
         assert f"def {fixture}(" in text, fixture
+
+
+def test_the_longest_scopes_exist() -> None:
+    files = {scope_of(f"tests/{path.name}::test_it") for path in FOLDER.rglob("test_*.py")}
+    assert set(LONGEST) <= files
 
 
 def test_a_scope_is_one_process(tmp_path: Path) -> None:

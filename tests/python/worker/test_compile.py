@@ -165,12 +165,15 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildCommands:
     return BuildCommands(compiler_script(tmp_path, ""), SCALAR, headers)
 
 
-def run_build(commands: BuildCommands, tmp_path: Path, number: int) -> Path:
-    """The commands of one kernel in Inductor's order; returns the build folder."""
+def run_build(commands: BuildCommands, tmp_path: Path, number: int, more: str = "") -> Path:
+    """The commands of one kernel in Inductor's order; returns the build folder.
+
+    ``more`` is behind the wrapper's text.
+    """
     build = tmp_path / f"build{number}"
     build.mkdir()
     body = WRAPPER.format(body="", inputs=1, outputs=1, constants=0)
-    (build / "a.wrapper.cpp").write_text(body)
+    (build / "a.wrapper.cpp").write_text(body + more)
     (build / "a.kernel.cpp").write_text(
         "#include <torch/csrc/inductor/cpp_prefix.h>\n" + KERNEL.format(body="")
     )

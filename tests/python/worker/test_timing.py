@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -243,6 +244,22 @@ def test_a_first_estimate_that_was_disturbed_is_corrected() -> None:
     found = timing.time_call(clock)
     assert clock.calls == found.calls == 40
     assert timing.decide(found, 0.03) == (True, "")
+
+
+def test_a_correction_after_the_time_is_up_is_measured_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = itertools.count(0.0, 60.0)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    clock = Clock(100_000.0, lambda i: 50_000.0)
+    answers = iter([100.0, 100.0])  # what the first calls take longer
+
+    def time_disturbed(pairs: int, calls: int) -> list[tuple[float, float]]:
+        slow = next(answers, 1.0)
+        return [(a * slow, b * slow) for a, b in Clock.time(clock, pairs, calls)]
+
+    monkeypatch.setattr(clock, "time", time_disturbed)
+    assert timing.time_call(clock).native_ns == 100_000.0 - timing.BOXING_ON_NATIVE_NS
 
 
 def test_workers_take_turns_at_timing(monkeypatch: pytest.MonkeyPatch) -> None:

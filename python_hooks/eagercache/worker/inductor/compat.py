@@ -97,6 +97,13 @@ def kernel_compile_command(compiler: str) -> list[str]:
     return [word for word in words if word not in drop]
 
 
+def container_interface() -> Path:
+    """The file whose text Inductor puts into the wrapper of every container."""
+    from torch._inductor.codegen import cpp_wrapper_cpu
+
+    return Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
+
+
 def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]:
     """Options of one `aot_compile` for a static kernel on CPU.
 

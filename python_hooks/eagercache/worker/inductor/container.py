@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eagercache.base.toolchain import Compiler, Isa, rewrite_command
-from eagercache.worker.inductor import compat, lowerings
-from eagercache.worker.inductor.commands import Command
+from eagercache.worker.inductor import common_parts, compat, lowerings
+from eagercache.worker.inductor.commands import Command, CompileFailed
 from eagercache.worker.inductor.cuda_container import CudaBuild
 
-# Kernels built before the precompiled headers and the regex object are made. Together those cost
+# Kernels built before the precompiled headers and the common objects are made. Together those cost
 # what they save on about three kernels, and the first kernel of a process must be quick.
 KERNELS_BEFORE_HEADERS = 2
 
@@ -81,7 +81,8 @@ class BuildCommands:
         self._finished_kernels = 0
         self._directory = Path()
         self._running: list[Command] = []
-        self._uses_regex_object = False
+        self._common: list[Path] = []  # objects that the kernel in work is linked with
+        self._interface_stays = False  # in the wrapper: it does not compile outside of it
         self._cuda: CudaBuild | None = None  # once there was a container for a GPU
         self._for_gpu = False
         self._seams = False
@@ -108,7 +109,7 @@ class BuildCommands:
         self._for_gpu = for_gpu
         self._seams = seams
         self._directory = directory
-        self._uses_regex_object = False
+        self._common = []
         self.seconds = {}
 
     def end(self) -> None:
@@ -134,8 +135,7 @@ class BuildCommands:
             return
         if step == "link":
             self._finish_running()
-            if self._uses_regex_object:
-                words.append(str(self._regex_object()))
+            words.extend(map(str, self._common))
             if self._seams:
                 words.extend(_SEAM_FLAGS)
         self._record(Command(step, words, self._directory))
@@ -166,26 +166,40 @@ class BuildCommands:
             include = next(_includes(Path(_source(words))), None)
             if include is None or not headers.is_dir():
                 return words
-            extern = _extern_templates("extern ") if step == "wrapper" else ""
+            extern = common_parts.regex_templates("extern ") if step == "wrapper" else ""
             header.write_text(f"#include <{include}>\n{extern}")
             self._record(Command("headers", _header_command(words, header), self._directory))
         if step == "wrapper":
-            self._make_regex_object(words)
-            self._uses_regex_object = True
+            self._common = [self._common_object("regex", common_parts.regex_templates(""), words)]
+            self._take_interface([words[0], "-include", str(header), *words[1:]])
         return [words[0], "-include", str(header), *words[1:]]
 
-    def _regex_object(self) -> Path:
-        assert self._headers is not None
-        return self._headers / "regex.o"
-
-    def _make_regex_object(self, words: Sequence[str]) -> None:
-        target = self._regex_object()
-        if target.exists():
+    def _take_interface(self, words: Sequence[str]) -> None:
+        """Leaves out of the wrapper what is the same in all of them, if that can stand alone."""
+        wrapper = Path(_source(words))
+        rest = common_parts.without_interface(wrapper.read_text())
+        if rest is None or self._for_gpu or self._interface_stays:
             return
-        source = target.with_suffix(".cpp")
-        source.write_text(_extern_templates(""))
-        command = _replaced(words, [str(source)], str(target), keep=("-c",))
-        self._record(Command("headers", command, self._directory))
+        try:
+            made = self._common_object("interface", common_parts.interface_text(), words)
+        except CompileFailed as error:
+            if error.transient:
+                raise
+            self._interface_stays = True
+            return
+        wrapper.write_text(rest)
+        self._common.append(made)
+
+    def _common_object(self, name: str, text: str, words: Sequence[str]) -> Path:
+        assert self._headers is not None
+        target = self._headers / f"{name}.o"
+        if not target.exists():
+            source = target.with_suffix(".cpp")
+            source.write_text(text)
+            command = _replaced(words, [str(source)], str(target), keep=("-c",))
+            command.append(f"-ffile-prefix-map={self._headers}=.")
+            self._record(Command("headers", command, self._directory))
+        return target
 
 
 def _includes(source: Path) -> Iterator[str]:
@@ -197,23 +211,6 @@ def _includes(source: Path) -> Iterator[str]:
 
 def _source(words: Sequence[str]) -> str:
     return next((word for word in words[1:] if word.endswith((".cpp", ".S"))), "")
-
-
-# The container parses its device string with std::regex, whose instantiation is a third of the
-# wrapper's compile. It is the same for every kernel: declared extern in the wrapper's precompiled
-# header, instantiated once in an object of its own, and linked into each kernel. The names are
-# libstdc++'s.
-_REGEX_CLASSES = (
-    "class std::basic_regex<char>",
-    "class std::__detail::_Compiler<std::regex_traits<char>>",
-    "class std::__detail::_Scanner<char>",
-    "struct std::__detail::_NFA<std::regex_traits<char>>",
-)
-
-
-def _extern_templates(prefix: str) -> str:
-    lines = [f"{prefix}template {name};" for name in _REGEX_CLASSES]
-    return "\n".join(["#include <regex>", "#include <string>", *lines, ""])
 
 
 def _header_command(words: Sequence[str], header: Path) -> list[str]:

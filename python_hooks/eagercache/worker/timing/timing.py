@@ -155,6 +155,8 @@ def time_call(probe: Probe, edge: float | None = None) -> Timing:
         quiet: list[tuple[float, float]] = []
         while len(samples.clean) < _MAXIMUM_PAIRS:
             samples.take()
+            if not samples.clean and not samples.touched:
+                continue  # what it took does not count, and something has to
             quiet = quiet_pairs(samples.clean)
             low, high = _ratio_interval(quiet)
             elapsed = time.monotonic() - start
