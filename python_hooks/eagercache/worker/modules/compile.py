@@ -49,6 +49,7 @@ from eagercache.worker.modules.comparison import Moved, compare
 from eagercache.worker.modules.guards import tensor_names
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
+from eagercache.worker.modules.wide_reference import in_float64
 from eagercache.worker.timing import cuda_timing, timing
 from eagercache.worker.validation.validate import ProofFailed, same_bits
 
@@ -472,7 +473,8 @@ def wide(value: Any) -> Any:
 
 def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
     """The answer of a float64 copy of the module."""
-    try:
+
+    def run() -> list[torch.Tensor]:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             module = copy.deepcopy(rebuilt.module).double()
             # Copies, as the forward may write.
@@ -481,5 +483,5 @@ def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
             outcome = outcome_of(module(*args, **kwargs), objects)
             tensors = argument_tensors(args, kwargs)
             return [*tensor_leaves(outcome), *(tensors[write.index] for write in rebuilt.writes)]
-    except Exception as error:
-        raise ProofFailed("not equal bit for bit, and there is no wider reference") from error
+
+    return in_float64(run)
