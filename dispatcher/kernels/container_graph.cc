@@ -168,7 +168,7 @@ LoadedKernel::Outcome ContainerGraph::launch(Tensors inputs,
           driver.memcpy_device_async(pointer(outputs[i].mutable_data_ptr()),
                                      pointer(outputs_[i].address), outputs_[i].bytes,
                                      stream) != CudaDriver::kSuccess) {
-        return Outcome::kNotStarted;
+        return Outcome::kFailed;
       }
     }
     return Outcome::kAnswered;

@@ -47,7 +47,7 @@ class GraphLane {
 
 // One call of a container as a CUDA graph: for calls whose tensors have the metadata of those that
 // it was captured with. An input is read where it lay then, or copied to where the graph reads it.
-// The container writes none of its inputs. Any thread.
+// What the container writes of its inputs is not copied. Any thread.
 class ContainerGraph {
  public:
   using Tensors = std::span<const at::Tensor* const>;
@@ -65,7 +65,7 @@ class ContainerGraph {
   bool reads(Tensors inputs) const noexcept;
   // The answer, in new tensors, on the lane's stream, which must be current. The caller holds
   // references to the inputs, for which reads() holds. kNotStarted when the driver refuses or the
-  // lane is closed.
+  // lane is closed; kFailed when the graph was launched and its answer cannot be had.
   LoadedKernel::Outcome launch(Tensors inputs, std::span<at::Tensor> outputs) const noexcept;
 
   const GraphLane& lane() const noexcept { return *lane_; }

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -149,13 +150,28 @@ ModelContainer* open_source(const Source& source, c10::Device device, std::size_
   return open_container(std::get<std::vector<std::string>>(source).at(index), device, &made);
 }
 
+// (tensor among the arguments, how often) of those that a kernel writes into.
+using Writes = std::vector<std::pair<std::size_t, std::uint32_t>>;
+
+void read_writes(const Writes& writes, ModuleKernel& kernel) {
+  for (const auto& [argument, times] : writes) {
+    const auto found = std::ranges::find_if(kernel.inputs, [&](const ModuleKernel::Input& input) {
+      return !input.from_module && input.index == argument;
+    });
+    if (found == kernel.inputs.end() || !kernel.takes_objects || kernel.training != nullptr) {
+      throw std::runtime_error("the kernel writes into a tensor that is no input of its own");
+    }
+    kernel.writes.push_back({static_cast<std::size_t>(found - kernel.inputs.begin()), times});
+  }
+}
+
 // The kernel is never destroyed: records and threads inside it hold plain pointers. With a `plan`,
 // for calls that need gradients, there is a second container.
 ModuleKernel* load_module(const Source& source, const std::string& device, const Inputs& inputs,
                           const Ranges& ranges,
                           const std::vector<std::vector<std::int64_t>>& output_strides,
                           const py::object& unflatten, const std::optional<py::dict>& plan,
-                          bool differs_on_replicas, bool takes_objects) {
+                          bool differs_on_replicas, bool takes_objects, const Writes& writes) {
   auto kernel = std::make_unique<ModuleKernel>();
   kernel->device = c10::Device(device);
   ModelContainer* model = kernel->model = open_source(source, kernel->device, 0);
@@ -195,6 +211,7 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   kernel->training = training.release();
   kernel->differs_on_replicas = differs_on_replicas;
   kernel->takes_objects = takes_objects;
+  read_writes(writes, *kernel);
   return kernel.release();
 }
 
@@ -377,7 +394,8 @@ void bind_modules(py::module_& module) {
   module.def("load_module", &load_module, py::arg("source"), py::arg("device"), py::arg("inputs"),
              py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),
              py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
-             py::arg("takes_objects") = false, py::return_value_policy::reference);
+             py::arg("takes_objects") = false, py::arg("writes") = Writes(),
+             py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

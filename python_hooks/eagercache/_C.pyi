@@ -265,6 +265,7 @@ def load_module(
     plan: dict[str, Any] | None = None,
     differs_on_replicas: bool = False,
     takes_objects: bool = False,
+    writes: Sequence[tuple[int, int]] = (),
 ) -> ModuleKernel: ...
 def cuda_architecture(device_index: int) -> str: ...
 

@@ -42,7 +42,7 @@ enum class Tag : std::uint8_t {
   kList,
   kDict,     // count in the header; a string and a value each
   kKeyword,  // length in the header, bytes packed; the value follows
-  kTensor,   // dtype, rank and flags in the header; sizes, strides
+  kTensor,   // dtype, rank and flags (aligned, parameter, marked) in the header; sizes, strides
   kEnd,      // after the last one
   kObject,   // count in the header; the class's name, and a string and a value for each attribute
   kScalarType,  // in the header
@@ -59,16 +59,26 @@ bool is_parameter(PyObject* object) noexcept {
   return reinterpret_cast<PyObject*>(Py_TYPE(object)) == parameter_type;
 }
 
-// Whether the program gave the tensor attributes of its own.
-bool has_attributes(PyObject* object) noexcept {
+enum class Attributes : std::uint8_t { kNone, kMark, kOther };
+
+// Whether the program gave the tensor attributes of its own. A mark is torch's: its address stays
+// the same (torch._dynamo.mark_static_address), as that of what transformers' static caches hold.
+Attributes attributes_of_tensor(PyObject* object) noexcept {
   PyObject* dict = PyObject_GenericGetDict(object, nullptr);
   if (dict == nullptr) {
     PyErr_Clear();
-    return true;
+    return Attributes::kOther;
   }
-  const bool has = PyDict_GET_SIZE(dict) > 0;
+  Attributes found = PyDict_GET_SIZE(dict) == 0 ? Attributes::kNone : Attributes::kOther;
+  Py_ssize_t position = 0;
+  PyObject* name = nullptr;
+  if (PyDict_GET_SIZE(dict) == 1 && PyDict_Next(dict, &position, &name, nullptr) != 0 &&
+      PyUnicode_CheckExact(name) &&
+      PyUnicode_CompareWithASCIIString(name, "_dynamo_static_input_type") == 0) {
+    found = Attributes::kMark;
+  }
   Py_DECREF(dict);
-  return has;
+  return found;
 }
 
 bool is_aligned(const c10::TensorImpl& impl) noexcept {
@@ -87,8 +97,10 @@ class Reader {
       put(header(Tag::kNone));
     } else if (const at::Tensor* tensor = exact_tensor(object)) {
       // A forward may ask for either.
-      return has_attributes(object) ? ModuleAside::kTensorKind
-                                    : this->tensor(*tensor, is_parameter(object));
+      const Attributes held = attributes_of_tensor(object);
+      return held == Attributes::kOther
+                 ? ModuleAside::kTensorKind
+                 : this->tensor(*tensor, is_parameter(object), held == Attributes::kMark);
     } else if (object == Py_True || object == Py_False) {
       put(header(object == Py_True ? Tag::kTrue : Tag::kFalse));
     } else if (PyLong_CheckExact(object)) {
@@ -237,7 +249,7 @@ class Reader {
     return ModuleAside::kNone;
   }
 
-  ModuleAside tensor(const at::Tensor& tensor, bool is_parameter) {
+  ModuleAside tensor(const at::Tensor& tensor, bool is_parameter, bool is_marked) {
     if (!tensor.defined()) {
       return ModuleAside::kTensorKind;
     }
@@ -256,7 +268,8 @@ class Reader {
     form_.device = impl.device();
     const auto dtype = static_cast<Word>(c10::typeMetaToScalarType(impl.dtype()));
     put(header(Tag::kTensor, dtype | (static_cast<Word>(impl.dim()) << 24) |
-                                 (Word{is_aligned(impl)} << 40) | (Word{is_parameter} << 41)));
+                                 (Word{is_aligned(impl)} << 40) | (Word{is_parameter} << 41) |
+                                 (Word{is_marked} << 42)));
     for (const std::int64_t size : impl.sizes()) {
       put(static_cast<Word>(size));
     }

@@ -29,6 +29,7 @@
 #include "python_hooks/nn_modules/objects.h"
 #include "python_hooks/nn_modules/raise_later.h"
 #include "python_hooks/nn_modules/training.h"
+#include "python_hooks/nn_modules/writes.h"
 
 namespace eagercache {
 namespace {
@@ -168,11 +169,6 @@ struct Call {
   }
 };
 
-const at::Tensor& input_of(const ModuleKernel::Input& input, const ModuleGuard& guard,
-                           const ModuleCallForm& form) noexcept {
-  return input.from_module ? guard.tensor(input.index) : *form.tensors[input.index];
-}
-
 // The container's inputs, as handles that own a reference each: other threads may replace a
 // parameter while the GIL is released.
 c10::SmallVector<ModelContainer::TensorHandle, 64> take_inputs(const ModuleKernel& kernel,
@@ -250,7 +246,7 @@ LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& gua
   }
   if (outcome == LoadedKernel::Outcome::kAnswered) {
     kernel.replays.note_replayed();
-  } else {
+  } else if (outcome == LoadedKernel::Outcome::kNotStarted || kernel.writes.empty()) {
     outcome = run_container(kernel, guard, form, outputs);
   }
   if (plan.trial != nullptr) {
@@ -267,8 +263,11 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
                                             ? run_or_replay(kernel, guard, form, outputs)
                                             : run_container(kernel, guard, form, outputs);
   *failed = outcome == LoadedKernel::Outcome::kFailed;
-  return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, strides, form, outputs)
-                                                     : nullptr;
+  if (outcome != LoadedKernel::Outcome::kAnswered) {
+    return nullptr;
+  }
+  move_versions(kernel, form);
+  return wrap_outputs(kernel, strides, form, outputs);
 }
 
 // The same for a call that needs gradients.
@@ -318,8 +317,9 @@ struct Arguments {
   static Arguments of(const Call& call, bool copies) {
     Arguments made{call.positional(), call.keywords()};
     if (copies) {
-      made.positional = copy_of_objects(made.positional);
-      made.keywords = copy_of_objects(made.keywords);
+      const py::tuple copied = copy_of_objects(py::make_tuple(made.positional, made.keywords));
+      made.positional = copied[0];
+      made.keywords = copied[1];
     }
     return made;
   }
@@ -430,6 +430,9 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
       return aside(record, ModuleAside::kIndexRange, call);
     }
   }
+  if (!kernel.writes.empty() && !may_write(kernel, *record.guard, form)) [[unlikely]] {
+    return aside(record, ModuleAside::kTensorKind, call);
+  }
   bool failed = false;
   const bool training = kernel.training != nullptr;
   PyObject* result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
@@ -443,13 +446,17 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
     record.training_hits += training ? 1 : 0;
     return result;
   }
-  if (PyErr_Occurred() != nullptr) {
-    PyErr_Clear();  // of rebuilding the outputs; the forward decides what the user sees
-    failed = true;
-  }
-  if (failed) {
+  const bool unbuilt = PyErr_Occurred() != nullptr;
+  if (failed || unbuilt) {
     record.drop(kernel);
+    if (!kernel.writes.empty()) {
+      if (!unbuilt) {
+        raise_undefined(kernel);
+      }
+      return nullptr;
+    }
   }
+  PyErr_Clear();  // of rebuilding the outputs; the forward decides what the user sees
   ++record.native;
   return call.forward_watched();
 }

@@ -1,9 +1,17 @@
 #include "python_hooks/nn_modules/objects.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <string>
 #include <unordered_map>
+
+#include "dispatcher/hook/inside_guard.h"
+#include "python_hooks/nn_modules/arguments.h"
 
 namespace eagercache {
 namespace {
@@ -86,27 +94,89 @@ const KnownClass* known_or_none(PyTypeObject* type) noexcept {
   return nullptr;
 }
 
-py::object copy_of_object(const py::handle& value) {
-  PyTypeObject* const type = Py_TYPE(value.ptr());
-  const py::tuple none;
-  auto made =
-      py::reinterpret_steal<py::object>(PyBaseObject_Type.tp_new(type, none.ptr(), nullptr));
+// Whether a forward may count in it, as in the length of a cache: what is known of a call is what
+// it held before.
+bool may_count(const at::Tensor& tensor) {
+  constexpr std::int64_t kMostElements = 64;
+  return tensor.defined() && at::isIntegralType(tensor.scalar_type(), false) &&
+         tensor.layout() == c10::kStrided && tensor.numel() <= kMostElements &&
+         tensor.is_contiguous();
+}
+
+// With the attributes of the first one, which say what may be asked of it.
+py::object copy_of_counter(const py::handle& value, const at::Tensor& tensor) {
+  const InsideGuard inside;
+  const at::NoGradGuard no_grad;
+  auto made = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.detach().clone()));
   if (!made) {
     throw py::error_already_set();
   }
-  PyObject* const from = attributes_of(value.ptr());
-  PyObject* const to = attributes_of(made.ptr());
-  if (from == nullptr || to == nullptr) {
-    throw std::bad_alloc();
-  }
-  for (const auto& [name, held] : py::reinterpret_borrow<py::dict>(from)) {
-    const py::object copied = copy_of_objects(held);
-    if (PyDict_SetItem(to, name.ptr(), copied.ptr()) != 0) {
-      throw py::error_already_set();
-    }
-  }
+  made.attr("__dict__").attr("update")(value.attr("__dict__"));
   return made;
 }
+
+class Copier {
+ public:
+  py::object of(const py::handle& value) {
+    PyObject* const object = value.ptr();
+    if (PyTuple_CheckExact(object)) {
+      const auto values = py::reinterpret_borrow<py::tuple>(value);
+      py::tuple made(values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        made[i] = of(values[i]);
+      }
+      return made;
+    }
+    if (PyList_CheckExact(object)) {
+      py::list made;
+      for (const py::handle item : py::reinterpret_borrow<py::list>(value)) {
+        made.append(of(item));
+      }
+      return made;
+    }
+    if (PyDict_CheckExact(object)) {
+      py::dict made;
+      for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
+        made[key] = of(item);
+      }
+      return made;
+    }
+    if (const at::Tensor* tensor = exact_tensor(object); tensor != nullptr && may_count(*tensor)) {
+      py::object& copied = counters_[object];  // one tensor stays one
+      if (!copied) {
+        copied = copy_of_counter(value, *tensor);
+      }
+      return copied;
+    }
+    return is_open_class(Py_TYPE(object)) ? of_object(value)
+                                          : py::reinterpret_borrow<py::object>(value);
+  }
+
+ private:
+  py::object of_object(const py::handle& value) {
+    PyTypeObject* const type = Py_TYPE(value.ptr());
+    const py::tuple none;
+    auto made =
+        py::reinterpret_steal<py::object>(PyBaseObject_Type.tp_new(type, none.ptr(), nullptr));
+    if (!made) {
+      throw py::error_already_set();
+    }
+    PyObject* const from = attributes_of(value.ptr());
+    PyObject* const to = attributes_of(made.ptr());
+    if (from == nullptr || to == nullptr) {
+      throw std::bad_alloc();
+    }
+    for (const auto& [name, held] : py::reinterpret_borrow<py::dict>(from)) {
+      const py::object copied = of(held);
+      if (PyDict_SetItem(to, name.ptr(), copied.ptr()) != 0) {
+        throw py::error_already_set();
+      }
+    }
+    return made;
+  }
+
+  std::unordered_map<PyObject*, py::object> counters_;
+};
 
 }  // namespace
 
@@ -136,32 +206,6 @@ PyObject* attributes_of(PyObject* object) noexcept {
   return held;
 }
 
-py::object copy_of_objects(const py::handle& value) {
-  PyObject* const object = value.ptr();
-  if (PyTuple_CheckExact(object)) {
-    const auto values = py::reinterpret_borrow<py::tuple>(value);
-    py::tuple made(values.size());
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      made[i] = copy_of_objects(values[i]);
-    }
-    return made;
-  }
-  if (PyList_CheckExact(object)) {
-    py::list made;
-    for (const py::handle item : py::reinterpret_borrow<py::list>(value)) {
-      made.append(copy_of_objects(item));
-    }
-    return made;
-  }
-  if (PyDict_CheckExact(object)) {
-    py::dict made;
-    for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
-      made[key] = copy_of_objects(item);
-    }
-    return made;
-  }
-  return is_open_class(Py_TYPE(object)) ? copy_of_object(value)
-                                        : py::reinterpret_borrow<py::object>(value);
-}
+py::object copy_of_objects(const py::handle& value) { return Copier().of(value); }
 
 }  // namespace eagercache

@@ -21,9 +21,9 @@ bool is_open_class(PyTypeObject* type) noexcept;
 // memory for it. Lives as long as the object.
 PyObject* attributes_of(PyObject* object) noexcept;
 
-// `value` with copies in the place of its lists, tuples, dicts and objects of open classes, which
-// share tensors and whatever else they lead to with it. Throws py::error_already_set,
-// std::bad_alloc.
+// `value` with copies in the place of its lists, tuples, dicts, objects of open classes and small
+// tensors of integers, which share other tensors and whatever else they lead to with it. Throws
+// py::error_already_set, std::bad_alloc.
 pybind11::object copy_of_objects(const pybind11::handle& value);
 
 }  // namespace eagercache

@@ -46,11 +46,18 @@ struct ModuleKernel {
     std::int64_t also = 0;  // `low` where there is none
   };
 
+  // A tensor among the arguments that the container writes into, as the forward does.
+  struct Write {
+    std::size_t input = 0;    // index into `inputs`
+    std::uint32_t times = 0;  // by as much the forward moves the version counter
+  };
+
   ModelContainer* model = nullptr;
   std::string digest;  // of its entry; empty where it is of no store
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   std::vector<Input> inputs;
   std::vector<IndexRange> ranges;
+  std::vector<Write> writes;
   std::vector<std::vector<std::int64_t>> output_strides;
   ModuleShapeFunction shape = nullptr;  // of a kernel with symbolic sizes
   // Called with the list of output tensors; none: there is one output, which is the answer.

@@ -1,5 +1,6 @@
 #include "python_hooks/nn_modules/replays.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -30,6 +31,36 @@ py::object& handler() {
 }
 
 bool graphs_are_on = false;
+
+bool writes(const ModuleKernel& kernel, std::size_t input) {
+  return std::ranges::any_of(
+      kernel.writes, [&](const ModuleKernel::Write& write) { return write.input == input; });
+}
+
+// What a kernel writes into, which two runs are to find alike.
+class Written {
+ public:
+  Written(const ModuleKernel& kernel, std::span<const at::Tensor* const> inputs) {
+    const c10::InferenceMode mode;  // or it could not be written from here
+    for (const ModuleKernel::Write& write : kernel.writes) {
+      // With a version counter of its own: nobody is to see this.
+      tensors_.push_back(inputs[write.input]->variable_data());
+      held_.push_back(tensors_.back().clone());
+      answers_.push_back(at::empty_like(held_.back()));  // memory that fails to come does so here
+    }
+  }
+  // What it is now, behind `answers`; and then what it was.
+  void take(std::vector<at::Tensor>& answers) {
+    const c10::InferenceMode mode;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      answers.push_back(answers_[i].copy_(tensors_[i]));
+      tensors_[i].copy_(held_[i]);
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_, held_, answers_;
+};
 
 }  // namespace
 
@@ -74,8 +105,8 @@ void ModuleReplays::count(Entry& entry, ModuleKernel& kernel,
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const void* const address = inputs[i]->const_data_ptr();
     if (!begins && address != std::exchange(entry.addresses[i], address)) {
-      if (kernel.inputs[i].from_module) {
-        entry.calls = 1;  // its parameters were replaced
+      if (kernel.inputs[i].from_module || writes(kernel, i)) {
+        entry.calls = 1;  // its parameters were replaced, or it has another cache
       } else {
         entry.moves[i] = true;
       }
@@ -92,8 +123,8 @@ void ModuleReplays::capture(Entry& entry, ModuleKernel& kernel,
   }
   std::vector<bool> copied(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    copied[i] =
-        !kernel.inputs[i].from_module && (entry.moves[i] || inputs[i]->nbytes() <= kAlwaysCopied);
+    copied[i] = !kernel.inputs[i].from_module && !writes(kernel, i) &&
+                (entry.moves[i] || inputs[i]->nbytes() <= kAlwaysCopied);
   }
   if (static_cast<std::size_t>(std::ranges::count(copied, true)) > kMostCopied) {
     leave(entry, "it is called with too many tensors");
@@ -215,6 +246,8 @@ std::vector<at::Tensor> CaptureRequest::outputs(bool replayed) {
   std::vector<at::Tensor> tensors(kernel_.model->num_outputs());
   LoadedKernel::Outcome outcome = LoadedKernel::Outcome::kNotStarted;
   const py::gil_scoped_release no_gil;
+  const InsideGuard inside;
+  Written written(kernel_, inputs_);
   if (replayed) {
     outcome = graph_ == nullptr ? outcome : graph_->launch(inputs_, tensors);
   } else {
@@ -224,6 +257,7 @@ std::vector<at::Tensor> CaptureRequest::outputs(bool replayed) {
     }
     outcome = kernel_.model->run(handles, tensors, kernel_.device);
   }
+  written.take(tensors);
   if (outcome != LoadedKernel::Outcome::kAnswered) {
     throw std::runtime_error("it gave no answer");
   }

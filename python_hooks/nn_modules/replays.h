@@ -85,8 +85,9 @@ class CaptureRequest {
   void* stream() const noexcept { return stream_; }
   // See ContainerGraph::capture. Empty, or why it cannot be captured.
   std::string capture(std::shared_ptr<GraphLane> lane);
-  // The answer of the container, or that of the graph, on the user's stream, which is current.
-  // Throws std::runtime_error when there is none.
+  // The answer of the container, or that of the graph, on the user's stream, which is current; and
+  // behind it copies of what it wrote, which is put back. Throws std::runtime_error when there is
+  // none.
   std::vector<at::Tensor> outputs(bool replayed);
   std::size_t num_nodes() const noexcept { return graph_ == nullptr ? 0 : graph_->num_nodes(); }
 

@@ -265,7 +265,7 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
         [lambda: ((tokens(2), Box(value=2.0)), {"seen": {"y": 0.0}})],
         0,
     ),
-    "write": (Reader.write, [lambda: ((tokens(2), Cache(3)), {})], 0),
+    "write": (Reader.write, [lambda: ((tokens(2), Cache(3)), {})], 1),
     "slots": (Reader.attribute, [lambda: ((tokens(2), Slotted()), {})], 0),
     "getattr": (Reader.attribute, [lambda: ((tokens(2), Guarded()), {})], 0),
     "other kinds of values": (

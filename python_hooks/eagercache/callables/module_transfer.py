@@ -26,6 +26,7 @@ from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import SHARDING_MARKS
 from eagercache.callables.objects import CallObjects, Change, map_tensors
 from eagercache.callables.program_values import ProgramValues, collect
+from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 
 MAX_PICKLE_BYTES = 16 << 20
 MAX_MODEL_BYTES = 4 << 30
@@ -178,6 +179,7 @@ class Transferred:
     Attributes:
         values: what the program set in modules and classes; the module is run with them applied.
         objects: those among the arguments, which a forward changes.
+        writes: the forward's, into tensors in the objects; see `finds_writes`.
     """
 
     module: torch.nn.Module
@@ -187,27 +189,50 @@ class Transferred:
     _standins: list[_Standin]
     values: ProgramValues = field(default_factory=ProgramValues)
     objects: CallObjects = field(init=False)
+    writes: tuple[Write, ...] = ()
 
     def __post_init__(self) -> None:
         self.objects = CallObjects(self.args, self.kwargs)
 
     def run(self) -> Any:
-        """What a call of the module does (`outcome_of`). Its objects are put back.
+        """What a call of the module does (`outcome_of`); at the end copies of what it writes.
 
-        Raises Unfit for what no kernel can do to them.
+        Its objects are put back. Raises Unfit for what no kernel can do to them.
         """
-        try:
-            return outcome_of(self.module(*self.args, **self.kwargs), self.objects)
-        finally:
-            self.objects.restore()
+        with self._put_back():
+            outcome = outcome_of(self.module(*self.args, **self.kwargs), self.objects)
+            if not self.writes:
+                return outcome
+            return outcome, [tensor.clone() for tensor in self.written]
 
     def run_once(self) -> tuple[Any, list[Change]]:
         """A call's answer, and what it put into its objects, which are put back."""
-        try:
+        with self._put_back():
             answer = self.module(*self.args, **self.kwargs)
             return answer, self.objects.changes()
+
+    @contextlib.contextmanager
+    def _put_back(self) -> Iterator[None]:
+        contents = Contents(self.written)
+        try:
+            yield
         finally:
             self.objects.restore()
+            contents.restore()
+
+    @contextlib.contextmanager
+    def finds_writes(self) -> Iterator[None]:
+        """A block that runs the forward once, after which `writes` are known. Raises Unfit."""
+        search = WriteSearch(self.args, self.kwargs, self.objects.found)
+        with search.watched():
+            yield
+        self.writes = search.found
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """The tensors that the forward writes into."""
+        tensors = argument_tensors(self.args, self.kwargs) if self.writes else []
+        return [tensors[write.index] for write in self.writes]
 
     def draw(self, seed: int, spread: float = 1.0) -> None:
         """Random values with the statistics of the originals, times ``spread`` in width."""
@@ -251,6 +276,7 @@ class Transferred:
             (self.args, self.kwargs), lambda tensor: made.get(id(tensor), tensor)
         )
         member = Transferred(self.module, args, kwargs, tensors, standins, self.values)
+        member.writes = self.writes
         member.draw(seed=0)
         return member
 

@@ -26,7 +26,7 @@ from eagercache.modules.shapes import Places, SizeClass
 from eagercache.runtime.session import session
 from eagercache.service import cuda_gate
 
-FORMAT = 6
+FORMAT = 7
 
 # What the queue is told of a module's time: more than of an operator's.
 MODULE_NS = 1e7
@@ -145,6 +145,7 @@ def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
         json.loads(facts["training"]) if form.gradients else None,
         replicas and facts.get("numerics") != "bitwise",
         takes_objects(facts["outputs"]),
+        [tuple(row) for row in json.loads(facts["writes"])],
     )
     note_kernel(form.identity, form.gradients, digest, facts)
     return kernel

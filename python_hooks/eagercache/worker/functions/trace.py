@@ -30,6 +30,7 @@ from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused, FunctionRefused
 from eagercache.worker.inductor.compile import example_inputs
 from eagercache.worker.inductor.launch_plan import IndexRange
+from eagercache.worker.modules.indices import INDEXING
 from eagercache.worker.modules.nodes import (
     behind,
     counts_from_the_storage,
@@ -38,7 +39,6 @@ from eagercache.worker.modules.nodes import (
     operator_name,
 )
 from eagercache.worker.modules.reads import Reads
-from eagercache.worker.modules.trace import INDEXING
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.validation import validate
 

@@ -40,6 +40,7 @@ from eagercache.callables.surroundings import (
 )
 from eagercache.callables.trace_rows import rows_text
 from eagercache.callables.used_functions import FunctionRecorder
+from eagercache.callables.written_tensors import counters
 from eagercache.calls.call import decode_state
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
@@ -49,6 +50,7 @@ from eagercache.worker.modules.guards import tensor_names
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.modules.vector_products import use_vector_products
+from eagercache.worker.modules.wide_reference import in_float64
 from eagercache.worker.timing import cuda_timing, timing
 from eagercache.worker.validation.validate import ProofFailed, same_bits
 
@@ -133,7 +135,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
     given = [tensor.clone() for tensor in arguments]
     states = random_states()
-    with Reads(gradients=False) as reads:
+    with rebuilt.finds_writes(), Reads(gradients=False) as reads:
         rebuilt.run()  # what a first call sets up is not its effect
     reads.check()
     output, errors = Listener(), Listener()
@@ -251,6 +253,7 @@ class Answers:
             strides,
             unflatten,
             takes_objects=takes_objects(traced.outputs),
+            writes=traced.writes,
         )
         self.put(kernel)
 
@@ -327,9 +330,11 @@ class Answers:
         objects = self._rebuilt.objects
         self._core.set_modules_active(by_kernel)
         if objects.found:  # on both sides
+            counted = counters(self._rebuilt.written)
             for _ in range(calls):
                 module(*args, **kwargs)
                 objects.restore()
+                counted.restore()
         else:
             for _ in range(calls):
                 module(*args, **kwargs)
@@ -363,8 +368,7 @@ def _judge(
     core: Any,
     seconds: dict[str, float],
 ) -> ModuleResult:
-    native = rebuilt.run()
-    strides = [list(t.stride()) for t in tensor_leaves(native)]
+    strides = output_strides(rebuilt)
     answers = Answers(rebuilt, identity, core)
     try:
         answers.install(path, traced, strides)
@@ -411,11 +415,18 @@ def kernel_facts(
         "inputs": json.dumps([[int(kind), index] for kind, index in traced.inputs]),
         "ranges": json.dumps(traced.ranges),
         "outputs": traced.outputs,
+        "writes": json.dumps(traced.writes),
         "output_strides": json.dumps(strides),
         "functions": rows_text([*functions, *map(list, traced.guards)]),
         "largest_error": f"{errors[0]:.4g}",
         "native_error": f"{errors[1]:.4g}",
     }
+
+
+def output_strides(rebuilt: Transferred) -> list[list[int]]:
+    """Those of the tensors that a kernel makes for the call."""
+    made = tensor_leaves(rebuilt.run())
+    return [list(tensor.stride()) for tensor in made[: len(made) - len(rebuilt.writes)]]
 
 
 def tensor_leaves(answer: Any) -> list[torch.Tensor]:
@@ -465,11 +476,15 @@ def wide(value: Any) -> Any:
 
 def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
     """The answer of a float64 copy of the module."""
-    try:
+
+    def run() -> list[torch.Tensor]:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             module = copy.deepcopy(rebuilt.module).double()
-            args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), wide)
+            # Copies, as the forward may write.
+            args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), lambda t: wide(t).clone())
             objects = CallObjects(args, kwargs)
-            return tensor_leaves(outcome_of(module(*args, **kwargs), objects))
-    except Exception as error:
-        raise ProofFailed("not equal bit for bit, and there is no wider reference") from error
+            outcome = outcome_of(module(*args, **kwargs), objects)
+            tensors = argument_tensors(args, kwargs)
+            return [*tensor_leaves(outcome), *(tensors[write.index] for write in rebuilt.writes)]
+
+    return in_float64(run)

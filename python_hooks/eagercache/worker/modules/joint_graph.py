@@ -28,6 +28,7 @@ from eagercache.worker.modules.dropout_masks import (
     keep_draws,
     take_noise,
 )
+from eagercache.worker.modules.indices import INDEXING, Range, index_ranges
 from eagercache.worker.modules.labels import trap_negative_labels
 from eagercache.worker.modules.layout import in_strides, is_channels_last, use_channels_last
 from eagercache.worker.modules.nodes import is_made_here, operator_name
@@ -43,12 +44,9 @@ from eagercache.worker.modules.rebuilt import (
     read_as,
 )
 from eagercache.worker.modules.trace import (
-    INDEXING,
     MAX_CONSTANT_BYTES,
-    Range,
     export_strictly,
     first_line,
-    index_ranges,
     read_outputs,
     refuse_operators,
     source_of,
@@ -100,7 +98,7 @@ class TrainingGraphs:
         made_bytes: memory of what is made for the backward alone.
         rebuilt: those arguments of which something that is made has all that the graphs read, in a
             dtype to which all of the graph casts it at first. In the order of the arguments.
-        guards: as those of `trace.ModuleGraph`.
+        guards, writes: as those of `trace.ModuleGraph`; nothing but buffers is written.
     """
 
     forward: torch.fx.GraphModule
@@ -121,6 +119,7 @@ class TrainingGraphs:
     made_bytes: int
     rebuilt: tuple[Rebuilt, ...]
     guards: tuple[tuple[str, ...], ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
 
     @property
     def device(self) -> torch.device:

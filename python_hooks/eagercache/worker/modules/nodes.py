@@ -76,6 +76,39 @@ def chosen_from(node: Any) -> Any:
     return node
 
 
+def shifted_input(node: Any) -> tuple[torch.fx.Node, int, int] | None:
+    """(input, least, most): ``node`` has values of an integer input, each with a number added.
+
+    The number lies between the other two. Positions behind those that a cache has counted are such.
+    """
+    node = chosen_from(node)
+    if not isinstance(node, torch.fx.Node):
+        return None
+    if node.op == "placeholder":
+        value = node.meta.get("val")
+        is_index = isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64)
+        return (node, 0, 0) if is_index else None
+    if operator_name(node) != "aten::add" or "alpha" in node.kwargs or len(node.args) != 2:
+        return None
+    for one, other in (node.args, node.args[::-1]):
+        found, ends = shifted_input(one), _known_ends(other)
+        if found is not None and ends is not None:
+            return found[0], found[1] + ends[0], found[2] + ends[1]
+    return None
+
+
+def _known_ends(value: Any) -> tuple[int, int] | None:
+    """The least and the largest of a number or of an `arange` of them."""
+    if type(value) is int:
+        return value, value
+    node = behind(value)
+    given = getattr(node, "args", ())
+    if operator_name(node) != "aten::arange" or not all(type(number) is int for number in given):
+        return None
+    numbers = range(*given)
+    return (numbers[0], numbers[-1]) if len(numbers) and numbers.step > 0 else None
+
+
 def draws_numbers(node: Any) -> bool:
     """Whether ``node`` calls an operator that draws random numbers.
 

@@ -25,8 +25,8 @@ from eagercache.worker.modules.compile import (
     ModuleResult,
     decide,
     kernel_facts,
+    output_strides,
     prove_calls,
-    tensor_leaves,
     time_answers,
 )
 from eagercache.worker.modules.symbolic import SHAPE_FUNCTION
@@ -163,8 +163,7 @@ class JudgeSizes:
     ) -> ModuleResult:
         """The result. Raises ProofFailed."""
         assert traced.symbolic is not None
-        native = rebuilt.run()
-        strides = [list(tensor.stride()) for tensor in tensor_leaves(native)]
+        strides = output_strides(rebuilt)
         open_sizes = traced.symbolic.open_sizes
         members = _Members(rebuilt, open_sizes, _Guards(path, sum(map(len, strides))))
         met = self._met_values(members.own, open_sizes)
@@ -259,6 +258,7 @@ class _ClassAnswers(Answers):
             strides,
             build_unflatten(traced.outputs, len(strides)),
             takes_objects=takes_objects(traced.outputs),
+            writes=traced.writes,
         )
         self._core.module_open_sizes(kernel)
         key = self.watch()

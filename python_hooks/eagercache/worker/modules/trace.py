@@ -26,13 +26,10 @@ from eagercache.callables.module_transfer import Transferred
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
-from eagercache.worker.modules.labels import label_range
+from eagercache.worker.modules.indices import Range, index_ranges
 from eagercache.worker.modules.nodes import (
-    chosen_from,
     counts_from_the_storage,
-    divides_integers,
     draws_numbers,
-    is_made_here,
     operator_name,
 )
 from eagercache.worker.modules.opened import (
@@ -43,10 +40,10 @@ from eagercache.worker.modules.opened import (
 )
 from eagercache.worker.modules.symbolic import (
     SymbolicSizes,
-    counts_below,
     dynamic_shapes,
     symbolic_sizes,
 )
+from eagercache.worker.modules.writes import is_write, without_writes, write_at_the_end
 
 MAX_CONSTANT_BYTES = 1 << 20
 
@@ -55,39 +52,7 @@ _SIDE_EFFECTS = "certain side effects happened"
 _LISTED = "double check: "
 _GLOBAL = re.compile(r"^G\['(?:__import_)?(.*?)'\]")
 
-# (input, low, high, also): its values are in [low, high) or equal ``also``, which is ``low`` where
-# there is none.
-Range = tuple[int, int, int, int]
-
 _aten = torch.ops.aten
-
-# Operators whose generated code checks values as it runs, and would end the process where eager
-# raises. The indices of those in `CHECKED` can be checked before the call when they come straight
-# from an input; of the others a graph may have none.
-INDEXING = {
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::scatter",
-    "aten::scatter_add",
-    "aten::scatter_reduce",
-    "aten::index_add",
-    "aten::index_copy",
-    "aten::take",
-    "aten::nll_loss",
-    "aten::nll_loss_forward",
-    "aten::nll_loss_nd",
-    "aten::cross_entropy_loss",
-    "aten::one_hot",
-    "aten::embedding_bag",
-    "aten::_embedding_bag",
-    "aten::bincount",
-    "aten::_assert_async",
-    "aten::_assert_scalar",
-    "aten::multinomial",
-}
-# Where the indices and the dimension stand among the arguments.
-CHECKED = {"aten::embedding": (1, None), "aten::gather": (2, 1), "aten::index_select": (2, 1)}
-_DIVIDING = {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"}
 
 
 @dataclass(frozen=True)
@@ -103,6 +68,7 @@ class ModuleGraph:
         outputs: what `module_outputs.build_unflatten` makes the answer of, as JSON.
         symbolic: what is not known of the sizes; None where all are. ``examples`` are fake then.
         guards: what the trace stands on beside them, as `GuardRow.to_row`.
+        writes: (argument tensor, how often) of those that the graph writes into.
     """
 
     graph: torch.fx.GraphModule
@@ -112,6 +78,7 @@ class ModuleGraph:
     outputs: str
     symbolic: SymbolicSizes | None = None
     guards: tuple[tuple[str, ...], ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -143,12 +110,16 @@ def trace_module(
     casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if casts and open_sizes:
         raise CompileRefused("sizes are not left open under autocast")
+    if casts and rebuilt.writes:
+        raise CompileRefused("it writes into tensors of its arguments under autocast")
     try:
         shapes = dynamic_shapes(module, args, kwargs, arguments, open_sizes)
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     with torch.no_grad():
         program, guards = export_strictly(module, args, kwargs, shapes, rebuilt.module)
+    if rebuilt.writes:
+        program = without_writes(program)
     _refuse_effects(program, casts)
     graph_module = program.graph_module
     graph = graph_module.graph
@@ -158,6 +129,7 @@ def trace_module(
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     leaves = iter(user_leaves(program, args, kwargs))
     constant_bytes = 0
+    sources: dict[str, tuple[bool, int]] = {}
     fakes: dict[int, torch.Tensor] = {}
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         kind = spec.kind.name
@@ -172,6 +144,7 @@ def trace_module(
             constant_bytes += value.numel() * value.element_size()
             _make_constant(graph_module, node, value)
             continue
+        sources[node.name] = source
         inputs.append(source)
         examples.append(node.meta["val"] if open_sizes else value)
         if kind == "USER_INPUT":
@@ -179,6 +152,7 @@ def trace_module(
     if constant_bytes > MAX_CONSTANT_BYTES:
         raise CompileRefused("the forward holds large constants")
     symbolic = symbolic_sizes(fakes, open_sizes) if open_sizes else None
+    write_at_the_end(program, sources, rebuilt.writes)
     outputs = _flatten_outputs(graph, program)
     if symbolic is not None and objects.found:
         held = {id(tensor) for tensor in argument_tensors(objects.found, {})}
@@ -195,7 +169,10 @@ def trace_module(
     ranges = index_ranges(plain.graph)
     if symbolic is not None:
         symbolic.see_outputs(graph)
-    return ModuleGraph(plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards)
+    writes = tuple((write.index, write.times) for write in rebuilt.writes)
+    return ModuleGraph(
+        plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards, writes
+    )
 
 
 def _structure_of_new(answer: Any, rebuilt: Transferred) -> Structure:
@@ -277,7 +254,7 @@ def _with_casts(
 def _refuse_effects(program: torch.export.ExportedProgram, casts: bool) -> None:
     for spec in program.graph_signature.output_specs:
         kind = spec.kind.name
-        if kind != "USER_OUTPUT":
+        if kind != "USER_OUTPUT" and not is_write(spec):
             target = f" {spec.target}" if spec.target else ""
             raise CompileRefused(f"the forward writes to its state or arguments{target}")
     if not casts:  # else they are looked at where there are no blocks of autocast any more
@@ -363,59 +340,6 @@ def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: tor
     constant.meta.update(node.meta)
     node.replace_all_uses_with(constant)
     module.graph.erase_node(node)
-
-
-def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
-    """Bounds of the inputs that are used as indices. Raises CompileRefused for other checks."""
-    positions = {
-        node: index
-        for index, node in enumerate(node for node in graph.nodes if node.op == "placeholder")
-    }
-    ranges = []
-    for node in graph.nodes:
-        name = operator_name(node)
-        labels = label_range(node)
-        if labels is not None and labels[0] in positions:
-            ranges.append((positions[labels[0]], *labels[1:]))
-            continue
-        if name in INDEXING:
-            raise CompileRefused(f"the forward indexes with data ({node.target})")
-        if name in _DIVIDING and divides_integers(node):
-            raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
-        if name == "aten::index":
-            sizes = node.args[0].meta["val"].shape
-            for index, rows in zip(node.args[1], sizes, strict=False):
-                if index is not None and not _stays_inside(index, rows):
-                    raise CompileRefused(f"the forward indexes with data ({node.target})")
-        if name not in CHECKED:
-            continue
-        argument, dimension = CHECKED[name]
-        shape = node.args[0].meta["val"].shape
-        rows = shape[0 if dimension is None else node.args[dimension]] if shape else 1
-        source = chosen_from(node.args[argument])
-        if source in positions and (dimension is None or isinstance(rows, int)):
-            ranges.append((positions[source], 0, int(rows), 0))
-        elif not _stays_inside(node.args[argument], rows if dimension is not None else int(rows)):
-            raise CompileRefused(f"the indices of {name.removeprefix('aten::')} are computed")
-    return tuple(dict.fromkeys(ranges))
-
-
-def _stays_inside(index: torch.fx.Node, rows: Any) -> bool:
-    """Whether what one call's indices are says that those of all others are below ``rows``.
-
-    They are either the same on every call, or positions: those of an open size, maybe shifted.
-    """
-    if index.meta["val"].dtype == torch.bool:
-        return False
-    if is_made_here(index):
-        return True
-    node = chosen_from(index)
-    while operator_name(node) == "aten::add" and "alpha" not in node.kwargs:
-        shift = node.args[1]
-        if not isinstance(shift, int) or shift < 0:
-            return False
-        rows, node = rows - shift, chosen_from(node.args[0])
-    return counts_below(node, rows)
 
 
 def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, list[int]]:

@@ -1,0 +1,61 @@
+"""What a forward gives in float64, beside which errors are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagercache.calls.numerics import ProofFailed
+
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+Answer = TypeVar("Answer")
+
+
+def in_float64(run: Callable[[], Answer]) -> Answer:
+    """What ``run`` gives, which calls a float64 copy of a module. Raises ProofFailed.
+
+    A forward that casts to a dtype by its name (`t.float()`) mixes that with its weights, which may
+    raise. It is run again with each such cast made one to float64.
+    """
+    try:
+        return run()
+    except ProofFailed:
+        raise
+    except Exception:
+        try:
+            with _Widened():
+                return run()
+        except ProofFailed:
+            raise
+        except Exception as error:
+            raise ProofFailed("not equal bit for bit, and there is no wider reference") from error
+
+
+class _Widened(TorchDispatchMode):
+    """A block in which operators take and give float64 in the place of narrower floats."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = (args, kwargs or {})
+        if func._schema.is_mutable and any(map(_is_narrow, pytree.tree_leaves(given))):
+            raise ProofFailed(
+                "not equal bit for bit, and its wider reference writes narrow numbers"
+            )
+        args, kwargs = pytree.tree_map(_widened, given)
+        return pytree.tree_map(_widened, func(*args, **kwargs))
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _NARROW
+
+
+def _widened(value: Any) -> Any:
+    if _is_narrow(value):
+        return value.to(torch.float64)
+    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value

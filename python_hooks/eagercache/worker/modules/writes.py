@@ -1,0 +1,56 @@
+"""A graph that writes into tensors of its call: a cache of fixed size, for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.fx
+
+from eagercache.callables.written_tensors import Write
+from eagercache.worker.inductor.commands import CompileRefused
+
+_MUTATION = "USER_INPUT_MUTATION"
+
+
+def without_writes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The same program, whose graph returns what it would write: no value changes in the graph."""
+    try:
+        return program.run_decompositions({})
+    except Exception as error:
+        raise CompileRefused(f"what it writes cannot be traced: {error}") from error
+
+
+def is_write(spec: torch.export.graph_signature.OutputSpec) -> bool:
+    """Whether an output of `without_writes` is a new value of an input."""
+    return spec.kind.name == _MUTATION
+
+
+def write_at_the_end(
+    program: torch.export.ExportedProgram,
+    sources: dict[str, tuple[bool, int]],
+    writes: Sequence[Write],
+) -> None:
+    """Has the graph copy new values into its inputs, which Inductor makes writes in place again.
+
+    ``sources``: where each placeholder's tensor comes from, by its name. Raises CompileRefused
+    unless these are the writes that a run of the forward was seen to make.
+    """
+    graph = program.graph
+    (output,) = graph.find_nodes(op="output")
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    specs = program.graph_signature.output_specs
+    rest, written = [], []
+    for spec, value in zip(specs, output.args[0], strict=True):
+        if not is_write(spec):
+            rest.append(value)
+            continue
+        assert spec.target is not None
+        with graph.inserting_before(output):
+            target = placeholders[spec.target]
+            copied = graph.call_function(torch.ops.aten.copy_.default, (target, value))
+        copied.meta.update(target.meta)
+        written.append(sources[spec.target])
+    if sorted(written) != [(False, write.index) for write in writes]:
+        raise CompileRefused("the forward writes into other tensors when it is traced")
+    output.args = (tuple(rest),)

@@ -1,0 +1,72 @@
+#include "python_hooks/nn_modules/writes.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "dispatcher/operators/version_counter.h"
+
+namespace eagercache {
+namespace {
+
+// All memory that a tensor's storage has: nothing else of the call may lie in it.
+struct Memory {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+  bool written = false;
+
+  static Memory of(const at::Tensor& tensor) {
+    const c10::Storage& storage = tensor.storage();
+    const auto begin = reinterpret_cast<std::uintptr_t>(storage.data());
+    return {begin, begin + storage.nbytes()};
+  }
+};
+
+}  // namespace
+
+bool may_write(const ModuleKernel& kernel, const ModuleGuard& guard, const ModuleCallForm& form) {
+  c10::SmallVector<Memory, 64> memory;
+  for (const ModuleKernel::Input& input : kernel.inputs) {
+    memory.push_back(Memory::of(input_of(input, guard, form)));
+  }
+  for (const ModuleKernel::Write& write : kernel.writes) {
+    if (input_of(kernel.inputs[write.input], guard, form).is_inference() &&
+        !c10::InferenceMode::is_enabled()) {
+      return false;  // eager raises
+    }
+    memory[write.input].written = true;
+  }
+  std::ranges::sort(memory, {}, &Memory::begin);
+  std::uintptr_t end = 0;          // of all that lies before
+  std::uintptr_t written_end = 0;  // of what is written before
+  for (const Memory& one : memory) {
+    if (one.begin < (one.written ? end : written_end)) {
+      return false;
+    }
+    end = std::max(end, one.end);
+    written_end = one.written ? std::max(written_end, one.end) : written_end;
+  }
+  return true;
+}
+
+void move_versions(const ModuleKernel& kernel, const ModuleCallForm& form) {
+  for (const ModuleKernel::Write& write : kernel.writes) {
+    const at::Tensor& tensor = *form.tensors[kernel.inputs[write.input].index];
+    for (std::uint32_t i = 0; i < write.times; ++i) {
+      move_version(tensor);
+    }
+  }
+}
+
+void raise_undefined(const ModuleKernel& kernel) {
+  PyErr_Format(
+      PyExc_RuntimeError,
+      "eagercache: a kernel for a whole module (entry %s) failed after it may have written "
+      "its arguments; their contents are undefined. The forward answers such calls from "
+      "now on.",
+      kernel.digest.c_str());
+}
+
+}  // namespace eagercache

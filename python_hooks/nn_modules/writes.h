@@ -1,0 +1,30 @@
+#pragma once
+
+// Kernels that write into tensors of a call, as a forward does that fills a cache of fixed size.
+// Under the GIL.
+
+#include <Python.h>
+
+#include "python_hooks/nn_modules/arguments.h"
+#include "python_hooks/nn_modules/guard.h"
+#include "python_hooks/nn_modules/record.h"
+
+namespace eagercache {
+
+// Where an input of a kernel is in a call.
+inline const at::Tensor& input_of(const ModuleKernel::Input& input, const ModuleGuard& guard,
+                                  const ModuleCallForm& form) noexcept {
+  return input.from_module ? guard.tensor(input.index) : *form.tensors[input.index];
+}
+
+// Whether the kernel may write: what it writes into is of no other input, so that it may be written
+// at any time, and eager would not raise. The forward answers otherwise.
+bool may_write(const ModuleKernel& kernel, const ModuleGuard& guard, const ModuleCallForm& form);
+
+// Moves the version counters as the forward does. After the kernel has answered.
+void move_versions(const ModuleKernel& kernel, const ModuleCallForm& form);
+
+// What the caller gets when such a kernel fails: it may have written, so the forward must not run.
+void raise_undefined(const ModuleKernel& kernel);
+
+}  // namespace eagercache

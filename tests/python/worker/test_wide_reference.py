@@ -1,0 +1,36 @@
+"""What stands for exact numbers where a forward names a dtype itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from eagercache.calls.numerics import ProofFailed
+from eagercache.worker.modules.wide_reference import in_float64
+
+
+def test_casts_by_name_are_to_float64() -> None:
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(8, 8).double(), torch.randn(4, 8).double()
+
+    def forward() -> torch.Tensor:
+        steps = torch.arange(8).float().exp() + torch.ones(8, dtype=torch.float32)
+        return linear(x.float() * steps.to(torch.bfloat16).reciprocal())
+
+    made = in_float64(forward)
+    steps = torch.arange(8).double().exp() + 1.0
+    assert made.dtype == torch.float64
+    torch.testing.assert_close(made, linear(x / steps), rtol=1e-14, atol=1e-14)
+
+
+def test_what_writes_narrow_numbers_has_no_reference() -> None:
+    linear, kept = torch.nn.Linear(8, 8).double(), torch.zeros(4, 8)
+
+    with pytest.raises(ProofFailed, match="narrow"):
+        in_float64(lambda: linear(kept.add_(1.0)))
+
+
+def test_an_error_of_the_forward_is_no_reference() -> None:
+    linear = torch.nn.Linear(8, 8).double()
+
+    with pytest.raises(ProofFailed, match="no wider reference"):
+        in_float64(lambda: linear(torch.ones(4, 9)))
