@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import warnings
+from pathlib import Path
 from types import ModuleType
 
 from eagercache.base import torch_versions
@@ -14,6 +15,12 @@ from eagercache.base.command_line import IS_COMMAND_LINE
 
 # Why the command line has no `core`: there nothing is raised, and each command says it in one line.
 refusal = ""
+
+# The package; in it, of a wheel that is for several torches, a folder for each minor version.
+_PACKAGE = Path(__file__).absolute().parent.parent
+BUILDS = "_torch"
+# Below it find_package(eagercache) finds the package for C++ programs.
+cmake_prefix_path = str(_PACKAGE)
 
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps eagercache"
 
@@ -48,6 +55,31 @@ def mismatch(build_torch: str, build_abi: bool, run_torch: str, run_abi: bool) -
     return None
 
 
+def choose_build(run_torch: str) -> None:
+    """Has `_C` and `_build_info` be those for this torch, where the wheel has several.
+
+    Raises:
+        ImportError: it has none for this torch.
+    """
+    global cmake_prefix_path
+    builds = _PACKAGE / BUILDS
+    if not builds.is_dir():
+        return
+    minor = torch_versions.minor(run_torch)
+    chosen = builds / minor
+    if not (chosen / "_build_info.py").is_file():
+        there = ", ".join(torch_versions.in_order(path.name for path in builds.iterdir()))
+        raise ImportError(
+            f"This wheel of eagercache is for torch {there}; torch {run_torch} is installed. "
+            "Install one of these, or build eagercache from its sources beside this one "
+            "(pip install --no-build-isolation --no-binary eagercache eagercache)."
+        )
+    path = sys.modules["eagercache"].__path__
+    if str(chosen) not in path:
+        path.append(str(chosen))
+    cmake_prefix_path = str(chosen)
+
+
 def load() -> ModuleType | None:
     """The module `_C`; None on a platform, or beside a torch, where it cannot work (said once).
 
@@ -77,6 +109,7 @@ def _load() -> ModuleType | None:
         return None
     import torch  # maps torch's libraries, which _C needs
 
+    choose_build(str(torch.__version__))
     try:
         from eagercache import _build_info
     except ImportError as error:

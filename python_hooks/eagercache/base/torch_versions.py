@@ -6,6 +6,7 @@ A new release is a row here and a file of its requirements (CONTRIBUTING.md).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -30,6 +31,12 @@ TRIED = (
 def minor(version: str) -> str:
     """Of a version of torch, what its C++ interface holds within: "2.15" of "2.15.0+cu132"."""
     return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def in_order(minors: Iterable[str]) -> list[str]:
+    """Minor versions from the oldest to the newest; what is no version is left out."""
+    known = (text for text in minors if all(part.isdigit() for part in text.split(".")))
+    return sorted(known, key=lambda text: [int(part) for part in text.split(".")])
 
 
 def is_tried(version: str) -> bool:
