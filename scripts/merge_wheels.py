@@ -77,6 +77,8 @@ def merged(wheels: list[dict[str, tuple[bytes, int]]]) -> dict[str, tuple[bytes,
             if name.endswith(".dist-info/RECORD"):
                 continue
             if depends_on_torch(name):
+                if name.endswith(".cmake") and b"PREFIX_DIR}/eagercache/" in content:
+                    raise Misfit(f"{name} names its folder, which is another one here")
                 name = f"{PACKAGE}_torch/{version}/{name.removeprefix(PACKAGE)}"
             elif name in result and result[name][0] != content:
                 raise Misfit(f"{name} is not the same in all wheels")

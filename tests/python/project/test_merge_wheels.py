@@ -97,6 +97,9 @@ def test_wheels_that_cannot_be_one_are_refused_with_the_reason(tmp_path: Path) -
     assert "eagercache/__init__.py is not the same" in merge(tmp_path, old, other).stderr
     again = make_wheel(tmp_path, "2.11.1")
     assert "two wheels are for torch 2.11" in merge(tmp_path, old, again).stderr
+    config = {"lib/cmake/eagercache/eagercacheConfig.cmake": "${PACKAGE_PREFIX_DIR}/eagercache/lib"}
+    named = make_wheel(tmp_path, "2.12.0", **config)
+    assert "eagercacheConfig.cmake names its folder" in merge(tmp_path, old, named).stderr
     renamed = other.with_name(NAME.replace("cp311", "cp312"))
     shutil.copy(other, renamed)
     assert "they are for different Pythons" in merge(tmp_path, old, renamed).stderr
