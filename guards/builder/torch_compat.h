@@ -1,8 +1,8 @@
 #pragma once
 
 // The one place that knows torch's versions. Which of them are built and tested is a table
-// (python_hooks/eagercache/base/torch_versions.py). Where the compiler can tell whether a feature is
-// there, it is asked, so that a torch that nobody has tried is built right as well.
+// (python_hooks/eagercache/base/torch_versions.py). Where the compiler can tell whether a feature
+// is there, it is asked, so that a torch that nobody has tried is built right as well.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorImpl.h>
