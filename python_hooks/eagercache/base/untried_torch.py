@@ -23,7 +23,7 @@ from eagercache.base.config import WORKER_VARIABLE
 # Set for the process that checks: it is to use what is being checked.
 INSIDE_VARIABLE = "EAGERCACHE_INSIDE_SELF_CHECK"
 NAME = "SELF_CHECK"
-# On two idle cores it takes ten seconds, nearly all of them the compiler's.
+# On two cores that had little else to do it took 28 and 36 s, nearly all of them the compiler's.
 LIMIT_S = 180.0
 _PROGRAM = "eagercache.base.self_check"
 # A store that has none of the many builds of a developer's own torch has room for these.
