@@ -22,6 +22,16 @@ python="$venv/bin/python"
 tree="$root/build/dev-$TORCH"
 jobs=${JOBS:-$(nproc)}
 
+# The releases of torch that are built and tested, a line each: "2.11.0 3.10" is the torch, then the oldest
+# Python that it has a build for.
+torch_table() {
+  sed -n 's/^    Tried("\([0-9.]*\)", "\([0-9.]*\)").*/\1 \2/p' \
+    "$root/python_hooks/eagercache/base/torch_versions.py"
+}
+
+# python_floor_of TORCH: the oldest Python for it; nothing where the table does not have it.
+python_floor_of() { torch_table | sed -n "s/^${1//./\\.} //p"; }
+
 say() { printf '%s\n' "$*"; }
 die() {
   printf '%s\n' "$@" >&2

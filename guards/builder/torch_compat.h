@@ -1,7 +1,8 @@
 #pragma once
 
-// The one place that knows torch's versions. 2.11 and 2.15 are built and tested; where a feature
-// can be detected by the compiler, it is, so that the minors between work too.
+// The one place that knows torch's versions. Which of them are built and tested is a table
+// (python_hooks/eagercache/base/torch_versions.py). Where the compiler can tell whether a feature
+// is there, it is asked, so that a torch that nobody has tried is built right as well.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorImpl.h>
@@ -14,7 +15,7 @@
 
 namespace eagercache::compat {
 
-// Named tensors left torch after 2.11; where they exist, names must propagate and calls step aside.
+// Named tensors left torch in 2.13; where they exist, names must propagate and calls step aside.
 template <typename Impl>
 constexpr bool kImplHasNames = requires(const Impl& impl) {
   impl.has_named_tensor_meta();
@@ -35,7 +36,7 @@ struct KernelLookup {};
 
 }  // namespace eagercache::compat
 
-// OperatorHandle::lookup is public from 2.12 or so on. Before, the operator's entry is private, but
+// OperatorHandle::lookup is public from 2.14 on. Before, the operator's entry is private, but
 // every std::hash specialisation is OperatorHandle's friend; this one reads the entry's dispatch
 // table.
 template <>

@@ -9,7 +9,6 @@ wherever they are faster.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base.command_line import IS_COMMAND_LINE
@@ -17,7 +16,7 @@ from eagercache.version import __version__
 
 # The command line imports what a command needs: that it begins at once is worth more there.
 if TYPE_CHECKING or not IS_COMMAND_LINE:
-    from eagercache.base.load import available
+    from eagercache.base.load import available, cmake_prefix_path
     from eagercache.frontend.api import (
         Enabled,
         accelerate,
@@ -100,12 +99,9 @@ __all__ = [
     "warm_up",
 ]
 
-# Below it find_package(eagercache) finds the package for C++ programs.
-cmake_prefix_path = str(Path(__file__).parent)
-
 # What programs that only run need not import; the command line has all of it later.
 _LATER = {
-    "available": "eagercache.base.load",
+    **dict.fromkeys(("available", "cmake_prefix_path"), "eagercache.base.load"),
     **dict.fromkeys(
         (
             "Enabled",

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import sys
 import warnings
+from pathlib import Path
 from types import ModuleType
 
+from eagercache.base import torch_versions
 from eagercache.base.command_line import IS_COMMAND_LINE
 
 # Why the command line has no `core`: there nothing is raised, and each command says it in one line.
 refusal = ""
+
+# The package; in it, of a wheel that is for several torches, a folder for each minor version.
+_PACKAGE = Path(__file__).absolute().parent.parent
+BUILDS = "_torch"
+# Below it find_package(eagercache) finds the package for C++ programs.
+cmake_prefix_path = str(_PACKAGE)
 
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps eagercache"
 
@@ -26,21 +35,17 @@ def platform_problem(system: str, machine: str) -> str | None:
     )
 
 
-def _major_minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split("+")[0].split(".")[:2])
-
-
 def mismatch(build_torch: str, build_abi: bool, run_torch: str, run_abi: bool) -> str | None:
     """Why a module built against `build_torch` may not be loaded beside `run_torch`, or None.
 
     The C++ interface of torch holds within one minor version and one C++ ABI; nothing is promised
     beyond that.
     """
-    if _major_minor(build_torch) != _major_minor(run_torch):
+    if torch_versions.minor(build_torch) != torch_versions.minor(run_torch):
         return (
             f"eagercache was built against torch {build_torch}, but torch {run_torch} is "
             f"installed. Rebuild eagercache in this environment ({REBUILD}), or install torch "
-            f"{'.'.join(_major_minor(build_torch))}."
+            f"{torch_versions.minor(build_torch)}."
         )
     if build_abi != run_abi:
         return (
@@ -50,8 +55,33 @@ def mismatch(build_torch: str, build_abi: bool, run_torch: str, run_abi: bool) -
     return None
 
 
+def choose_build(run_torch: str) -> None:
+    """Has `_C` and `_build_info` be those for this torch, where the wheel has several.
+
+    Raises:
+        ImportError: it has none for this torch.
+    """
+    global cmake_prefix_path
+    builds = _PACKAGE / BUILDS
+    if not builds.is_dir():
+        return
+    minor = torch_versions.minor(run_torch)
+    chosen = builds / minor
+    if not (chosen / "_build_info.py").is_file():
+        there = ", ".join(torch_versions.in_order(path.name for path in builds.iterdir()))
+        raise ImportError(
+            f"This wheel of eagercache is for torch {there}; torch {run_torch} is installed. "
+            "Install one of these, or build eagercache from its sources beside this one "
+            "(pip install --no-build-isolation --no-binary eagercache eagercache)."
+        )
+    path = sys.modules["eagercache"].__path__
+    if str(chosen) not in path:
+        path.append(str(chosen))
+    cmake_prefix_path = str(chosen)
+
+
 def load() -> ModuleType | None:
-    """The module `_C`, or None on a platform that cannot run it (said once).
+    """The module `_C`; None on a platform, or beside a torch, where it cannot work (said once).
 
     Raises:
         ImportError: torch is of another version than the one that `_C` was built against, or the
@@ -79,6 +109,7 @@ def _load() -> ModuleType | None:
         return None
     import torch  # maps torch's libraries, which _C needs
 
+    choose_build(str(torch.__version__))
     try:
         from eagercache import _build_info
     except ImportError as error:
@@ -94,7 +125,33 @@ def _load() -> ModuleType | None:
     )
     if problem is not None:
         raise ImportError(problem)
+    if not _fits_untried(str(torch.__version__), str(torch.version.git_version)):
+        return None
     return importlib.import_module("eagercache._C")
+
+
+def _fits_untried(version: str, git: str) -> bool:
+    """Whether the self-check passes beside a torch that nobody has tried; says which were, once.
+
+    The command `eagercache` leaves it to the programs that it starts.
+    """
+    if torch_versions.is_tried(version) or IS_COMMAND_LINE:
+        return True
+    from eagercache import _build_info
+    from eagercache.base import untried_torch
+
+    if untried_torch.is_spared(os.environ):
+        return True
+    subject = untried_torch.subject_of(
+        version, git, f"{_build_info.VERSION} {_build_info.REVISION}"
+    )
+    problem = untried_torch.problem(subject)
+    if problem:
+        end = f"Its self-check there failed: {problem}. Everything stays native."
+    else:
+        end = "Its self-check there passed."
+    warnings.warn(f"{untried_torch.remark(version)}. {end}", RuntimeWarning, stacklevel=2)
+    return not problem
 
 
 if sys.version_info < (3, 10):  # noqa: UP036 - the message is worth more than a syntax error

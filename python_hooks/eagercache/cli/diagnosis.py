@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-from eagercache.base import config, environment, load, store_directory, toolchain
+from eagercache.base import (
+    config,
+    environment,
+    load,
+    store_directory,
+    toolchain,
+    torch_versions,
+    untried_torch,
+)
 from eagercache.base.load import core, platform_problem
 from eagercache.runtime import stores
 from eagercache.service import worker_process
@@ -81,6 +89,9 @@ def _torch_checks() -> Iterator[Check]:
         f"{torch.__version__}; eagercache {_build_info.VERSION} ({_build_info.REVISION}) was built "
         f"against {_build_info.TORCH_VERSION} with {_build_info.COMPILER}",
     )
+    if not torch_versions.is_tried(str(torch.__version__)):
+        remark = untried_torch.remark(str(torch.__version__))
+        yield Check("torch", "note", f"{remark}; programs check it when they first import it")
 
 
 def _toolchain_checks() -> Iterator[Check]:

@@ -117,6 +117,7 @@ def test_the_journeys_name_files_that_are_there_once_each_and_count_them() -> No
 def test_the_environment_table_knows_every_variable_that_code_reads() -> None:
     known = {variable.name for variable in config.VARIABLES}
     known |= {"EAGERCACHE_INSIDE_WORKER", "EAGERCACHE_INSIDE_WORKER_PATHS"}  # set for workers
+    known.add("EAGERCACHE_INSIDE_SELF_CHECK")  # set for the process that checks an untried torch
     known.add("EAGERCACHE_PROGRAM")  # from `run` and `record` to the program's processes
     known.add("EAGERCACHE_MUTATE")  # read in builds of scripts/mutate alone
     read = set()

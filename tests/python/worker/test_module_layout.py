@@ -228,4 +228,4 @@ def test_the_gradient_of_a_max_pool_is_natives_and_needs_no_values_of_its_input(
     tools = Tools(find_compiler(), pick_isa(core.host_cpu_features()), None)
     with pytest.raises(CompileRefused, match="seen"):
         tools.container(graphs.backward, graphs.backward_examples, tmp_path, look, improves=True)
-    assert seen[0].extern_calls  # 2.15's is native's scatter
+    assert seen[0].extern_calls  # from 2.12 on native's scatter

@@ -1,6 +1,7 @@
 """Everything on the Python side that depends on torch's version or on its private names.
 
-Known to work with 2.11 and 2.15. The functions import Inductor when called, never before.
+Works with every release in `eagercache.base.torch_versions`. What differs between them is told by
+what is there, not by the number. The functions import Inductor when called, never before.
 """
 
 from __future__ import annotations
@@ -215,8 +216,8 @@ def max_pool_gradients_by_native() -> Iterator[None]:
     """Graphs that are compiled in the block call native for the gradients of max pools.
 
     Inductor's compares, for each element, its index with those of all windows around it: twenty
-    times as long as native's on CPU, which adds each window's gradient to the one element. With
-    2.15 there is nothing to do: it makes a scatter of them, a call of native's, too.
+    times as long as native's on CPU, which adds each window's gradient to the one element. From
+    2.12 on there is nothing to do: it makes a scatter of them, a call of native's, too.
     """
     import torch
     from torch._inductor import lowering

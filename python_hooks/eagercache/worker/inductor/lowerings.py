@@ -1,7 +1,7 @@
 """What Inductor's lowerings are to compute, which is not what they compute: what native does.
 
 They hold for every graph that a worker compiles: a single operator's, a function's, a module's.
-Everything here depends on torch's private names, as in `compat`. Known to work with 2.11 and 2.15.
+Everything here depends on torch's private names, as in `compat`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def compute_as_native() -> None:
 
 
 def _compute_as_cpu_does() -> None:
-    """Has Inductor decompose what torch 2.15 lowers in the order of CUDA's kernels, on CPU.
+    """Has Inductor decompose what torch lowers from 2.12 on in the order of CUDA's kernels, on CPU.
 
     Native computes ``self + value * tensor1 / tensor2`` from the left there, as the decompositions
-    do that 2.11 has and 2.15 took out; in any other order the last bit differs.
+    do that 2.12 took out; in any other order the last bit differs.
     """
     import torch
     from torch._decomp import decomposition_table

@@ -1,7 +1,7 @@
 """AOTInductor's wrapper, read statement by statement: what it does around the generated kernels.
 
 What `run_impl` allocates, views, calls and returns is kept by `Reader`; a statement that is not one
-of the few forms below raises `NotUnderstood`. Known to read the text of torch 2.11 and 2.15. The
+of the few forms below raises `NotUnderstood`. Reads the text of every torch that was tried. The
 numbers of the text are integers where sizes are fixed (`launch_plan`) and C++ expressions where
 they are symbolic (`shape_plan`).
 """

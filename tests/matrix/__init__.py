@@ -1,0 +1,1 @@
+"""Every torch of the table against everything that eagercache does with it: `make matrix`."""
