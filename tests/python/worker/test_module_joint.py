@@ -108,7 +108,7 @@ def test_labels_have_a_range_and_one_number_beside_it() -> None:
     assert index_ranges(_picking("cpu", -100.0)) == ((1, 0, 64, -100),)
     assert index_ranges(_picking("cpu", 63.0)) == ((1, 0, 64, -100),)
     for fill in (-1.0, 64.0):
-        with pytest.raises(CompileRefused, match="indexes with data|indices of gather are computed"):
+        with pytest.raises(CompileRefused, match=r"indexes with data|indices of gather"):
             index_ranges(_picking("cpu", fill))
 
 
