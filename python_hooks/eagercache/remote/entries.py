@@ -1,4 +1,4 @@
-"""One entry on its way between a store and a remote. Nothing of it is believed before it is checked.
+"""One entry on its way between a store and a remote: nothing is believed before it is checked.
 
 What comes is checked in this order: its size, its signer, its signature, its form, its key, its
 environment; then each object's size and digest. Then the store publishes it as its own. All but key
@@ -13,8 +13,8 @@ from typing import Any
 from eagercache.base import environment
 from eagercache.base.load import core
 from eagercache.remote import catalogue
-from eagercache.remote.plan import RemotePlan
 from eagercache.remote.place import TooLarge
+from eagercache.remote.plan import RemotePlan
 from eagercache.remote.tier import Tier
 
 # Of all objects of an entry together; they are held in memory until they are checked.

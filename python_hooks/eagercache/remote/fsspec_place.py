@@ -111,11 +111,11 @@ class FsspecPlace:
             self._free.release()
             raise PlaceError(f"no thread can be started: {error}") from error
         try:
-            value, error = outcome.get(timeout=seconds)
+            value, trouble = outcome.get(timeout=seconds)
         except queue.Empty:
             raise PlaceError(f"no answer within {seconds:g} s") from None
-        if error is not None:
-            raise _place_error(error) from error
+        if trouble is not None:
+            raise _place_error(trouble) from trouble
         return value  # type: ignore[return-value]
 
 

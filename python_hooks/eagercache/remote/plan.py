@@ -62,7 +62,11 @@ def plan_of(remote: Any, settings: config.Settings) -> RemotePlan | None:
     if not urls:
         return None
     trust = _paths(remote.trust) or settings.remote_trust
-    key = Path(remote.key) if remote.key is not None else settings.remote_key
+    key = settings.remote_key
+    if remote.key is not None:
+        if not isinstance(remote.key, (str, os.PathLike)):
+            raise RemoteError(f"key={remote.key!r} is no file of a private key")
+        key = Path(remote.key)
     trusted = [_public_key(path) for path in trust]
     if key is not None:
         trusted.append(_own_public_key(key))
@@ -92,13 +96,12 @@ def _urls(given: Any) -> tuple[str, ...]:
 
 
 def _paths(given: Any) -> tuple[Path, ...]:
-    if isinstance(given, (str, os.PathLike)):
-        given = (given,)
-    if not isinstance(given, Iterable) or not all(
-        isinstance(one, (str, os.PathLike)) for one in (given := tuple(given))
-    ):
-        raise RemoteError(f"trust={given!r} is no file of a public key, or list of such files")
-    return tuple(Path(one) for one in given)
+    names = (given,) if isinstance(given, (str, os.PathLike)) else given
+    if isinstance(names, Iterable):
+        paths = tuple(names)
+        if all(isinstance(one, (str, os.PathLike)) for one in paths):
+            return tuple(Path(one) for one in paths)
+    raise RemoteError(f"trust={given!r} is no file of a public key, or list of such files")
 
 
 def _public_key(path: Path) -> str:

@@ -101,7 +101,7 @@ class Transfer:
 def pull(
     tiers: Sequence[Tier], exchange: Exchange, progress: OnProgress = lambda done, of: None
 ) -> Transfer:
-    """Takes into the store what the remotes list for this environment. Never raises for a remote."""
+    """Takes into the store what remotes list for this environment. Never raises for a remote."""
     transfer = Transfer()
     had = frozenset(entry["key"] for entry in _verdicts(exchange.store))
     counted: set[str] = set()
@@ -147,7 +147,7 @@ def _take(
 def push(
     tiers: Sequence[Tier], exchange: Exchange, progress: OnProgress = lambda done, of: None
 ) -> Transfer:
-    """Puts the store's entries of this environment where they are not. Never raises for a remote."""
+    """Puts the store's entries into remotes without them. Never raises for a remote."""
     transfer = Transfer()
     keys = sorted(entry["key"] for entry in _verdicts(exchange.store))
     for tier in tiers:
