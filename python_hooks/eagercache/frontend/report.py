@@ -65,8 +65,8 @@ class RemoteStats:
     Attributes:
         hits: kernels and decisions that came from a remote, and were not compiled for that.
         misses: keys that no remote had.
-        refused: entries that were not used, by kind: "signature", "damaged", "version",
-            "processor", or "environment: FIELD" where such a field differs.
+        refused: entries that were not used, by kind: "signature", "damaged", "version", "code" (no
+            shared object, or for another processor), or "environment: FIELD" where that differs.
         errors: keys that a remote did not answer for, or that could not be sent.
         sent: entries that a remote got.
         unsent: entries that wait for that; `eagercache push` sends what a program leaves.

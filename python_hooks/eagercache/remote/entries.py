@@ -25,7 +25,8 @@ class Refused(Exception):
     """What a remote has under a key must not be used, or cannot be used here.
 
     Attributes:
-        kind: "signature", "damaged", "version", "processor", or "environment: FIELD".
+        kind: "signature", "damaged", "version", "code" (no shared object, or for another
+            processor), or "environment: FIELD".
     """
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -72,7 +73,7 @@ class Exchange:
             if error.code == "corrupt":
                 raise Refused("damaged", str(error)) from error
             if error.code == "incompatible":
-                raise Refused("processor", str(error)) from error
+                raise Refused("code", str(error)) from error
             raise
         return str(row["kind"])
 

@@ -30,12 +30,6 @@ SECONDS = 20.0
 SOON = 0.3  # for what never answers
 
 
-@pytest.fixture
-def server() -> Iterator[RemoteServer]:
-    with remote_server.serving() as running:
-        yield running
-
-
 @pytest.fixture(params=["http", "file", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "http":
