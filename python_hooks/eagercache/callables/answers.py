@@ -29,6 +29,8 @@ def compare_structure(native: Any, answer: Any, where: str) -> None:
             raise ProofFailed(
                 f"output {index} has the strides {a.stride()}, not {b.stride()} ({where})"
             )
+        if a.storage_offset() != b.storage_offset():
+            raise ProofFailed(f"output {index} is another part of a larger tensor ({where})")
         if a.is_inference() != b.is_inference():
             raise ProofFailed(f"output {index} is of another mode ({where})")
 

@@ -218,6 +218,8 @@ class _Rows:
             return
         if isinstance(owner, types.CodeType):
             return
+        if type(owner) is functools.partial and key in ("func", "args", "keywords"):
+            return  # never others
         if isinstance(owner, types.FunctionType) and key not in vars(owner):
             return  # its code, defaults and closure
         place = owner

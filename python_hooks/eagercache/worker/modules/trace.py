@@ -205,6 +205,7 @@ def export_strictly(
     """
     guarded = module if guarded is None else guarded
     guards = DynamoGuards(opened=guarded is not module)
+    compat.export_constants_of_objects()
     try:
         with warnings.catch_warnings(record=True) as said, guards.recorded():
             warnings.simplefilter("always")

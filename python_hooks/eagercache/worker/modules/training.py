@@ -201,6 +201,8 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
         raise Unfit("its forward runs too many different functions")
     own = [slot.tensor for slot in identity.slots]
     refuse_shared(first, [*own, *arguments])
+    if any(leaf.storage_offset() != 0 for leaf in tensor_leaves(first)):
+        raise Unfit("it returns a view into a larger tensor")
     memory = {tensor.untyped_storage().data_ptr() for tensor in own}
     leaves = tensor_leaves(first)
     differentiable = [leaf.requires_grad for leaf in leaves]
