@@ -13,13 +13,12 @@ import torch.fx
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.labels import label_range
 from eagercache.worker.modules.nodes import (
-    chosen_from,
     divides_integers,
     is_made_here,
     operator_name,
     shifted_input,
 )
-from eagercache.worker.modules.symbolic import counts_below
+from eagercache.worker.modules.value_bounds import bounds_of
 
 # (input, low, high, also): its values are in [low, high) or equal ``also``, which is ``low`` where
 # there is none.
@@ -80,7 +79,7 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
         if name == "aten::index":
             sizes = node.args[0].meta["val"].shape
             for index, rows in zip(node.args[1], sizes, strict=False):
-                if index is not None and not _stays_inside(index, rows):
+                if index is not None and not _stays_inside(index, rows, from_the_end=True):
                     raise CompileRefused(f"the forward indexes with data ({node.target})")
         if name not in _CHECKED:
             continue
@@ -116,19 +115,17 @@ def _copied_positions(node: torch.fx.Node) -> tuple[torch.fx.Node, int, int, int
     return _range_of_input(index, into.meta["val"].shape[dimension])
 
 
-def _stays_inside(index: torch.fx.Node, rows: Any) -> bool:
-    """Whether what one call's indices are says that those of all others are below ``rows``.
+def _stays_inside(index: torch.fx.Node, rows: Any, *, from_the_end: bool = False) -> bool:
+    """Whether the indices of every call are known to be below ``rows``, or may be below 0, too.
 
-    They are either the same on every call, or positions: those of an open size, maybe shifted.
+    They are either the same on every call, as one call shows, or computed within bounds.
     """
     if index.meta["val"].dtype == torch.bool:
         return False
     if is_made_here(index):
         return True
-    node = chosen_from(index)
-    while operator_name(node) == "aten::add" and "alpha" not in node.kwargs:
-        shift = node.args[1]
-        if not isinstance(shift, int) or shift < 0:
-            return False
-        rows, node = rows - shift, chosen_from(node.args[0])
-    return counts_below(node, rows)
+    found = bounds_of(index)
+    if found is None:
+        return False
+    # Of open sizes their environment remembers what is said here.
+    return bool(found[0] >= (-rows if from_the_end else 0)) and bool(found[1] < rows)
