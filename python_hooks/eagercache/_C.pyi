@@ -266,6 +266,7 @@ def load_module(
     differs_on_replicas: bool = False,
     takes_objects: bool = False,
     writes: Sequence[tuple[int, int]] = (),
+    checks: bool = False,
 ) -> ModuleKernel: ...
 def cuda_architecture(device_index: int) -> str: ...
 

@@ -266,6 +266,14 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
   if (outcome != LoadedKernel::Outcome::kAnswered) {
     return nullptr;
   }
+  if (kernel.checks) {
+    const at::Tensor inside = outputs.back();
+    outputs.pop_back();
+    if (inside.numel() != 1 || inside.scalar_type() != at::kBool ||
+        !*inside.const_data_ptr<bool>()) {
+      return nullptr;  // the forward raises what there is to raise
+    }
+  }
   move_versions(kernel, form);
   return wrap_outputs(kernel, strides, form, outputs);
 }

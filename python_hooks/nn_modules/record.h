@@ -58,6 +58,7 @@ struct ModuleKernel {
   std::vector<Input> inputs;
   std::vector<IndexRange> ranges;
   std::vector<Write> writes;
+  bool checks = false;  // its last output says whether it indexed nothing that is not there
   std::vector<std::vector<std::int64_t>> output_strides;
   ModuleShapeFunction shape = nullptr;  // of a kernel with symbolic sizes
   // Called with the list of output tensors; none: there is one output, which is the answer.

@@ -70,6 +70,21 @@ class Picks(nn.Module):
         return (self.table(kinds) * chosen).sin() + 1
 
 
+class Computes(nn.Module):
+    """Indices that are computed of those that a call gives, for reading and for adding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.rows = nn.Parameter(torch.linspace(-1, 1, 320).view(20, 16))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = ids * 2 + 1
+        found = self.table(places).sin() + self.rows[places - 20]
+        counted = torch.zeros(20, 16).index_add(0, places[0], found[0])
+        return counted.scatter_add(0, places[1:, :1].expand(-1, 16), found[1:, 0]).cos()
+
+
 class Prints(nn.Module):
     """Prints on every call."""
 
@@ -311,6 +326,7 @@ def make(name: str) -> nn.Module:
             Block,
             Words,
             Picks,
+            Computes,
             Prints,
             Logs,
             Warns,
@@ -336,7 +352,7 @@ def make(name: str) -> nn.Module:
 def example(name: str) -> torch.Tensor:
     """An argument for it."""
     generator = torch.Generator().manual_seed(2)
-    if name in ("Words", "Picks"):
+    if name in ("Words", "Picks", "Computes"):
         return torch.randint(0, 10, (4, 6), generator=generator)
     width = 48 if name in ("Block", "Chatty", "Settles") else 8
     return torch.randn(4, width, generator=generator)

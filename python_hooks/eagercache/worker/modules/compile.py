@@ -47,6 +47,7 @@ from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.modules.comparison import Moved, compare
 from eagercache.worker.modules.guards import tensor_names
+from eagercache.worker.modules.indices import indexes
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.modules.vector_products import use_vector_products
@@ -218,7 +219,7 @@ def _compile(traced: ModuleGraph, directory: Path, tools: Tools) -> Path:
             raise CompileRefused("the generated code needs the proxy executor")
         if text.num_inputs != len(traced.inputs):
             raise CompileRefused("the generated code takes another number of tensors")
-        if text.checks_values and not traced.ranges:
+        if text.checks_values and not traced.ranges and not indexes(traced.graph.graph):
             raise CompileRefused("the generated code checks values")
         if not text.kernels and len(text.extern_calls) <= 1:
             raise CompileRefused("it is one library call: nothing to gain")
@@ -252,6 +253,7 @@ class Answers:
             unflatten,
             takes_objects=takes_objects(traced.outputs),
             writes=traced.writes,
+            checks=traced.checks,
         )
         self.put(kernel)
 
@@ -414,6 +416,7 @@ def kernel_facts(
         "ranges": json.dumps(traced.ranges),
         "outputs": traced.outputs,
         "writes": json.dumps(traced.writes),
+        "checks": str(int(traced.checks)),
         "output_strides": json.dumps(strides),
         "functions": rows_text([*functions, *map(list, traced.guards)]),
         "largest_error": f"{errors[0]:.4g}",

@@ -98,7 +98,7 @@ class TrainingGraphs:
         made_bytes: memory of what is made for the backward alone.
         rebuilt: those arguments of which something that is made has all that the graphs read, in a
             dtype to which all of the graph casts it at first. In the order of the arguments.
-        guards, writes: as those of `trace.ModuleGraph`; nothing but buffers is written.
+        guards, writes, checks: as those of `trace.ModuleGraph`; nothing but buffers is written.
     """
 
     forward: torch.fx.GraphModule
@@ -120,6 +120,7 @@ class TrainingGraphs:
     rebuilt: tuple[Rebuilt, ...]
     guards: tuple[tuple[str, ...], ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
+    checks: bool = False
 
     @property
     def device(self) -> torch.device:
