@@ -85,6 +85,19 @@ class Computes(nn.Module):
         return counted.scatter_add(0, places[1:, :1].expand(-1, 16), found[1:, 0]).cos()
 
 
+class Views(nn.Module):
+    """Its outputs are parts of one tensor, and one is a part of what is not returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.dense(x).sin()
+        z = torch.cat([y, y.cos() @ y.t()], 1) + 1
+        return y, y[:, 2], y.t(), z[:, 5:]
+
+
 class Prints(nn.Module):
     """Prints on every call."""
 
@@ -327,6 +340,7 @@ def make(name: str) -> nn.Module:
             Words,
             Picks,
             Computes,
+            Views,
             Prints,
             Logs,
             Warns,

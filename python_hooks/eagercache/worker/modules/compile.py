@@ -168,7 +168,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         raise
     if len(functions) > MAX_FUNCTIONS:
         raise Unfit("its forward runs too many different functions")
-    refuse_shared(first, [*_tensors_of(identity), *arguments])
+    refuse_shared(first, [*_tensors_of(identity), *arguments], views=True)
     return identity, functions
 
 
@@ -196,8 +196,11 @@ def equal_answers(a: Any, b: Any) -> bool:
     )
 
 
-def refuse_shared(answer: Any, inputs: list[torch.Tensor]) -> None:
-    """Raises Unfit where the answer has memory of an input, or one memory twice."""
+def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = False) -> None:
+    """Raises Unfit where the answer has memory of an input; without ``views``, or one memory twice.
+
+    What outputs share is compared when a kernel is proved (`compare_structure`).
+    """
     memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     for leaf in pytree.tree_leaves(answer):
         if not isinstance(leaf, torch.Tensor):
@@ -207,7 +210,8 @@ def refuse_shared(answer: Any, inputs: list[torch.Tensor]) -> None:
         pointer = leaf.untyped_storage().data_ptr()
         if pointer in memory:
             raise Unfit("what it returns shares memory with an input or another output")
-        memory.add(pointer)
+        if not views:
+            memory.add(pointer)
 
 
 # ---- compile -------------------------------------------------------------------------------------
