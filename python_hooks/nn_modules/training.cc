@@ -174,7 +174,7 @@ class ModuleNode final : public torch::autograd::Node {
     if (std::ranges::none_of(wanted, [](bool needed) { return needed; })) {
       return variable_list(wanted.size());
     }
-    if (!at::GradMode::is_enabled() && kernel_may_answer(gradients)) {
+    if (!at::GradMode::is_enabled() && kernel_may_answer(gradients) && reads_all(gradients)) {
       variable_list results(wanted.size());
       if (answer(gradients, wanted, results)) {
         return results;
@@ -211,6 +211,15 @@ class ModuleNode final : public torch::autograd::Node {
     }
   }
 
+  bool reads_all(const variable_list& gradients) const {
+    for (std::size_t i = 0; i < plan().tangents.size(); ++i) {
+      if (plan().tangents[i].in_object && gradients[i].defined()) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   static bool kernel_may_answer(const variable_list& gradients) {
     return thread_state_reason() == AsideReason::kNone &&
            std::ranges::all_of(gradients, [](const at::Tensor& gradient) {
@@ -233,6 +242,9 @@ class ModuleNode final : public torch::autograd::Node {
     }
     const BelowAutograd below;
     for (std::size_t i = 0; i < plan().tangents.size(); ++i) {
+      if (plan().tangents[i].in_object) {
+        continue;
+      }
       inputs.push_back(tangent(gradients[i], i));
       if (inputs.back().device() != kernel_.device) {
         return false;
@@ -518,7 +530,8 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
     const py::tuple fields = py::cast<py::tuple>(row);
     read->tangents.push_back({index(fields[0], read->num_answers),
                               py::cast<std::vector<std::int64_t>>(fields[1]),
-                              py::cast<std::vector<std::int64_t>>(fields[2])});
+                              py::cast<std::vector<std::int64_t>>(fields[2]),
+                              py::cast<bool>(fields[3])});
   }
   for (const py::handle& row : plan["gradients"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
@@ -546,8 +559,10 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   if (!std::ranges::is_sorted(read->without)) {
     throw std::invalid_argument("the training plan does not order its arguments");
   }
-  if (backward->num_inputs() != read->saved.size() + read->tangents.size() ||
-      backward->num_outputs() != read->gradients.size() || read->tangents.empty()) {
+  const auto num_read = static_cast<std::size_t>(
+      std::ranges::count(read->tangents, false, &ModuleTraining::Tangent::in_object));
+  if (backward->num_inputs() != read->saved.size() + num_read ||
+      backward->num_outputs() != read->gradients.size() || num_read == 0) {
     throw std::invalid_argument("the training plan does not fit its backward");
   }
   return read;
