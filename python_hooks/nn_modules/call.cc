@@ -14,6 +14,7 @@
 #include <bit>
 #include <cstddef>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "dispatcher/base/index_range.h"
@@ -26,6 +27,7 @@
 #include "dispatcher/kernels/numerics_rule.h"
 #include "dispatcher/observe/verification.h"
 #include "guards/builder/key_builder.h"
+#include "python_hooks/nn_modules/module_event.h"
 #include "python_hooks/nn_modules/objects.h"
 #include "python_hooks/nn_modules/raise_later.h"
 #include "python_hooks/nn_modules/training.h"
@@ -435,8 +437,13 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   }
   bool failed = false;
   const bool training = kernel.training != nullptr;
-  PyObject* result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
-                              : run_kernel(kernel, strides, *record.guard, form, &failed);
+  PyObject* result = nullptr;
+  {
+    std::optional<ProfileEvent> event;
+    begin_event(event, record, kernel, form, ModuleRegistry::instance().handlers().name);
+    result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
+                      : run_kernel(kernel, strides, *record.guard, form, &failed);
+  }
   if (result != nullptr) [[likely]] {
     // A forward that is asked too would change the call's objects once more.
     if (verification_chosen() && !training && !kernel.takes_objects) [[unlikely]] {

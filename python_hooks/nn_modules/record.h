@@ -155,6 +155,9 @@ class ModuleRecord {
   std::unique_ptr<ModuleGuard> guard;
   // What the functions read that the kernels, of whatever form and identity, were traced from.
   std::unique_ptr<ModuleValues> values = std::make_unique<ModuleValues>();
+  // What events of a profile call it: where it is in the program's model, or its class. Empty until
+  // a profiler has listened to a kernel of it.
+  std::string shown;
   bool values_changed = false;  // and so no kernel answers until the Python side has looked
   std::uint64_t hits = 0;
   std::uint64_t training_hits = 0;  // of those, with gradients
