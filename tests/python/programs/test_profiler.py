@@ -142,7 +142,8 @@ def test_the_table_the_trace_and_the_memory_view_show_it(profiled: dict[str, Any
     assert sum("aten::var" in row for row in rows) == 1
     events = [event for event in profiled["trace"] if event.get("name") == ours["name"]]
     assert len(events) == 1 and events[0]["cat"] == "cpu_op"
-    (var,) = [event for event in profiled["trace"] if event.get("name") == "aten::var"]
+    # `torch.var` with a dimension calls the overload that has the kernel.
+    _, var = [event for event in profiled["trace"] if event.get("name") == "aten::var"]
     assert var["args"]["Input Dims"][0] == [64, 32]
     assert var["ts"] <= events[0]["ts"]
     assert events[0]["ts"] + events[0]["dur"] <= var["ts"] + var["dur"]
@@ -170,11 +171,12 @@ def test_a_module_is_named_by_its_place_in_the_model(cache: Path) -> None:
 
 def test_a_backward_by_a_kernel_is_an_event_of_its_own(cache: Path) -> None:
     said = _module_events(cache, training=True)
-    assert said["hits"] == 3
-    forward = [event for event in _ours(said["events"]) if "module: layers" in event["name"]]
+    # The others would keep more for their backward than eager does.
+    assert said["hits"] == 1
+    forward = [event for event in _ours(said["events"]) if "module: layers.1" in event["name"]]
     backward = [event for event in _ours(said["events"]) if "module: backward" in event["name"]]
-    assert len(forward) == len(backward) == 2
-    assert {event["parent"] for event in backward} == {"EagercacheModuleBackward"}
+    assert len(forward) == len(backward) == 1
+    assert backward[0]["parent"] == "EagercacheModuleBackward"
     # By its number profilers find the backward of a forward.
     nodes = {
         event["sequence"]
