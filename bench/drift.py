@@ -56,7 +56,9 @@ def train(side: str, steps: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(int(side.split()[1]))
         with torch.no_grad():
             for weight in model.parameters():
-                weight.mul_(1 + LAST_PLACE * (2 * torch.rand(weight.shape, generator=generator) - 1))
+                weight.mul_(
+                    1 + LAST_PLACE * (2 * torch.rand(weight.shape, generator=generator) - 1)
+                )
     if side in ("accurate", "bitwise"):
         import eagercache
 

@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).absolute().parent.parent
 RESULTS = ROOT / "bench" / "results"
-TARGET = ROOT / "python_hooks" / "eagercache" / "cli" / "usual_gains.json"
+TARGET = ROOT / "python_hooks" / "eagercache" / "cli" / "estimates" / "usual_gains.json"
 OPERATORS = ("2026-11-22-default-set-cpu.md", "0131afd")
 # File, heading that the table follows, and commit, of calls without gradients and of training.
 MODULES = {

@@ -1,12 +1,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/record_function.h>
 
 #include <atomic>
 #include <cstddef>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -30,8 +28,8 @@ class LoadedKernel {
   // As run(), and an event of its own for a profiler that listens (profile_event.h).
   Outcome answer(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
                  c10::Device device) noexcept {
-    if (std::optional<at::StepCallbacks> listeners = profile_listeners()) [[unlikely]] {
-      return answer_in_profile(std::move(*listeners), inputs, outputs, device);
+    if (somebody_may_listen()) [[unlikely]] {
+      return answer_in_profile(inputs, outputs, device);
     }
     return watched([&] { return run(inputs, outputs, device); });
   }
@@ -78,8 +76,7 @@ class LoadedKernel {
   void name_events_as(const LoadedKernel& kernel) noexcept { event_ = kernel.event_; }
 
  private:
-  Outcome answer_in_profile(at::StepCallbacks&& listeners,
-                            std::span<const at::Tensor* const> inputs,
+  Outcome answer_in_profile(std::span<const at::Tensor* const> inputs,
                             std::span<at::Tensor> outputs, c10::Device device) noexcept;
 
   const char* event_ = nullptr;  // never freed, as kernels are

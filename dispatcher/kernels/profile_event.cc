@@ -9,6 +9,16 @@
 
 namespace eagercache {
 
+constinit thread_local ThreadListeners thread_listeners __attribute__((tls_model("initial-exec")));
+
+std::optional<at::StepCallbacks> profile_listeners() {
+  std::optional<at::StepCallbacks> found =
+      at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  thread_listeners.own = &at::get_record_function_tls_().sorted_tls_callbacks_;
+  thread_listeners.unasked = found ? 0 : ThreadListeners::kUnasked;
+  return found;
+}
+
 std::string event_name(std::string_view entry) {
   return "eagercache " + std::string(entry.substr(0, kShownDigits));
 }
@@ -28,7 +38,8 @@ ProfileEvent::ProfileEvent(at::StepCallbacks&& listeners, std::string name,
         inputs.emplace_back(*tensor);
       }
     }
-    event_.before(std::move(name), c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()), sequence);
+    event_.before(std::move(name), c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()),
+                  sequence);
   } catch (...) {
     // Out of memory: the profile lacks one event.
   }
@@ -38,13 +49,13 @@ void LoadedKernel::name_events(const std::string& entry) {
   event_ = (new std::string(event_name(entry)))->c_str();
 }
 
-LoadedKernel::Outcome LoadedKernel::answer_in_profile(at::StepCallbacks&& listeners,
-                                                      std::span<const at::Tensor* const> inputs,
+LoadedKernel::Outcome LoadedKernel::answer_in_profile(std::span<const at::Tensor* const> inputs,
                                                       std::span<at::Tensor> outputs,
                                                       c10::Device device) noexcept {
   std::optional<ProfileEvent> event;
-  if (event_ != nullptr) {
-    event.emplace(std::move(listeners), event_);  // its operator's event has the inputs
+  if (std::optional<at::StepCallbacks> listeners = profile_listeners();
+      listeners && event_ != nullptr) {
+    event.emplace(std::move(*listeners), event_);  // its operator's event has the inputs
   }
   return watched([&] { return run(inputs, outputs, device); });
 }

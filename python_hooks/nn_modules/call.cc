@@ -27,7 +27,6 @@
 #include "dispatcher/kernels/numerics_rule.h"
 #include "dispatcher/observe/verification.h"
 #include "guards/builder/key_builder.h"
-#include "python_hooks/nn_modules/module_event.h"
 #include "python_hooks/nn_modules/objects.h"
 #include "python_hooks/nn_modules/raise_later.h"
 #include "python_hooks/nn_modules/training.h"
@@ -440,7 +439,7 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   PyObject* result = nullptr;
   {
     std::optional<ProfileEvent> event;
-    begin_event(event, record, kernel, form, ModuleRegistry::instance().handlers().name);
+    record.begin_event(event, kernel, form, ModuleRegistry::instance().handlers().name);
     result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
                       : run_kernel(kernel, strides, *record.guard, form, &failed);
   }

@@ -53,9 +53,9 @@ def note_response(op: str, digest: str, response: Mapping[str, Any]) -> None:
     if not is_on():
         return
     named = {"op": op, "digest": digest}
-    kept = ("verdict", "reason", "failure", "found", "seconds")
-    if response.get("verdict") != "failed":
-        kept = tuple(name for name in kept if name != "failure")
+    kept = ["verdict", "reason", "found", "seconds"]
+    if response.get("verdict") == "failed":
+        kept.append("failure")
     note("compile", {**named, **{name: response.get(name) for name in kept}})
     measured = {name: response.get(name) for name in ("numerics", "native_ns", "kernel_ns")}
     if any(value is not None for value in measured.values()):

@@ -17,7 +17,7 @@ from eagercache.cli.common import Unusable, json_option, print_json, require_cor
 from eagercache.cli.program_options import PROGRAM, command_of, enable_arguments
 
 if TYPE_CHECKING:
-    from eagercache.cli.estimation import Estimate, Part
+    from eagercache.cli.estimates.estimation import Estimate, Part
 
 MOST_ROWS = 15
 
@@ -38,7 +38,7 @@ def estimate_command(module: bool, as_json: bool, words: tuple[str, ...]) -> Non
     """
     require_core()
     command = command_of(words, module)
-    from eagercache.cli.estimation import Estimate
+    from eagercache.cli.estimates.estimation import Estimate
 
     with tempfile.TemporaryDirectory(prefix="eagercache-estimate-") as folder:
         said = Path(folder, "said")
@@ -101,8 +101,8 @@ def lines_of(estimate: Estimate) -> Iterator[str]:
         shares = estimate.shares(parts)
         yield (
             f"{what} took {shares['time']:.0%} of that; gains are known of {shares['known']:.0%}: "
-            f"kernels would save {shares['low']:.0%} to {shares['high']:.0%} of the program's time, "
-            f"{shares['middle']:.0%} in the middle ({command})"
+            f"kernels would save {shares['low']:.0%} to {shares['high']:.0%} of the program's "
+            f"time, {shares['middle']:.0%} in the middle ({command})"
         )
     untimed = sum(part.untimed for part in estimate.operators)
     if untimed:

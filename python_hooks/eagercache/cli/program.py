@@ -119,9 +119,9 @@ def _begin(body: Mapping[str, Any]) -> None:
     if body["measure"]:
         atexit.register(_quietly, _count)
     if body["estimate"]:
-        from eagercache.cli import estimated_process
+        from eagercache.cli.estimates import estimated_process
 
-        estimated_process.begin(Path(body["estimate"]), began)
+        _write_at_exit(Path(body["estimate"]), estimated_process.begin(began))
     eagercache.enable(**body["enable"])
     if body["trace"]:
         eagercache.record(body["trace"])
@@ -149,10 +149,10 @@ def _report_at_exit(folder: Path, began: float) -> None:
     if core is None:
         return
     recording.listen()
-    write_at_exit(folder, lambda: process_report(time.monotonic() - began))
+    _write_at_exit(folder, lambda: process_report(time.monotonic() - began))
 
 
-def write_at_exit(folder: Path, what: Callable[[], dict[str, Any]]) -> None:
+def _write_at_exit(folder: Path, what: Callable[[], dict[str, Any]]) -> None:
     """Writes into a file of ``folder`` what this process says at its end; its forks write none."""
     owner = os.getpid()
 

@@ -49,7 +49,7 @@ class ModuleInfo:
     children: tuple[ModuleInfo, ...] = ()
 
     def walk(self) -> Iterator[ModuleInfo]:
-        """This module and all below it, depth first."""
+        """The module and all below it, depth first."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -147,7 +147,9 @@ class ModuleReport(list[str]):
         infos = list(self._walk())
         saved = sum(info.seconds_saved for _, info in infos)
         hits = sum(info.hits for _, info in infos)
-        lines = [f"eagercache: {len(infos)} modules, {hits:,} calls by kernels, {saved:.3g} s saved"]
+        lines = [
+            f"eagercache: {len(infos)} modules, {hits:,} calls by kernels, {saved:.3g} s saved"
+        ]
         lines += [f"{'  ' * (depth + 1)}{info!r}" for depth, info in infos[:_MOST_SHOWN]]
         left = len(infos) - _MOST_SHOWN
         return "\n".join(lines + ([f"  and {left} more"] if left > 0 else []))

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from conftest import PACKAGE_ROOT
 from eagercache.cli import main as cli
 from eagercache.cli.estimate import lines_of
-from eagercache.cli.estimation import TABLE, Estimate, saved_of_call
+from eagercache.cli.estimates.estimation import TABLE, Estimate, saved_of_call
 
 pytestmark = pytest.mark.once
 

@@ -44,6 +44,39 @@ report(
 )
 """
 
+# A listener to all threads, and calls of a thread that had hits before it came.
+ALL_THREADS = """
+import threading, torch, eagercache
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
+
+torch.set_num_threads(1)
+x = torch.randn(64, 32)
+eagercache.enable(["var.correction"], on_miss="wait", choose="always")
+for _ in range(10):
+    torch.var(x, -1)
+config = _ExperimentalConfig(profile_all_threads=True)
+ready, go = threading.Event(), threading.Event()
+
+def calls():
+    torch.var(x, -1)
+    ready.set()
+    go.wait()
+    for _ in range(200):
+        torch.var(x, -1)
+
+thread = threading.Thread(target=calls)
+thread.start()
+ready.wait()
+with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as found:
+    go.set()
+    thread.join()
+for _ in range(5):
+    torch.var(x, -1)
+names = [event.name for event in found.events()]
+report(ours=sum(name.startswith("eagercache ") for name in names), all=names.count("aten::var"))
+"""
+
 MODULE = """
 import torch, eagercache
 from eagercache.modules.manager import manager
@@ -148,6 +181,12 @@ def test_the_table_the_trace_and_the_memory_view_show_it(profiled: dict[str, Any
     assert var["ts"] <= events[0]["ts"]
     assert events[0]["ts"] + events[0]["dur"] <= var["ts"] + var["dur"]
     assert ours["memory"] == 64 * 4  # the output, which the kernel's event allocates
+
+
+def test_a_listener_to_all_threads_is_noticed_after_a_few_calls(cache: Path) -> None:
+    said = run_program(ALL_THREADS, cache, fills=True)
+    assert said["all"] == 400  # a call of torch.var is two of the operator's name
+    assert 200 - 64 <= said["ours"] <= 200
 
 
 def _module_events(cache: Path, training: bool) -> dict[str, Any]:
