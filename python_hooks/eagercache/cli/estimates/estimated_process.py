@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from eagercache.base.load import core
+from eagercache.base.operators import described_name
+from eagercache.frontend import recording
+
 
 class _Times(threading.local):
     """How deep this thread is in calls of modules, and what the outermost ones took."""
@@ -85,8 +89,6 @@ def begin(began: float) -> Callable[[], dict[str, Any]]:
 
     ``began`` is when the process began, by `time.monotonic`. To be called before `enable()`.
     """
-    from eagercache.frontend import recording
-
     seen = _Recording()
     recording.listen()
     seen.begin()
@@ -94,9 +96,6 @@ def begin(began: float) -> Callable[[], dict[str, Any]]:
 
 
 def _report(seen: _Recording, wall_seconds: float) -> dict[str, Any]:
-    from eagercache.base.load import core
-    from eagercache.base.operators import described_name
-
     calls: list[dict[str, Any]] = []
     for text, _ in core.recorded_calls() if core is not None else ():
         row = json.loads(text)
