@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/drift.py [--steps 1000] [--output FILE]
 
-A small network (layer norms, GELU, softmax; float32, AdamW, one thread, CPU) is trained from one
+A small network (layer norms, GELU, softmax; float32, SGD, one thread, CPU) is trained from one
 seed on the same data, each run in a process of its own:
 
 again     eager once more
@@ -63,7 +63,7 @@ def train(side: str, steps: int) -> dict[str, Any]:
         import eagercache
 
         eagercache.enable(numerics=side, on_miss="wait", choose="always")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     found, losses = {}, []
     for step in range(1, steps + 1):
         optimizer.zero_grad(set_to_none=True)

@@ -30,8 +30,8 @@ for number, cell in enumerate(cells):
     value = eval(compile(ast.Expression(last.value), f"cell {{number}}", "eval"), names)
     html = getattr(value, "_repr_html_", None)
     shown.append(html() if html else repr(value))
-infos = list(names["said"].tree[0].walk())
-report(shown=shown, hits=[info.hits for info in infos], timed=infos[1].native_ns)
+infos = names["said"].tree
+report(shown=shown, hits=[info.hits for info in infos], timed=infos[0].native_ns)
 """
 
 
@@ -44,14 +44,13 @@ def notebook() -> Path:
 
 def test_the_notebook_of_modules_runs_and_shows_what_it_says(notebook: Path, cache: Path) -> None:
     said = run_program(RUN.format(path=str(notebook)), cache, fills=True)
-    assert said["hits"][0] == 0 and all(hits > 0 for hits in said["hits"][1:])
-    assert len(said["hits"]) == 9 and said["timed"] > 0
+    assert len(said["hits"]) == 8 and all(hits > 0 for hits in said["hits"])
+    assert said["timed"] > 0
     table = next(text for text in said["shown"] if "eagercache: modules" in text)
     assert "layers.7" in table and "seconds saved" in table
     assert "module: layers.0 [eagercache " in said["stdout"]  # the profiler's table
     events = next(text for text in said["shown"] if "'aten::var'" in text)
     assert "('eagercache " in events
-    assert any("aten::var.correction" in text or "var" in text for text in said["shown"])
 
 
 def test_the_notebook_is_kept_without_outputs(notebook: Path) -> None:
