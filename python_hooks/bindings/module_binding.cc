@@ -273,11 +273,11 @@ void bind_calls(py::module_& module) {
   module.def(
       "set_module_handlers",
       [](const py::object& select, const py::object& look, const py::object& missed,
-         const py::object& unfit, const py::object& is_wrong) {
-        ModuleRegistry::instance().set_handlers({select, look, missed, unfit, is_wrong});
+         const py::object& unfit, const py::object& is_wrong, const py::object& name) {
+        ModuleRegistry::instance().set_handlers({select, look, missed, unfit, is_wrong, name});
       },
       py::arg("select"), py::arg("look"), py::arg("missed"), py::arg("unfit"),
-      py::arg("is_wrong") = py::none());
+      py::arg("is_wrong") = py::none(), py::arg("name") = py::none());
   module.def(
       "difference_from_native",
       [](py::handle kernel, py::handle native) {

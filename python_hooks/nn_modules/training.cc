@@ -25,6 +25,7 @@
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/thread_state.h"
 #include "dispatcher/kernels/container_kernel.h"
+#include "dispatcher/kernels/profile_event.h"
 #include "guards/builder/key_builder.h"
 #include "python_hooks/nn_modules/arguments.h"
 
@@ -251,9 +252,15 @@ class ModuleNode final : public torch::autograd::Node {
       }
     }
     variable_list computed;
-    if (run_container(*plan().backward, inputs, computed, kernel_.device) !=
-        LoadedKernel::Outcome::kAnswered) {
-      return false;
+    {
+      std::optional<ProfileEvent> event;
+      if (std::optional<at::StepCallbacks> listeners = profile_listeners()) [[unlikely]] {
+        event.emplace(std::move(*listeners), module_event_name("backward", kernel_.digest));
+      }
+      if (run_container(*plan().backward, inputs, computed, kernel_.device) !=
+          LoadedKernel::Outcome::kAnswered) {
+        return false;
+      }
     }
     inputs.clear();
     for (std::size_t i = 0; i < computed.size(); ++i) {

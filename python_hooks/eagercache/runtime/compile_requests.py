@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from eagercache.base import config
+from eagercache.base import config, structured_trace
 from eagercache.base.load import core
 from eagercache.runtime.session import Configuration, session
 
@@ -28,7 +28,12 @@ def start_service(
         allow_untrusted=settings.allow_untrusted,
     )
     session.linger = settings.linger
-    core.set_handler(_submit)
+    core.set_handler(_submit, _put_aside)
+
+
+def _put_aside(digest: str, reason: str) -> None:
+    """Called by the core on the thread of a call whose answer was wrong."""
+    structured_trace.note("quarantine", {"digest": digest, "reason": reason})
 
 
 def _submit(call_json: str) -> None:

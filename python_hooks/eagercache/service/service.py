@@ -21,6 +21,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from eagercache.base import structured_trace
 from eagercache.base.log import event
 from eagercache.base.operators import described_name
 from eagercache.service.request import (
@@ -481,6 +482,11 @@ class CompileService:
             verdict=response.get("verdict"),
             reason=response.get("reason"),
             cpu_seconds=f"{seconds:.2f}",
+        )
+        structured_trace.note_response(
+            described_name(request.description),
+            str(request.description.get("digest", "")),
+            response,
         )
         request.answered = True
         try:
