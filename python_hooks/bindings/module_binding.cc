@@ -213,7 +213,8 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   kernel->differs_on_replicas = differs_on_replicas;
   kernel->takes_objects = takes_objects;
   read_writes(writes, *kernel);
-  if (checks && (kernel->training != nullptr || !kernel->writes.empty() || !kernel->device.is_cpu())) {
+  if (checks &&
+      (kernel->training != nullptr || !kernel->writes.empty() || !kernel->device.is_cpu())) {
     throw std::runtime_error("the kernel checks itself where it must not");
   }
   kernel->checks = checks;
@@ -400,8 +401,7 @@ void bind_modules(py::module_& module) {
              py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),
              py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
              py::arg("takes_objects") = false, py::arg("writes") = Writes(),
-             py::arg("checks") = false,
-             py::return_value_policy::reference);
+             py::arg("checks") = false, py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

@@ -535,10 +535,9 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   }
   for (const py::handle& row : plan["tangents"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
-    read->tangents.push_back({index(fields[0], read->num_answers),
-                              py::cast<std::vector<std::int64_t>>(fields[1]),
-                              py::cast<std::vector<std::int64_t>>(fields[2]),
-                              py::cast<bool>(fields[3])});
+    read->tangents.push_back(
+        {index(fields[0], read->num_answers), py::cast<std::vector<std::int64_t>>(fields[1]),
+         py::cast<std::vector<std::int64_t>>(fields[2]), py::cast<bool>(fields[3])});
   }
   for (const py::handle& row : plan["gradients"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
