@@ -6,12 +6,15 @@ What code knows is not written down twice: the environment table comes from
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import eagercache
 from eagercache.base import config
 from eagercache.cli import main as cli
+from sphinx.application import Sphinx
 
 project = "eagercache"
 copyright = "the eagercache authors"
@@ -23,9 +26,36 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_google_docstring = True
-html_theme = "alabaster"
-html_theme_options = {"description": "Compiled kernels for eager PyTorch, call by call"}
+html_theme = "furo"
+html_title = f"eagercache {version}"
 html_show_sourcelink = False
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def _readme() -> str:
+    """README.md as the first page: its links to pages are this folder's, other files are named."""
+
+    def link(match: re.Match[str]) -> str:
+        text, target = match[1], match[2]
+        if "://" in target or target.startswith("#"):
+            return match[0]
+        if target.startswith("docs/"):
+            return f"[{text}]({target.removeprefix('docs/')})"
+        return text if text == target else f"{text} (`{target}`)"
+
+    return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", link, README.read_text(encoding="utf-8"))
+
+
+def _read_source(app: Sphinx, page: str, text: list[str]) -> None:
+    if page == "index":
+        app.env.note_dependency(str(README))
+        text[0] = text[0].replace("<!-- README.md -->", _readme())
+
+
+def setup(app: Sphinx) -> None:
+    """Has the first page begin with README.md."""
+    app.connect("source-read", _read_source)
 
 
 def _commands() -> Iterator[str]:

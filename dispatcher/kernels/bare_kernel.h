@@ -66,7 +66,9 @@ class BareKernel final : public LoadedKernel {
 class BareKernel::WithScalars final : public LoadedKernel {
  public:
   WithScalars(BareKernel& kernel, std::span<const double> scalars)
-      : kernel_(kernel), scalars_(scalars) {}
+      : kernel_(kernel), scalars_(scalars) {
+    name_events_as(kernel);
+  }
 
   Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
               c10::Device device) noexcept override;

@@ -116,6 +116,10 @@ bool ContainerGraph::note_outputs(std::span<const at::Tensor> outputs,
       *reason = "it answers with a tensor in the host's memory";
       return false;
     }
+    if (output.storage_offset() != 0) {
+      *reason = "an output is a part of a larger tensor";
+      return false;
+    }
     const void* const storage = output.storage().data();
     const std::size_t bytes = bytes_spanned(output);
     if (bytes != 0 && std::ranges::find(storages, storage) != storages.end()) {

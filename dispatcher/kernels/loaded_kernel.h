@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "dispatcher/kernels/profile_event.h"
+
 namespace eagercache {
 
 // A kernel in this process, ready to answer calls of one key (or shape class) on one device. Never
@@ -23,12 +25,19 @@ class LoadedKernel {
 
   virtual ~LoadedKernel() = default;
 
-  // As run(). `watcher` learns of the beginning and the end of every run up to the first one that
-  // answers; it must not throw.
+  // As run(), and an event of its own for a profiler that listens (profile_event.h).
   Outcome answer(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
                  c10::Device device) noexcept {
+    if (somebody_may_listen()) [[unlikely]] {
+      return answer_in_profile(inputs, outputs, device);
+    }
     return watched([&] { return run(inputs, outputs, device); });
   }
+  // Names the kernel's events after its entry in the store. Before the kernel is given to other
+  // threads, once; a kernel without a name has no events.
+  void name_events(const std::string& entry);
+  // `watcher` learns of the beginning and the end of every run up to the first one that answers;
+  // it must not throw.
   // Before the kernel is given to other threads.
   void watch_first_run(std::function<void(bool begins)> watcher) {
     watcher_ = std::move(watcher);
@@ -63,7 +72,14 @@ class LoadedKernel {
     return outcome;
   }
 
+  // As `kernel` is named, which outlives this one.
+  void name_events_as(const LoadedKernel& kernel) noexcept { event_ = kernel.event_; }
+
  private:
+  Outcome answer_in_profile(std::span<const at::Tensor* const> inputs,
+                            std::span<at::Tensor> outputs, c10::Device device) noexcept;
+
+  const char* event_ = nullptr;  // never freed, as kernels are
   std::atomic<bool> watched_{false};
   std::function<void(bool begins)> watcher_;
 };

@@ -14,7 +14,7 @@ class ReplicaKernel final : public LoadedKernel {
 
   Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
               c10::Device device) noexcept override {
-    return computes_redundantly() ? Outcome::kNotStarted : kernel_->run(inputs, outputs, device);
+    return computes_redundantly() ? Outcome::kNotStarted : kernel_->answer(inputs, outputs, device);
   }
   std::size_t num_inputs() const noexcept override { return kernel_->num_inputs(); }
   std::size_t num_outputs() const noexcept override { return kernel_->num_outputs(); }

@@ -24,6 +24,11 @@ class MissHandler {
   // the key then stays native in this process.
   virtual void submit(const CompileRequest& request) = 0;
 
+  // An entry was put aside: nobody uses it any more, because of `reason`. On the thread whose call
+  // found that, with no lock of ours held.
+  virtual void note_put_aside(const std::string& /*digest*/,
+                              const std::string& /*reason*/) noexcept {}
+
   // Runs `wait`, which blocks for a moment and says whether the waiting is over, on the calling
   // thread until it is, after letting go of whatever lock of the handler's world (the GIL) this
   // thread holds; takes it again afterwards. Ends early when this thread is interrupted (Ctrl-C).

@@ -183,6 +183,14 @@ void Runtime::put_aside(const std::string& digest, const std::string& reason) co
       log_line(LogLevel::kWarning, status.to_string());
     }
   }
+  std::shared_ptr<MissHandler> handler;
+  {
+    std::lock_guard lock(registry_mutex_);
+    handler = handler_;
+  }
+  if (handler) {
+    handler->note_put_aside(digest, reason);
+  }
 }
 
 // Whether that kernel is under way; then its verdict serves whoever waits for `pending`.
@@ -331,6 +339,7 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   }
   kernel.value()->watch_first_run(
       [files, key = manifest.key](bool begins) { files->note_attempt(key, begins); });
+  kernel.value()->name_events(manifest.key.hex());
   DecodedCall call;
   if (!decode_call(words, &call) || kernel.value()->num_inputs() != count_tensors(call.arguments) ||
       !hook.takes_outputs(kernel.value()->num_outputs())) {

@@ -258,11 +258,15 @@ void bind_runtime(py::module_& module) {
   module.def("set_store", [](std::shared_ptr<DiskStore> store) {
     Runtime::instance().set_store(std::move(store));
   });
-  module.def("set_handler", [](const py::object& submit) {
-    Runtime::instance().set_handler(
-        submit.is_none() ? nullptr
-                         : std::make_shared<PythonMissHandler>(submit.cast<py::function>()));
-  });
+  module.def(
+      "set_handler",
+      [](const py::object& submit, const py::object& put_aside) {
+        Runtime::instance().set_handler(
+            submit.is_none()
+                ? nullptr
+                : std::make_shared<PythonMissHandler>(submit.cast<py::function>(), put_aside));
+      },
+      py::arg("submit"), py::arg("put_aside") = py::none());
   module.def(
       "complete",
       [](const std::string& digest, const std::string& decision, const std::string& reason,

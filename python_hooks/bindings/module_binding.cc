@@ -171,7 +171,8 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
                           const Ranges& ranges,
                           const std::vector<std::vector<std::int64_t>>& output_strides,
                           const py::object& unflatten, const std::optional<py::dict>& plan,
-                          bool differs_on_replicas, bool takes_objects, const Writes& writes) {
+                          bool differs_on_replicas, bool takes_objects, const Writes& writes,
+                          bool checks) {
   auto kernel = std::make_unique<ModuleKernel>();
   kernel->device = c10::Device(device);
   ModelContainer* model = kernel->model = open_source(source, kernel->device, 0);
@@ -187,7 +188,7 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   }
   // A forward with gradients has more outputs, which its plan explains.
   const bool fits = plan.has_value() ? output_strides.size() <= model->num_outputs()
-                                     : output_strides.size() == model->num_outputs();
+                                     : output_strides.size() + checks == model->num_outputs();
   if (inputs.size() + num_drawn != model->num_inputs() || !fits ||
       (unflatten.is_none() && (output_strides.size() != 1 || takes_objects))) {
     throw std::runtime_error("the kernel takes or returns another number of tensors");
@@ -212,6 +213,11 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   kernel->differs_on_replicas = differs_on_replicas;
   kernel->takes_objects = takes_objects;
   read_writes(writes, *kernel);
+  if (checks &&
+      (kernel->training != nullptr || !kernel->writes.empty() || !kernel->device.is_cpu())) {
+    throw std::runtime_error("the kernel checks itself where it must not");
+  }
+  kernel->checks = checks;
   return kernel.release();
 }
 
@@ -268,11 +274,11 @@ void bind_calls(py::module_& module) {
   module.def(
       "set_module_handlers",
       [](const py::object& select, const py::object& look, const py::object& missed,
-         const py::object& unfit, const py::object& is_wrong) {
-        ModuleRegistry::instance().set_handlers({select, look, missed, unfit, is_wrong});
+         const py::object& unfit, const py::object& is_wrong, const py::object& name) {
+        ModuleRegistry::instance().set_handlers({select, look, missed, unfit, is_wrong, name});
       },
       py::arg("select"), py::arg("look"), py::arg("missed"), py::arg("unfit"),
-      py::arg("is_wrong") = py::none());
+      py::arg("is_wrong") = py::none(), py::arg("name") = py::none());
   module.def(
       "difference_from_native",
       [](py::handle kernel, py::handle native) {
@@ -395,7 +401,7 @@ void bind_modules(py::module_& module) {
              py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),
              py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
              py::arg("takes_objects") = false, py::arg("writes") = Writes(),
-             py::return_value_policy::reference);
+             py::arg("checks") = false, py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

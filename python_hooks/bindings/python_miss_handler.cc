@@ -28,7 +28,8 @@ bool is_interrupted() {
 
 }  // namespace
 
-PythonMissHandler::PythonMissHandler(py::function submit) : submit_(submit.release().ptr()) {}
+PythonMissHandler::PythonMissHandler(py::function submit, py::object put_aside)
+    : submit_(submit.release().ptr()), put_aside_(put_aside.release().ptr()) {}
 
 void PythonMissHandler::submit(const CompileRequest& request) {
   if (Py_IsInitialized() == 0) {
@@ -45,6 +46,21 @@ void PythonMissHandler::submit(const CompileRequest& request) {
   }
   if (!error.empty()) {
     throw std::runtime_error(error);
+  }
+}
+
+void PythonMissHandler::note_put_aside(const std::string& digest,
+                                       const std::string& reason) noexcept {
+  if (put_aside_ == Py_None || Py_IsInitialized() == 0) {
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  try {
+    py::reinterpret_borrow<py::function>(put_aside_)(digest, reason);
+  } catch (py::error_already_set& raised) {
+    raised.discard_as_unraisable("eagercache");
+  } catch (...) {
+    // Out of memory.
   }
 }
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING or not IS_COMMAND_LINE:
     )
     from eagercache.frontend.explanation import Explanation, explain
     from eagercache.frontend.gains import ModuleTotals
-    from eagercache.frontend.module_report import ModuleReport, explain_module
+    from eagercache.frontend.module_report import ModuleInfo, ModuleReport, explain_module
     from eagercache.frontend.report import (
         KernelInfo,
         KernelList,
@@ -69,6 +69,7 @@ __all__ = [
     "Exported",
     "KernelInfo",
     "KernelList",
+    "ModuleInfo",
     "ModuleReport",
     "ModuleTotals",
     "OperatorStats",
@@ -121,7 +122,9 @@ _LATER = {
         "eagercache.frontend.api",
     ),
     **dict.fromkeys(("Explanation", "explain"), "eagercache.frontend.explanation"),
-    **dict.fromkeys(("ModuleReport", "explain_module"), "eagercache.frontend.module_report"),
+    **dict.fromkeys(
+        ("ModuleInfo", "ModuleReport", "explain_module"), "eagercache.frontend.module_report"
+    ),
     **dict.fromkeys(
         ("KernelInfo", "KernelList", "OperatorStats", "RemoteStats", "Stats", "kernels", "stats"),
         "eagercache.frontend.report",

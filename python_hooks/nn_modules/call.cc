@@ -14,6 +14,7 @@
 #include <bit>
 #include <cstddef>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "dispatcher/base/index_range.h"
@@ -266,6 +267,14 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
   if (outcome != LoadedKernel::Outcome::kAnswered) {
     return nullptr;
   }
+  if (kernel.checks) {
+    const at::Tensor inside = outputs.back();
+    outputs.pop_back();
+    if (inside.numel() != 1 || inside.scalar_type() != at::kBool ||
+        !*inside.const_data_ptr<bool>()) {
+      return nullptr;  // the forward raises what there is to raise
+    }
+  }
   move_versions(kernel, form);
   return wrap_outputs(kernel, strides, form, outputs);
 }
@@ -435,8 +444,13 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   }
   bool failed = false;
   const bool training = kernel.training != nullptr;
-  PyObject* result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
-                              : run_kernel(kernel, strides, *record.guard, form, &failed);
+  PyObject* result = nullptr;
+  {
+    std::optional<ProfileEvent> event;
+    record.begin_event(event, kernel, form, ModuleRegistry::instance().handlers().name);
+    result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
+                      : run_kernel(kernel, strides, *record.guard, form, &failed);
+  }
   if (result != nullptr) [[likely]] {
     // A forward that is asked too would change the call's objects once more.
     if (verification_chosen() && !training && !kernel.takes_objects) [[unlikely]] {

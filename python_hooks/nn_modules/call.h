@@ -34,6 +34,8 @@ struct ModuleHandlers {
   // the forward did, in a call that was chosen to be checked (verification.h). True: the kernel is
   // wrong and answers no more, anywhere.
   pybind11::object is_wrong;
+  // (module) -> str: how people know it. Asked once a module, while a profiler listens.
+  pybind11::object name;
 };
 
 // The modules met in this process. Guarded by the GIL. One leaked object.

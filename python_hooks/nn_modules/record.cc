@@ -1,12 +1,18 @@
 #include "python_hooks/nn_modules/record.h"
 
+#include <ATen/SequenceNumber.h>
+
 #include <algorithm>
 #include <iterator>
 #include <stdexcept>
 #include <utility>
 
+#include "python_hooks/nn_modules/raise_later.h"
+
 namespace eagercache {
 namespace {
+
+namespace py = pybind11;
 
 // Identities remembered for one module: train and eval mode, and a few more.
 constexpr std::size_t kMaxIdentities = 16;
@@ -145,6 +151,46 @@ void ModuleRecord::install(const std::string& identity, std::span<const Word> wo
       variant.kernel = kernel;
       return;
     }
+  }
+}
+
+// "layers.0.mlp", or the module's class where no model that it is a part of was called.
+const std::string& ModuleRecord::shown_name(const py::object& name) {
+  if (shown_.empty() && name && !name.is_none()) {
+    try {
+      shown_ = py::cast<std::string>(name(py::handle(module)));
+    } catch (py::error_already_set& error) {
+      // What a signal's handler raised meanwhile (KeyboardInterrupt) is the program's.
+      if (is_first_thread() && !error.matches(PyExc_Exception)) {
+        error.restore();
+        raise_later();
+      } else {
+        error.discard_as_unraisable("eagercache");
+      }
+    } catch (const py::cast_error&) {
+    }
+  }
+  if (shown_.empty()) {
+    shown_ = Py_TYPE(module)->tp_name;
+  }
+  return shown_;
+}
+
+void ModuleRecord::begin_event(std::optional<ProfileEvent>& event, const ModuleKernel& kernel,
+                               const ModuleCallForm& form, const py::object& name) noexcept {
+  std::optional<at::StepCallbacks> listeners = profile_listeners();
+  if (!listeners) [[likely]] {
+    return;
+  }
+  try {
+    // The node of autograd that this call makes has the next number.
+    const std::int64_t sequence =
+        kernel.training == nullptr ? -1 : static_cast<std::int64_t>(at::sequence_number::peek());
+    event.emplace(std::move(*listeners), module_event_name(shown_name(name), kernel.digest),
+                  std::span<const at::Tensor* const>(form.tensors.data(), form.tensors.size()),
+                  sequence);
+  } catch (...) {
+    // Out of memory: the profile lacks one event.
   }
 }
 

@@ -11,10 +11,12 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dispatcher/kernels/model_container.h"
+#include "dispatcher/kernels/profile_event.h"
 #include "python_hooks/nn_modules/arguments.h"
 #include "python_hooks/nn_modules/guard.h"
 #include "python_hooks/nn_modules/replays.h"
@@ -58,6 +60,7 @@ struct ModuleKernel {
   std::vector<Input> inputs;
   std::vector<IndexRange> ranges;
   std::vector<Write> writes;
+  bool checks = false;  // its last output says whether it indexed nothing that is not there
   std::vector<std::vector<std::int64_t>> output_strides;
   ModuleShapeFunction shape = nullptr;  // of a kernel with symbolic sizes
   // Called with the list of output tensors; none: there is one output, which is the answer.
@@ -120,6 +123,12 @@ class ModuleRecord {
   // The kernels of the identity that holds now.
   std::vector<const ModuleKernel*> kernels() const;
 
+  // Begins the event of a hit where a profiler listens; without one `event` stays empty. `form` has
+  // the call's tensors, and `name` is the handler that names the module (call.h), which is asked
+  // once.
+  void begin_event(std::optional<ProfileEvent>& event, const ModuleKernel& kernel,
+                   const ModuleCallForm& form, const pybind11::object& name) noexcept;
+
   // Something below the module changed: its forward answers until the Python side has looked again.
   void invalidate() noexcept {
     ++version;
@@ -167,6 +176,9 @@ class ModuleRecord {
 
   using Classes = std::vector<std::unique_ptr<ModuleShapeClass>>;
 
+  const std::string& shown_name(const pybind11::object& name);
+
+  std::string shown_;  // what profiles call it; empty until a profiler has listened
   std::map<std::string, Variants> by_identity_;
   Variants* current_ = nullptr;
   std::map<std::string, Classes> classes_by_identity_;

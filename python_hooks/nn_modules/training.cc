@@ -25,6 +25,7 @@
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/thread_state.h"
 #include "dispatcher/kernels/container_kernel.h"
+#include "dispatcher/kernels/profile_event.h"
 #include "guards/builder/key_builder.h"
 #include "python_hooks/nn_modules/arguments.h"
 
@@ -174,7 +175,7 @@ class ModuleNode final : public torch::autograd::Node {
     if (std::ranges::none_of(wanted, [](bool needed) { return needed; })) {
       return variable_list(wanted.size());
     }
-    if (!at::GradMode::is_enabled() && kernel_may_answer(gradients)) {
+    if (!at::GradMode::is_enabled() && kernel_may_answer(gradients) && reads_all(gradients)) {
       variable_list results(wanted.size());
       if (answer(gradients, wanted, results)) {
         return results;
@@ -211,6 +212,15 @@ class ModuleNode final : public torch::autograd::Node {
     }
   }
 
+  bool reads_all(const variable_list& gradients) const {
+    for (std::size_t i = 0; i < plan().tangents.size(); ++i) {
+      if (plan().tangents[i].in_object && gradients[i].defined()) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   static bool kernel_may_answer(const variable_list& gradients) {
     return thread_state_reason() == AsideReason::kNone &&
            std::ranges::all_of(gradients, [](const at::Tensor& gradient) {
@@ -233,15 +243,24 @@ class ModuleNode final : public torch::autograd::Node {
     }
     const BelowAutograd below;
     for (std::size_t i = 0; i < plan().tangents.size(); ++i) {
+      if (plan().tangents[i].in_object) {
+        continue;
+      }
       inputs.push_back(tangent(gradients[i], i));
       if (inputs.back().device() != kernel_.device) {
         return false;
       }
     }
     variable_list computed;
-    if (run_container(*plan().backward, inputs, computed, kernel_.device) !=
-        LoadedKernel::Outcome::kAnswered) {
-      return false;
+    {
+      std::optional<ProfileEvent> event;
+      if (std::optional<at::StepCallbacks> listeners = profile_listeners()) [[unlikely]] {
+        event.emplace(std::move(*listeners), module_event_name("backward", kernel_.digest));
+      }
+      if (run_container(*plan().backward, inputs, computed, kernel_.device) !=
+          LoadedKernel::Outcome::kAnswered) {
+        return false;
+      }
     }
     inputs.clear();
     for (std::size_t i = 0; i < computed.size(); ++i) {
@@ -516,9 +535,9 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   }
   for (const py::handle& row : plan["tangents"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
-    read->tangents.push_back({index(fields[0], read->num_answers),
-                              py::cast<std::vector<std::int64_t>>(fields[1]),
-                              py::cast<std::vector<std::int64_t>>(fields[2])});
+    read->tangents.push_back(
+        {index(fields[0], read->num_answers), py::cast<std::vector<std::int64_t>>(fields[1]),
+         py::cast<std::vector<std::int64_t>>(fields[2]), py::cast<bool>(fields[3])});
   }
   for (const py::handle& row : plan["gradients"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
@@ -546,8 +565,10 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   if (!std::ranges::is_sorted(read->without)) {
     throw std::invalid_argument("the training plan does not order its arguments");
   }
-  if (backward->num_inputs() != read->saved.size() + read->tangents.size() ||
-      backward->num_outputs() != read->gradients.size() || read->tangents.empty()) {
+  const auto num_read = static_cast<std::size_t>(
+      std::ranges::count(read->tangents, false, &ModuleTraining::Tangent::in_object));
+  if (backward->num_inputs() != read->saved.size() + num_read ||
+      backward->num_outputs() != read->gradients.size() || num_read == 0) {
     throw std::invalid_argument("the training plan does not fit its backward");
   }
   return read;

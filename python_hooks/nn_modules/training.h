@@ -40,6 +40,9 @@ struct ModuleTraining {
     std::size_t output = 0;
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
+    // Of what an object in the answer holds, which programs seldom ask gradients of: the backward
+    // does not read it, and the module's own one answers where there is such a gradient.
+    bool in_object = false;
   };
   struct Buffer {
     std::size_t input = 0;

@@ -36,6 +36,30 @@ class Deep(nn.Module):
         return x if y is None else x * y
 
 
+class Memory:
+    """A cache of fixed size, which a forward writes into."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(16, WIDTH, device="cuda")
+        self.length = torch.tensor(0, device="cuda")
+        torch._dynamo.mark_static_address(self.length)
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        """All of it, with the rows put behind the last ones."""
+        places = torch.arange(x.shape[0], device=x.device) + self.length
+        self.length.add_(x.shape[0])
+        self.rows.index_copy_(0, places, x)
+        return self.rows
+
+
+class Remembering(Deep):
+    """`Deep`, and a sum over what was seen."""
+
+    def forward(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:  # type: ignore[override]
+        x = super().forward(x)
+        return x + memory.add(x).sum(0)
+
+
 @pytest.fixture(autouse=True)
 def modules_enabled() -> Iterator[None]:
     with torch.no_grad(), eagercache.enable(**OPTIONS):
@@ -252,6 +276,27 @@ class Random(nn.Module):
         for _ in range(4):
             x = torch.relu(x @ x.T) @ x + torch.rand_like(x)
         return x
+
+
+def test_a_cache_that_is_written_has_what_the_forward_writes() -> None:
+    torch.manual_seed(0)
+    model = Remembering().cuda().eval()
+    mine, its, other = Memory(), Memory(), Memory()
+    for step in range(2 * UNTIL_REPLAYED):
+        if step % 16 == 0:
+            mine.length.zero_()
+            its.length.zero_()
+        x = rows(1)
+        answer, expected = model(x, mine), by_forward(model, x, its)
+        torch.testing.assert_close(answer, expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(mine.rows, its.rows, rtol=1e-3, atol=1e-4)
+        assert int(mine.length) == int(its.length)
+    assert replayed(model) > 0, explain_module(model)
+    its = Memory()
+    for _ in range(16):  # of another place in memory
+        x = rows(1)
+        torch.testing.assert_close(model(x, other), by_forward(model, x, its), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(other.rows, its.rows, rtol=1e-3, atol=1e-4)
 
 
 def test_random_numbers_are_not_replayed() -> None:

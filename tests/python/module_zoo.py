@@ -70,6 +70,34 @@ class Picks(nn.Module):
         return (self.table(kinds) * chosen).sin() + 1
 
 
+class Computes(nn.Module):
+    """Indices that are computed of those that a call gives, for reading and for adding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.rows = nn.Parameter(torch.linspace(-1, 1, 320).view(20, 16))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = ids * 2 + 1
+        found = self.table(places).sin() + self.rows[places - 20]
+        counted = torch.zeros(20, 16).index_add(0, places[0], found[0])
+        return counted.scatter_add(0, places[1:, :1].expand(-1, 16), found[1:, 0]).cos()
+
+
+class Views(nn.Module):
+    """Its outputs are parts of one tensor, and one is a part of what is not returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.dense(x).sin()
+        z = torch.cat([y, y.cos() @ y.t()], 1) + 1
+        return y, y[:, 2], y.t(), z[:, 5:]
+
+
 class Prints(nn.Module):
     """Prints on every call."""
 
@@ -311,6 +339,8 @@ def make(name: str) -> nn.Module:
             Block,
             Words,
             Picks,
+            Computes,
+            Views,
             Prints,
             Logs,
             Warns,
@@ -336,7 +366,7 @@ def make(name: str) -> nn.Module:
 def example(name: str) -> torch.Tensor:
     """An argument for it."""
     generator = torch.Generator().manual_seed(2)
-    if name in ("Words", "Picks"):
+    if name in ("Words", "Picks", "Computes"):
         return torch.randint(0, 10, (4, 6), generator=generator)
     width = 48 if name in ("Block", "Chatty", "Settles") else 8
     return torch.randn(4, width, generator=generator)

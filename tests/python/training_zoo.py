@@ -128,10 +128,38 @@ class Checkpointed(nn.Module):
         return torch.tanh(checkpoint(self.second, x, use_reentrant=False))
 
 
+class Held:
+    """What a call makes: a list of tensors and how many there are."""
+
+    def __init__(self) -> None:
+        self.keys: list[torch.Tensor] = []
+        self.count = 0
+
+    def add(self, keys: torch.Tensor) -> torch.Tensor:
+        """What it holds of them."""
+        self.keys.append(torch.cat([torch.tensor([]), keys], -1))
+        self.count += 1
+        return self.keys[-1]
+
+
+class Caching(nn.Module):
+    """Answers with an object that it made, whose tensors have gradients, as a cache has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        held = Held()
+        y = held.add(self.first(x).sin()).tanh()
+        y = held.add(self.second(y)) * y
+        return {"loss": y.square().mean(), "held": held}
+
+
 def make(name: str) -> nn.Module:
     """An instance with reproducible values, in training mode."""
     torch.manual_seed(1)
-    kinds = (ConvNorm, Attention, Mlp, Labelled, Noisy, Dropped, Checkpointed)
+    kinds = (ConvNorm, Attention, Mlp, Labelled, Noisy, Dropped, Checkpointed, Caching)
     return {kind.__name__: kind for kind in kinds}[name]().train()
 
 

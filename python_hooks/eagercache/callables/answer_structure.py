@@ -64,6 +64,23 @@ def take(structure: Structure, answer: Any, leaves: list[Any]) -> None:
             take(part, getattr(answer, name), leaves)
 
 
+def in_objects(structure: Structure) -> list[bool]:
+    """For each leaf that `take` collects whether an object that the forward made holds it."""
+    return list(_in_objects(structure, inside=False))
+
+
+def _in_objects(structure: Structure, inside: bool) -> Iterator[bool]:
+    kind = structure[0]
+    if kind == "leaf":
+        yield inside
+    elif kind in ("tuple", "list"):
+        for part in structure[1]:
+            yield from _in_objects(part, inside)
+    elif kind in ("dict", "output", "made"):
+        for _, part in structure[1]:
+            yield from _in_objects(part, inside or kind == "made")
+
+
 def structure_of(answer: Any, objects: Sequence[Any]) -> Structure:
     """How an answer of a call with these objects is built. Raises Unfit."""
     return _Writer(objects).write(answer, inside=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,8 +30,23 @@ def compare_structure(native: Any, answer: Any, where: str) -> None:
             raise ProofFailed(
                 f"output {index} has the strides {a.stride()}, not {b.stride()} ({where})"
             )
+        if a.storage_offset() != b.storage_offset():
+            raise ProofFailed(f"output {index} is another part of a larger tensor ({where})")
         if a.is_inference() != b.is_inference():
             raise ProofFailed(f"output {index} is of another mode ({where})")
+    if _shared(mine) != _shared(natives):
+        raise ProofFailed(f"its outputs do not share memory as the forward's do ({where})")
+
+
+def _shared(leaves: Sequence[Any]) -> list[int]:
+    """For each leaf the first one whose memory it has."""
+    first: dict[int, int] = {}
+    found = []
+    for index, leaf in enumerate(leaves):
+        held = leaf.untyped_storage() if isinstance(leaf, torch.Tensor) else None
+        at = held.data_ptr() if held is not None else 0
+        found.append(first.setdefault(at, index) if at != 0 else index)
+    return found
 
 
 def difference_from_forward(answer: Any, expected: Any) -> str:

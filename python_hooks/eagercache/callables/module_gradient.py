@@ -11,7 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.base.load import core
+from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.module_identity import identify
+from eagercache.callables.objects import CallObjects
 from eagercache.callables.replay import Replayed, drawing_again
 
 
@@ -60,7 +62,7 @@ def eager_gradients(
         answer = module(*args, **kwargs)
     pairs = [
         (output, grad)
-        for output, grad in zip(_differentiable(answer), grads, strict=True)
+        for output, grad in zip(_differentiable(answer, args, kwargs), grads, strict=True)
         if grad is not None
     ]
     if not pairs:
@@ -120,10 +122,12 @@ def _filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
     return value
 
 
-def _differentiable(answer: Any) -> list[torch.Tensor]:
+def _differentiable(
+    answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
     return [
         leaf
-        for leaf in pytree.tree_leaves(answer)
+        for leaf in pytree.tree_leaves(outcome_of(answer, CallObjects(args, kwargs)))
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     ]
 

@@ -19,6 +19,7 @@ _PLACES = {
     "run": ("programs", "run_command"),
     "record": ("programs", "record_command"),
     "compare": ("compare", "compare_command"),
+    "estimate": ("estimate", "estimate_command"),
     "warm": ("warm", "warm_command"),
     "bundle": ("bundle", "bundle_group"),
     "pull": ("remote", "pull_command"),

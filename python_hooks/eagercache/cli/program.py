@@ -39,6 +39,7 @@ class Settings:
         report: a folder for what each process says when it ends.
         native: nothing is switched on; `_site/sitecustomize.py` measures alone.
         measure: a folder for what `eagercache compare` is told by each process.
+        estimate: a folder for what `eagercache estimate` is told by each process.
     """
 
     enable: Mapping[str, Any] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Settings:
     report: str = ""
     native: bool = False
     measure: str = ""
+    estimate: str = ""
 
 
 def command_of(words: Sequence[str], *, module: bool) -> list[str]:
@@ -116,6 +118,10 @@ def _begin(body: Mapping[str, Any]) -> None:
         _report_at_exit(Path(body["report"]), began)
     if body["measure"]:
         atexit.register(_quietly, _count)
+    if body["estimate"]:
+        from eagercache.cli.estimates import estimated_process
+
+        _write_at_exit(Path(body["estimate"]), estimated_process.begin(began))
     eagercache.enable(**body["enable"])
     if body["trace"]:
         eagercache.record(body["trace"])
@@ -143,6 +149,11 @@ def _report_at_exit(folder: Path, began: float) -> None:
     if core is None:
         return
     recording.listen()
+    _write_at_exit(folder, lambda: process_report(time.monotonic() - began))
+
+
+def _write_at_exit(folder: Path, what: Callable[[], dict[str, Any]]) -> None:
+    """Writes into a file of ``folder`` what this process says at its end; its forks write none."""
     owner = os.getpid()
 
     def write() -> None:
@@ -150,7 +161,7 @@ def _report_at_exit(folder: Path, began: float) -> None:
             return  # a fork
         target = folder / f"{owner}-{time.time_ns()}.json"
         unfinished = target.with_suffix(".part")
-        unfinished.write_text(json.dumps(process_report(time.monotonic() - began)))
+        unfinished.write_text(json.dumps(what()))
         unfinished.rename(target)
 
     atexit.register(_quietly, write)

@@ -146,6 +146,7 @@ def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
         replicas and facts.get("numerics") != "bitwise",
         takes_objects(facts["outputs"]),
         [tuple(row) for row in json.loads(facts["writes"])],
+        facts["checks"] == "1",
     )
     note_kernel(form.identity, form.gradients, digest, facts)
     return kernel

@@ -8,16 +8,28 @@ from collections.abc import Mapping
 from eagercache.base.entry_facts import number
 from eagercache.modules.stats import ModuleStats
 
-# By the identity of modules that share kernels, and whether gradients are needed: nanoseconds that
-# a call of each kernel saves, by the kernel's digest.
-_saved: dict[tuple[str, bool], dict[str, float]] = {}
+# By the identity of modules that share kernels, and whether gradients are needed: nanoseconds of a
+# call by the forward and by each kernel, by the kernel's digest.
+_times: dict[tuple[str, bool], dict[str, tuple[float, float]]] = {}
 
 
 def note_kernel(identity: str, gradients: bool, digest: str, facts: Mapping[str, str]) -> None:
     """A kernel with these facts may answer calls of such modules from now on."""
     native, kernel = number(facts, "native_ns"), number(facts, "kernel_ns")
     if native is not None and kernel is not None:
-        _saved.setdefault((identity, gradients), {})[digest] = native - kernel
+        _times.setdefault((identity, gradients), {})[digest] = native, kernel
+
+
+def times(identity: str, gradients: bool) -> tuple[float, float] | None:
+    """Nanoseconds of a call (by the forward, by a kernel), as measured when kernels were made.
+
+    Of several kernels, the means; None where none was timed.
+    """
+    known = list(_times.get((identity, gradients), {}).values())
+    if not known:
+        return None
+    native, kernel = zip(*known, strict=True)
+    return statistics.fmean(native), statistics.fmean(kernel)
 
 
 def seconds_saved(stats: ModuleStats) -> float:
@@ -29,7 +41,7 @@ def seconds_saved(stats: ModuleStats) -> float:
     total = 0.0
     calls = {True: stats.training_hits, False: stats.hits - stats.training_hits}
     for gradients, count in calls.items():
-        known = list(_saved.get((stats.identity, gradients), {}).values())
-        if known:
-            total += count * statistics.fmean(known) / 1e9
+        known = times(stats.identity, gradients)
+        if known is not None:
+            total += count * (known[0] - known[1]) / 1e9
     return total

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eagercache.base import structured_trace
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
@@ -39,6 +40,7 @@ from eagercache.modules.forms import (
     entry_digest,
     load_kernel,
 )
+from eagercache.modules.names import ModuleNames
 from eagercache.modules.selection import (
     Selection,
     check_selection,
@@ -144,10 +146,20 @@ class ModuleManager:
         assert core is not None
         install_hooks(core)
         core.set_module_handlers(
-            self._select, self._look, self._missed, self._unfit, self._is_wrong
+            self._select,
+            self._look,
+            self._missed,
+            self._unfit,
+            self._is_wrong,
+            ModuleNames(self._met).name_of,
         )
         core.set_eager_gradients(eager_gradients)
         replay.set_limit(session.graph_bytes)
+
+    @staticmethod
+    def _met() -> list[torch.nn.Module]:
+        assert core is not None
+        return [row["module"] for row in core.module_stats()]
 
     def _select(self, module: torch.nn.Module, nested: bool) -> str:
         if nested:
@@ -231,6 +243,9 @@ class ModuleManager:
         if not difference:
             return False
         reason = f"a checked call differed from its forward ({difference})"
+        structured_trace.note(
+            "quarantine", {"op": class_name(module), "digest": digest, "reason": reason}
+        )
         log.warning("%s: %s; its kernel was put aside", class_name(module), reason)
         self._sizes.retire(digest, reason)
         info = self._infos.get(module)

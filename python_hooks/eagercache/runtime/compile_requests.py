@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from eagercache.base import config
+from eagercache.base import config, structured_trace
 from eagercache.base.load import core
 from eagercache.runtime.session import Configuration, session
 
@@ -36,7 +36,12 @@ def start_service(
         remote=None if store.read_only else remote,
     )
     session.linger = settings.linger
-    core.set_handler(_submit)
+    core.set_handler(_submit, _put_aside)
+
+
+def _put_aside(digest: str, reason: str) -> None:
+    """Called by the core on the thread of a call whose answer was wrong."""
+    structured_trace.note("quarantine", {"digest": digest, "reason": reason})
 
 
 def _submit(call_json: str) -> None:

@@ -25,6 +25,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from eagercache.base import structured_trace
 from eagercache.base.log import event
 from eagercache.base.operators import described_name
 from eagercache.service.remote_requests import RemoteDesks, found_response, may_be_remote
@@ -519,6 +520,11 @@ class CompileService:
             verdict=response.get("verdict"),
             reason=response.get("reason"),
             cpu_seconds=f"{seconds:.2f}",
+        )
+        structured_trace.note_response(
+            described_name(request.description),
+            str(request.description.get("digest", "")),
+            response,
         )
         request.answered = True
         if request.desk is not None and not failed and not response.get("found"):

@@ -5,7 +5,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "tests/dispatcher/hook_fixture.h"
 
@@ -36,6 +40,29 @@ TEST_F(VerificationTest, AWrongKernelIsPutAsideAndNativesAnswerStands) {
   EXPECT_EQ(native_runs("twice"), before + 1);
   EXPECT_EQ(state_now(), EntryState::kNative);
   EXPECT_EQ(store->find(manifest.key).code(), StatusCode::kNotFound);
+}
+
+TEST_F(VerificationTest, TheServiceHearsOfWhatIsPutAside) {
+  class Hears final : public MissHandler {
+   public:
+    void submit(const CompileRequest& /*request*/) override {}
+    void note_put_aside(const std::string& digest, const std::string& reason) noexcept override {
+      digests.push_back(digest);
+      reasons.push_back(reason);
+    }
+    void run_blocking(const std::function<bool()>& /*wait*/) override {}
+
+    std::vector<std::string> digests;
+    std::vector<std::string> reasons;
+  };
+  const auto service = std::make_shared<Hears>();
+  runtime().set_handler(service);
+  install(twice_, {x_}, filling_kernel(42));
+  call_twice();
+  runtime().set_handler(nullptr);
+  ASSERT_EQ(service->digests.size(), 1U);
+  EXPECT_EQ(service->digests[0], digest(twice_, {x_}).hex());
+  EXPECT_NE(service->reasons[0].find("differed from native's"), std::string::npos);
 }
 
 TEST_F(VerificationTest, ARightKernelStays) {

@@ -11,7 +11,10 @@ import pytest
 import torch
 from eagercache.base import config
 from eagercache.frontend import waiting
+from eagercache.frontend.module_report import ModuleReport
 from eagercache.frontend.report import KernelInfo, KernelList
+from eagercache.modules import gains
+from eagercache.modules.stats import ModuleStats
 
 pytestmark = pytest.mark.once
 
@@ -67,9 +70,49 @@ def test_modules_are_lines_and_a_table(cache: Path) -> None:
         with torch.no_grad():
             model(torch.ones(2, 4))
         said = eagercache.explain_module(model)
-    assert repr(said) == "\n".join(said) and said[0].startswith("(root) (torch.nn.")
+    assert str(said) == "\n".join(said) and said[0].startswith("(root) (torch.nn.")
     assert said.rows[0][0] == "" and said.rows[0][1].hits == 0
     assert said._repr_html_().count("<tr>") == 1 + len(said)
+    (root,) = said.tree
+    assert (root.path, root.calls, root.hits, root.native_ns) == ("", 1, 0, None)
+    assert "(root): Sequential, 0 of 1 calls by kernel" in repr(said) and len(repr(root)) < 100
+
+
+def module_stats(**more: Any) -> ModuleStats:
+    fields = {"name": "m.Block", "hits": 0, "pending": 1, "native": 0, "aside_reasons": {}}
+    return ModuleStats(**{**fields, "state": "watched", "reason": "", **more})
+
+
+def test_modules_are_a_tree_with_times_and_seconds_saved() -> None:
+    facts = {"native_ns": "3e6", "kernel_ns": "1e6"}
+    gains.note_kernel("test-shown", False, "one", facts)
+    report = ModuleReport(
+        [
+            ("", module_stats(state="refused", reason="<slow>")),
+            ("layers.0", module_stats(hits=100, identity="test-shown")),
+            ("layers.0.mlp", module_stats()),
+            ("layers.1", module_stats(hits=50, identity="test-shown")),
+        ]
+    )
+    (root,) = report.tree
+    assert [child.path for child in root.children] == ["layers.0", "layers.1"]
+    first = root.children[0]
+    assert [child.path for child in first.children] == ["layers.0.mlp"]
+    assert (first.native_ns, first.kernel_ns) == (3e6, 1e6)
+    assert first.seconds_saved == pytest.approx(0.2) and root.seconds_saved == 0.0
+    assert root.total_seconds_saved() == pytest.approx(0.3)
+    assert repr(report).splitlines()[:3] == [
+        "eagercache: 4 modules, 150 calls by kernels, 0.3 s saved",
+        "  <(root): Block, 0 of 1 calls by kernel, 0.3 s saved, 2 below>",
+        "    <layers.0: Block, 100 of 101 calls by kernel, 3.00 times as fast, "
+        "0.2 s saved, 1 below>",
+    ]
+    assert "&lt;slow&gt;" in report._repr_html_() and "3,000.00" in report._repr_html_()
+    # Where the module that was asked about was not met, those below it are.
+    parts = ModuleReport([("a.b", module_stats()), ("a.c", module_stats())])
+    assert [info.path for info in parts.tree] == ["a.b", "a.c"]
+    deep = ModuleReport([(f"layers.{i}", module_stats()) for i in range(30)])
+    assert repr(deep).endswith("and 10 more") and str(deep).count("\n") == 29
 
 
 def test_dir_is_what_is_public() -> None:

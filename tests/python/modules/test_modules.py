@@ -63,6 +63,8 @@ NAMES = [
     "Block",
     "Words",
     "Picks",
+    "Computes",
+    "Views",
     "Prints",
     "Logs",
     "Warns",
@@ -579,6 +581,38 @@ def test_what_is_gathered_has_indices_in_range(warm: None) -> None:
         answer, by_kernel = answered_by_kernel(picks, ids)
         assert by_kernel
         torch.testing.assert_close(answer, forward(picks, ids))
+
+
+def test_outputs_that_share_memory_do_so_as_the_forwards_do(warm: None) -> None:
+    views, x = module_zoo.make("Views"), module_zoo.example("Views")
+    with torch.no_grad():
+        views(x)
+        answer, by_kernel = answered_by_kernel(views, x)
+        assert by_kernel
+        y, column, turned, part = answer
+        torch.testing.assert_close(answer, forward(views, x))
+        assert part.storage_offset() == 5
+        y.fill_(3)
+        assert bool((column == 3).all()) and bool((turned == 3).all())
+
+
+def test_computed_indices_are_checked_by_the_kernel(warm: None) -> None:
+    computes, ids = module_zoo.make("Computes"), module_zoo.example("Computes")
+    with torch.no_grad():
+        computes(ids)
+        for _ in range(2):
+            answer, by_kernel = answered_by_kernel(computes, ids)
+            assert by_kernel
+            torch.testing.assert_close(answer, forward(computes, ids))
+            for wrong in (ids + 10, ids - 1, ids - 100):
+                with pytest.raises(IndexError):
+                    computes(wrong)
+                with pytest.raises(IndexError):
+                    forward(computes, wrong)
+        one_outside = ids.clone()
+        one_outside[3, 5] = 10
+        with pytest.raises(IndexError):
+            computes(one_outside)
 
 
 def test_two_objects_of_one_class_share_a_kernel_and_not_their_values(block: nn.Module) -> None:

@@ -21,8 +21,8 @@ LATE = {
     "base": {"base"},  # decomposition: only for an error's text
     "callables": {"callables"},  # function_transfer imports cloudpickle
     "cli": {
-        *("ahead", "base", "calls", "cli", "cli.reports", "deploy", "frontend", "runtime"),
-        *("service", "worker.validation"),
+        *("ahead", "base", "calls", "cli", "cli.estimates", "cli.reports", "deploy"),
+        *("frontend", "runtime", "service", "worker.validation"),
     },
     "cli.reports": {"base", "frontend", "runtime"},  # a process that reports has them by then
     "deploy": {"base", "callables", "deploy"},  # an artifact opens without what exports it

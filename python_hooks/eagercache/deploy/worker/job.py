@@ -43,6 +43,7 @@ from eagercache.worker.modules.compile import (
     time_answers,
     watch_forward,
 )
+from eagercache.worker.modules.indices import indexes
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 
 # Values of all open sizes at which the program is compared with the forward, where it holds.
@@ -94,6 +95,8 @@ def compile_deployed(
             identity, _ = watch_forward(rebuilt, description["identity"])
         with autocast(casts), main_of(rebuilt.module), call_hooks.originals():
             traced = trace_module(rebuilt, identity, open_sizes)
+        if traced.checks:
+            raise CompileRefused("it computes what it indexes with, which no artifact checks")
         _require_open(traced, open_sizes)
         split = split_weights(traced, [slot.tensor for slot in identity.slots])
         libraries = _compile(split, traced, directory, tools, output)
@@ -133,7 +136,7 @@ def _compile(
     def check(text: GeneratedText) -> None:
         if text.uses_proxy_executor:
             raise CompileRefused("the generated code needs the proxy executor")
-        if text.checks_values and not traced.ranges:
+        if text.checks_values and not traced.ranges and not indexes(traced.graph.graph):
             raise CompileRefused("the generated code checks values")
 
     beside = traced.symbolic.shape_function if traced.symbolic is not None else None

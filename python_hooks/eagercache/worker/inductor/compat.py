@@ -98,6 +98,18 @@ def kernel_compile_command(compiler: str) -> list[str]:
     return [word for word in words if word not in drop]
 
 
+def export_constants_of_objects() -> None:
+    """Lets `torch.export` return a number that is read from an object, as it returns others.
+
+    It asks for `is_input` of where such a number comes from, which only sources of arguments have.
+    Newer torch asks with a default.
+    """
+    from torch._guards import Source
+
+    if not hasattr(Source, "is_input"):
+        Source.is_input = False
+
+
 def container_interface() -> Path:
     """The file whose text Inductor puts into the wrapper of every container."""
     from torch._inductor.codegen import cpp_wrapper_cpu

@@ -47,6 +47,7 @@ from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.modules.comparison import Moved, compare
 from eagercache.worker.modules.guards import tensor_names
+from eagercache.worker.modules.indices import indexes
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.modules.vector_products import use_vector_products
@@ -167,7 +168,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         raise
     if len(functions) > MAX_FUNCTIONS:
         raise Unfit("its forward runs too many different functions")
-    refuse_shared(first, [*_tensors_of(identity), *arguments])
+    refuse_shared(first, [*_tensors_of(identity), *arguments], views=True)
     return identity, functions
 
 
@@ -195,8 +196,11 @@ def equal_answers(a: Any, b: Any) -> bool:
     )
 
 
-def refuse_shared(answer: Any, inputs: list[torch.Tensor]) -> None:
-    """Raises Unfit where the answer has memory of an input, or one memory twice."""
+def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = False) -> None:
+    """Raises Unfit where the answer has memory of an input; without ``views``, or one memory twice.
+
+    What outputs share is compared when a kernel is proved (`compare_structure`).
+    """
     memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     for leaf in pytree.tree_leaves(answer):
         if not isinstance(leaf, torch.Tensor):
@@ -206,9 +210,8 @@ def refuse_shared(answer: Any, inputs: list[torch.Tensor]) -> None:
         pointer = leaf.untyped_storage().data_ptr()
         if pointer in memory:
             raise Unfit("what it returns shares memory with an input or another output")
-        memory.add(pointer)
-        if leaf.storage_offset() != 0:
-            raise Unfit("it returns a view into a larger tensor")
+        if not views:
+            memory.add(pointer)
 
 
 # ---- compile -------------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ def _compile(traced: ModuleGraph, directory: Path, tools: Tools) -> Path:
             raise CompileRefused("the generated code needs the proxy executor")
         if text.num_inputs != len(traced.inputs):
             raise CompileRefused("the generated code takes another number of tensors")
-        if text.checks_values and not traced.ranges:
+        if text.checks_values and not traced.ranges and not indexes(traced.graph.graph):
             raise CompileRefused("the generated code checks values")
         if not text.kernels and len(text.extern_calls) <= 1:
             raise CompileRefused("it is one library call: nothing to gain")
@@ -254,6 +257,7 @@ class Answers:
             unflatten,
             takes_objects=takes_objects(traced.outputs),
             writes=traced.writes,
+            checks=traced.checks,
         )
         self.put(kernel)
 
@@ -416,6 +420,7 @@ def kernel_facts(
         "ranges": json.dumps(traced.ranges),
         "outputs": traced.outputs,
         "writes": json.dumps(traced.writes),
+        "checks": str(int(traced.checks)),
         "output_strides": json.dumps(strides),
         "functions": rows_text([*functions, *map(list, traced.guards)]),
         "largest_error": f"{errors[0]:.4g}",

@@ -13,6 +13,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,6 +74,19 @@ _AT_POSITION: Step = ("at", "")
 MAX_GUARDS = 4000
 
 
+@dataclass(frozen=True)
+class _Unguarded:
+    """A value that Dynamo read and put no guard on: methods of C classes, contents of cells."""
+
+    originating_source: Any
+    name: str
+    create_fn: Any = None
+
+    @staticmethod
+    def create_fn_name() -> str:
+        return "ID_MATCH"
+
+
 class DynamoGuards:
     """The guards of the last trace in a `recorded` block.
 
@@ -87,6 +101,7 @@ class DynamoGuards:
         self._opened = opened
         self.restored: frozenset[str] = frozenset()
         self._guards: list[Any] = []
+        self._read: dict[str, Any] = {}  # sources of all values that were read, by name
         self._imports: dict[str, str] = {}
         self._namespace = ""
         self._module: torch.nn.Module = torch.nn.Module()
@@ -95,23 +110,38 @@ class DynamoGuards:
     def recorded(self) -> Iterator[None]:
         """What Dynamo traces in this block is recorded. Not for several threads."""
         from torch._dynamo.output_graph import OutputGraph
+        from torch._dynamo.variables.builder import VariableBuilder
 
-        original = OutputGraph.compile_subgraph
+        original, build = OutputGraph.compile_subgraph, VariableBuilder.__call__
+
+        @functools.wraps(build)
+        def built(builder: Any, value: Any) -> Any:
+            if not isinstance(value, (torch.Tensor, types.ModuleType)):
+                self._read.setdefault(builder.source.name, builder.source)
+            return build(builder, value)
 
         @functools.wraps(original)
         def compile_subgraph(graph: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
             self.restored = frozenset(_restored(graph.side_effects))
             result = original(graph, tx, *args, **kwargs)
             self._guards = list(graph.guards)
+            guarded = {guard.name for guard in self._guards}
+            self._guards += [
+                _Unguarded(source, name)
+                for name, source in self._read.items()
+                if name not in guarded
+            ]
+            self._read = {}
             self._imports = dict(graph.import_sources)
             self._namespace = str(graph.root_tx.f_globals.get("__name__", ""))
             return result
 
         OutputGraph.compile_subgraph = compile_subgraph
+        VariableBuilder.__call__ = built
         try:
             yield
         finally:
-            OutputGraph.compile_subgraph = original
+            OutputGraph.compile_subgraph, VariableBuilder.__call__ = original, build
 
     def rows(self, module: torch.nn.Module) -> list[GuardRow]:
         """What the user's process has to compare. Raises CompileRefused where it could not."""

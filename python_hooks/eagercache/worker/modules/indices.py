@@ -13,13 +13,13 @@ import torch.fx
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.labels import label_range
 from eagercache.worker.modules.nodes import (
-    chosen_from,
+    called,
     divides_integers,
     is_made_here,
     operator_name,
     shifted_input,
 )
-from eagercache.worker.modules.symbolic import counts_below
+from eagercache.worker.modules.value_bounds import bounds_of
 
 # (input, low, high, also): its values are in [low, high) or equal ``also``, which is ``low`` where
 # there is none.
@@ -51,8 +51,17 @@ INDEXING = {
     "aten::_assert_scalar",
     "aten::multinomial",
 }
-# Where the indices and the dimension stand among the arguments.
-_CHECKED = {"aten::embedding": (1, None), "aten::gather": (2, 1), "aten::index_select": (2, 1)}
+# Where the index and the dimension stand among the arguments.
+_ALONG = (2, 1)
+_CHECKED = {
+    "aten::embedding": (1, None),
+    **dict.fromkeys(("aten::gather", "aten::index_select"), _ALONG),
+    **dict.fromkeys(("aten::scatter", "aten::scatter_add", "aten::scatter_reduce"), _ALONG),
+    **dict.fromkeys(("aten::index_add", "aten::index_copy"), _ALONG),
+}
+# Their indices are a list, each for one dimension, and may be counted from its end.
+_LISTED = ("aten::index", "aten::index_put")
+_aten = torch.ops.aten
 _DIVIDING = {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"}
 
 
@@ -69,32 +78,90 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
         if labels is not None and labels[0] in positions:
             ranges.append((positions[labels[0]], *labels[1:]))
             continue
-        copied = _copied_positions(node)
-        if copied is not None and copied[0] in positions:
-            ranges.append((positions[copied[0]], *copied[1:]))
-            continue
-        if name in INDEXING and name not in _CHECKED:
+        if name in INDEXING and name not in _CHECKED and name not in _LISTED:
             raise CompileRefused(f"the forward indexes with data ({node.target})")
         if name in _DIVIDING and divides_integers(node):
             raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
-        if name == "aten::index":
-            sizes = node.args[0].meta["val"].shape
-            for index, rows in zip(node.args[1], sizes, strict=False):
-                if index is not None and not _stays_inside(index, rows):
-                    raise CompileRefused(f"the forward indexes with data ({node.target})")
-        if name not in _CHECKED:
-            continue
-        argument, dimension = _CHECKED[name]
-        shape = node.args[0].meta["val"].shape
-        rows = shape[0 if dimension is None else node.args[dimension]] if shape else 1
-        if dimension is None:
-            rows = int(rows)
-        found = _range_of_input(node.args[argument], rows)
-        if found is not None and found[0] in positions:
-            ranges.append((positions[found[0]], *found[1:]))
-        elif not _stays_inside(node.args[argument], rows):
-            raise CompileRefused(f"the indices of {name.removeprefix('aten::')} are computed")
+        for index, rows, from_the_end in _uses(node):
+            found = None if from_the_end else _range_of_input(index, rows)
+            if found is not None and found[0] in positions:
+                ranges.append((positions[found[0]], *found[1:]))
+            elif from_the_end and not _stays_inside(index, rows, from_the_end=True):
+                raise CompileRefused(f"the forward indexes with data ({node.target})")
+            elif not from_the_end and not _stays_inside(index, rows):
+                raise CompileRefused(f"the indices of {name.removeprefix('aten::')} are computed")
     return tuple(dict.fromkeys(ranges))
+
+
+def indexes(graph: torch.fx.Graph) -> bool:
+    """Whether the graph has an operator whose generated code may check an index."""
+    return any(operator_name(node) in _CHECKED or _uses(node) for node in graph.nodes)
+
+
+def check_inside(graph: torch.fx.Graph) -> bool:
+    """Has the graph check what it indexes with, where that is not known before a call.
+
+    Whatever lies outside becomes an index that is inside, and the graph has one output more, the
+    last: a boolean, whether nothing did. Where it is false the answer means nothing, and the
+    forward is to be run, which raises. Returns whether there was something to check.
+    """
+    inputs = set(graph.find_nodes(op="placeholder"))
+    flags: list[torch.fx.Node] = []
+    for node in list(graph.nodes):
+        labels = label_range(node)
+        if labels is not None and labels[0] in inputs:
+            continue
+        for index, rows, from_the_end in _uses(node):
+            found = None if from_the_end else _range_of_input(index, rows)
+            known = found is not None and found[0] in inputs
+            if not known and not _stays_inside(index, rows, from_the_end=from_the_end):
+                flags.append(_clamp(graph, node, index, (-rows if from_the_end else 0, rows - 1)))
+    if not flags:
+        return False
+    (output,) = graph.find_nodes(op="output")
+    with graph.inserting_before(output):
+        inside = flags[0]
+        for flag in flags[1:]:
+            inside = called(graph, _aten.logical_and.default, inside, flag)
+    output.args = ((*output.args[0], inside),)
+    return True
+
+
+_Use = tuple[torch.fx.Node, Any, bool]
+
+
+def _uses(node: torch.fx.Node) -> list[_Use]:
+    """(index, of how many rows, whether it may count from the end) of what a node indexes with."""
+    name = operator_name(node)
+    given: Any = node.args
+    if name in _LISTED:
+        sizes = given[0].meta["val"].shape
+        pairs = zip(given[1], sizes, strict=False)
+        return [(index, rows, True) for index, rows in pairs if index is not None]
+    if name not in _CHECKED:
+        return []
+    argument, dimension = _CHECKED[name]
+    shape = given[0].meta["val"].shape
+    rows = shape[0 if dimension is None else given[dimension]] if shape else 1
+    return [(given[argument], int(rows) if dimension is None else rows, False)]
+
+
+def _clamp(
+    graph: torch.fx.Graph, node: torch.fx.Node, index: torch.fx.Node, ends: tuple[Any, Any]
+) -> torch.fx.Node:
+    """Puts what is inside in the place of an index; whether that is the same."""
+    if not all(isinstance(end, int) for end in ends):
+        raise CompileRefused(f"the forward indexes with data, by an open size ({node.target})")
+    if index.meta["val"].dtype not in (torch.int32, torch.int64):
+        raise CompileRefused(f"the forward indexes with data ({node.target})")
+    with graph.inserting_before(node):
+        inside = called(graph, _aten.clamp.default, index, *ends)
+        same = called(graph, _aten.eq.Tensor, inside, index)
+        flag = called(graph, _aten.all.default, same)
+    node.args = torch.fx.map_arg(
+        node.args, lambda argument: inside if argument is index else argument
+    )
+    return flag
 
 
 def _range_of_input(index: Any, rows: Any) -> tuple[torch.fx.Node, int, int, int] | None:
@@ -108,27 +175,17 @@ def _range_of_input(index: Any, rows: Any) -> tuple[torch.fx.Node, int, int, int
     return source, -least, rows - most, -least
 
 
-def _copied_positions(node: torch.fx.Node) -> tuple[torch.fx.Node, int, int, int] | None:
-    """The same for the index of an `index_copy`, as a cache of fixed size has it."""
-    if operator_name(node) != "aten::index_copy":
-        return None
-    into, dimension, index = node.args[:3]
-    return _range_of_input(index, into.meta["val"].shape[dimension])
+def _stays_inside(index: torch.fx.Node, rows: Any, *, from_the_end: bool = False) -> bool:
+    """Whether the indices of every call are known to be below ``rows``, or may be below 0, too.
 
-
-def _stays_inside(index: torch.fx.Node, rows: Any) -> bool:
-    """Whether what one call's indices are says that those of all others are below ``rows``.
-
-    They are either the same on every call, or positions: those of an open size, maybe shifted.
+    They are either the same on every call, as one call shows, or computed within bounds.
     """
     if index.meta["val"].dtype == torch.bool:
         return False
     if is_made_here(index):
         return True
-    node = chosen_from(index)
-    while operator_name(node) == "aten::add" and "alpha" not in node.kwargs:
-        shift = node.args[1]
-        if not isinstance(shift, int) or shift < 0:
-            return False
-        rows, node = rows - shift, chosen_from(node.args[0])
-    return counts_below(node, rows)
+    found = bounds_of(index)
+    if found is None:
+        return False
+    # Of open sizes their environment remembers what is said here.
+    return bool(found[0] >= (-rows if from_the_end else 0)) and bool(found[1] < rows)

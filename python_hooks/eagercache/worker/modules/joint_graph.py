@@ -16,8 +16,10 @@ from typing import Any
 import torch
 import torch.fx
 
+from eagercache.callables.answer_structure import Structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
+from eagercache.callables.objects import CallObjects
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.dropout_masks import (
@@ -32,6 +34,12 @@ from eagercache.worker.modules.indices import INDEXING, Range, index_ranges
 from eagercache.worker.modules.labels import trap_negative_labels
 from eagercache.worker.modules.layout import in_strides, is_channels_last, use_channels_last
 from eagercache.worker.modules.nodes import is_made_here, operator_name
+from eagercache.worker.modules.opened import (
+    OpenedCall,
+    class_rows,
+    with_objects,
+    without_empty_parts,
+)
 from eagercache.worker.modules.pool_gradients import use_pools_for_gradients
 from eagercache.worker.modules.rebuilt import (
     VIEWS,
@@ -92,13 +100,14 @@ class TrainingGraphs:
         ranges: as those of `module_trace.ModuleGraph`.
         outputs: what `build_unflatten` makes the answer of, as JSON.
         differentiable: whether each tensor of the answer has a gradient.
+        in_objects: whether an object in the answer holds it: none of ``tangents`` is its gradient.
         buffers: the inputs that the forward writes, all of them buffers.
         gradients: the input that each output of the backward is the gradient of.
         reach: the positions in ``tangents`` on which each gradient depends.
         made_bytes: memory of what is made for the backward alone.
         rebuilt: those arguments of which something that is made has all that the graphs read, in a
             dtype to which all of the graph casts it at first. In the order of the arguments.
-        guards, writes: as those of `trace.ModuleGraph`; nothing but buffers is written.
+        guards, writes, checks: as those of `trace.ModuleGraph`; nothing but buffers is written.
     """
 
     forward: torch.fx.GraphModule
@@ -111,6 +120,7 @@ class TrainingGraphs:
     ranges: tuple[Range, ...]
     outputs: str
     differentiable: tuple[bool, ...]
+    in_objects: tuple[bool, ...]
     buffers: tuple[int, ...]
     saved: tuple[Saved, ...]
     tangents: tuple[int, ...]
@@ -120,6 +130,7 @@ class TrainingGraphs:
     rebuilt: tuple[Rebuilt, ...]
     guards: tuple[tuple[str, ...], ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
+    checks: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -129,6 +140,13 @@ class TrainingGraphs:
     def plan(self) -> dict[str, Any]:
         """What the core is told beside the forward's inputs and outputs."""
         made = self.backward_examples[: len(self.saved)]
+        tangents = self.backward_examples[len(self.saved) :]
+        rows = {
+            output: [output, list(t.size()), list(t.stride()), False]
+            for output, t in zip(self.tangents, tangents, strict=True)
+        }
+        have = [output for output, needed in enumerate(self.differentiable) if needed]
+        place = {output: position for position, output in enumerate(have)}
         return {
             "buffers": list(self.buffers),
             "differentiable": list(self.differentiable),
@@ -136,18 +154,28 @@ class TrainingGraphs:
                 [saved.kind, saved.index, list(t.size()), list(t.stride())]
                 for saved, t in zip(self.saved, made, strict=True)
             ],
-            "tangents": [
-                [output, list(t.size()), list(t.stride())]
-                for output, t in zip(
-                    self.tangents, self.backward_examples[len(self.saved) :], strict=True
-                )
-            ],
+            "tangents": [rows.get(output, [output, [], [], True]) for output in have],
             "gradients": list(self.gradients),
-            "reach": [list(row) for row in self.reach],
+            "reach": [[place[self.tangents[number]] for number in row] for row in self.reach],
             "rebuilt": [one.row() for one in self.rebuilt],
             "noise": [noise.row() for noise in self.noise],
             "draws": bool(self.draws),
         }
+
+
+@dataclass(frozen=True)
+class OpenedAnswer:
+    """An answer that holds objects which the forward made.
+
+    Attributes:
+        answer: of a run.
+        structure: how it is built of its leaves.
+        in_objects: for each tensor among these whether an object holds it.
+    """
+
+    answer: Any
+    structure: Structure
+    in_objects: list[bool]
 
 
 @dataclass(frozen=True)
@@ -182,6 +210,7 @@ def trace_training(
     differentiable: Sequence[bool],
     keeps_output: Sequence[bool],
     strides: Sequence[Sequence[int]],
+    opened: OpenedAnswer | None = None,
 ) -> TrainingGraphs:
     """Traces one call with its gradients.
 
@@ -189,20 +218,37 @@ def trace_training(
     module's own forward: only of those the backward reads the memory itself, so that writing to
     another one in between is as harmless as it was. ``keeps_output`` says the same of the answer's
     tensors, ``differentiable`` which of them have gradients, and ``strides`` how the forward lays
-    them out, which tracing does not always foresee. Raises CompileRefused.
+    them out, which tracing does not always foresee. ``opened`` is an answer that holds objects.
+    Raises CompileRefused.
     """
+    traced: torch.nn.Module = module
+    if opened is not None:
+        traced = OpenedCall(module, args, kwargs, (), opened.structure)
+        args, kwargs = tuple(argument_tensors(args, kwargs)), {}
     with torch.enable_grad():
-        program, guards = export_strictly(module, args, kwargs)
+        program, guards = export_strictly(traced, args, kwargs, None, module)
+    if opened is not None:
+        without_empty_parts(program.graph)
+        _drop_metadata_checks(program.graph)
+        program.graph_module.recompile()
     inputs = _read_inputs(program, args, kwargs, identity)
     outputs, answers = read_outputs(program.graph, program.call_spec.out_spec)
     if len(answers) != len(differentiable):
         raise CompileRefused("the traced graph returns another number of tensors")
+    in_objects = [False] * len(answers)
+    if opened is not None:
+        outputs = with_objects(outputs, opened.answer, opened.structure, ())
+        rows = class_rows(CallObjects(args, kwargs), opened.structure)
+        guards = (*guards, *(tuple(row.to_row()) for row in rows))
+        in_objects = opened.in_objects
     buffers = [
         index
         for index, source in enumerate(inputs.sources)
         if isinstance(source, tuple) and source[0] and identity.slots[source[1]].kind == "buffer"
     ]
-    joint = _trace_joint(program, inputs, list(zip(answers, strides, strict=True)), buffers)
+    joint = _trace_joint(
+        program, inputs, list(zip(answers, strides, in_objects, strict=True)), buffers
+    )
     written = _keep_written(joint, len(answers), buffers)
     draws = drawn_within(joint.graph)
     if not draws:
@@ -222,8 +268,16 @@ def trace_training(
         or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
     }
     splitter = _Splitter(forward, backward, inputs, reads)
+    splitter.in_objects = tuple(in_objects)
     graphs = splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
     return replace(graphs, guards=guards)
+
+
+def _drop_metadata_checks(graph: torch.fx.Graph) -> None:
+    """Of dtype and device, which are each call's; that of a constant cannot be compiled."""
+    for node in list(graph.nodes):
+        if operator_name(node) == "aten::_assert_tensor_metadata":
+            graph.erase_node(node)
 
 
 def _read_inputs(
@@ -261,12 +315,13 @@ def _read_inputs(
 def _trace_joint(
     program: torch.export.ExportedProgram,
     inputs: _Inputs,
-    answers: Sequence[tuple[int, Sequence[int]]],
+    answers: Sequence[tuple[int, Sequence[int], bool]],
     buffers: Sequence[int],
 ) -> torch.fx.GraphModule:
     """One graph: the answer's tensors, every buffer's value afterwards, and all gradients.
 
-    ``answers``: the place of each tensor among what the program returns, and its strides.
+    ``answers``: the place of each tensor among what the program returns, its strides, and whether
+    an object holds it.
     """
     called = program.graph_module
     other = torch.fx.GraphModule(called, copy.deepcopy(called.graph))
@@ -289,7 +344,7 @@ def _trace_called(
     called: torch.fx.GraphModule,
     program: torch.export.ExportedProgram,
     inputs: _Inputs,
-    answers: Sequence[tuple[int, Sequence[int]]],
+    answers: Sequence[tuple[int, Sequence[int], bool]],
     buffers: Sequence[int],
 ) -> torch.fx.GraphModule:
     """`_trace_joint` of the program's graph, or of one that stands for it."""
@@ -304,7 +359,10 @@ def _trace_called(
         given = called(*everything)
         return [
             # A clone: what may show an input is not traced, and a linear layer's answer may.
-            *(in_strides(given[i], wanted).clone() for i, wanted in answers),
+            *(
+                in_strides(given[i].detach() if held else given[i], wanted).clone()
+                for i, wanted, held in answers
+            ),
             *(own[i].detach() for i in buffers),
         ]
 
@@ -320,6 +378,8 @@ def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:
     values = list(output.args[0])
     for index, node in enumerate(values[:answers]):
         behind = node.args[0] if operator_name(node) == "aten::clone" else node
+        while operator_name(behind) in ("aten::detach", "aten::alias"):
+            behind = behind.args[0]
         if behind.op == "call_function" and behind not in values and len(node.kwargs) == 0:
             values[index] = behind
     output.args = (values,)
@@ -370,6 +430,7 @@ class _Splitter:
         given = [index for index, source in enumerate(inputs.sources) if source is not None]
         self._number = {self._arguments[index]: number for number, index in enumerate(given)}
         self._given = given
+        self.in_objects: tuple[bool, ...] = ()
 
     def graphs(
         self,
@@ -382,7 +443,11 @@ class _Splitter:
     ) -> TrainingGraphs:
         """The result. ``kept``: the inputs whose memory the backward may read."""
         answers, passed = len(differentiable), self._returned[len(differentiable) + len(written) :]
-        tangents = [output for output, needed in enumerate(differentiable) if needed]
+        tangents = [
+            output
+            for output, needed in enumerate(differentiable)
+            if needed and not self.in_objects[output]
+        ]
         into = list(self._backward.graph.find_nodes(op="placeholder"))
         if len(into) != len(passed) + len(tangents) or not all(
             isinstance(node, torch.fx.Node) for node in passed
@@ -425,6 +490,7 @@ class _Splitter:
             ranges=ranges,
             outputs=outputs,
             differentiable=tuple(differentiable),
+            in_objects=self.in_objects,
             buffers=tuple(self._given.index(index) for index in written),
             saved=tuple(saved),
             tangents=tuple(tangents),

@@ -8,7 +8,7 @@ import torch
 import torch.fx
 
 # What an index may go through between an input and an embedding without changing its values.
-_TRANSPARENT = {
+TRANSPARENT = {
     "aten::view",
     "aten::reshape",
     "aten::_unsafe_view",
@@ -23,6 +23,7 @@ _TRANSPARENT = {
     "aten::detach",
     "aten::flatten",
     "aten::to",
+    "aten::type_as",
     "aten::_to_copy",
     "aten::permute",
     "aten::transpose",
@@ -57,7 +58,7 @@ def divides_integers(node: torch.fx.Node) -> bool:
 
 def behind(node: Any) -> Any:
     """The node whose values ``node`` shows."""
-    while isinstance(node, torch.fx.Node) and operator_name(node) in _TRANSPARENT:
+    while isinstance(node, torch.fx.Node) and operator_name(node) in TRANSPARENT:
         value = node.meta.get("val")
         before = node.args[0]
         if not isinstance(before, torch.fx.Node) or not isinstance(value, torch.Tensor):

@@ -259,6 +259,7 @@ class _ClassAnswers(Answers):
             build_unflatten(traced.outputs, len(strides)),
             takes_objects=takes_objects(traced.outputs),
             writes=traced.writes,
+            checks=traced.checks,
         )
         self._core.module_open_sizes(kernel)
         key = self.watch()

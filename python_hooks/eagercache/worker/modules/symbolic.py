@@ -145,21 +145,3 @@ def symbolic_sizes(
         texts=tuple(compat.size_text(size) for _, size in found),
         environment=environment,
     )
-
-
-def counts_below(node: Any, rows: Any) -> bool:
-    """Whether ``node`` holds 0, 1, 2 ... up to an open size, which is taken to be at most ``rows``.
-
-    Positions that an embedding is asked for. ``rows`` may be an open size too.
-    """
-    target = getattr(node, "target", None)
-    if target == torch.ops.aten.arange.default:
-        end = node.args[0]
-    elif target in (torch.ops.aten.arange.start, torch.ops.aten.arange.start_step):
-        if node.args[0] != 0 or any(step != 1 for step in node.args[2:]):
-            return False
-        end = node.args[1]
-    else:
-        return False
-    value = end.meta["val"] if isinstance(end, torch.fx.Node) else end
-    return bool(value <= rows)  # of a symbol: remembered by its environment

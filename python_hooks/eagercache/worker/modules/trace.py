@@ -26,7 +26,7 @@ from eagercache.callables.module_transfer import Transferred
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
-from eagercache.worker.modules.indices import Range, index_ranges
+from eagercache.worker.modules.indices import Range, check_inside, index_ranges
 from eagercache.worker.modules.nodes import (
     counts_from_the_storage,
     draws_numbers,
@@ -69,6 +69,8 @@ class ModuleGraph:
         symbolic: what is not known of the sizes; None where all are. ``examples`` are fake then.
         guards: what the trace stands on beside them, as `GuardRow.to_row`.
         writes: (argument tensor, how often) of those that the graph writes into.
+        checks: whether its last output, which is not of the answer, says if all indices were
+            inside (`indices.check_inside`).
     """
 
     graph: torch.fx.GraphModule
@@ -79,6 +81,7 @@ class ModuleGraph:
     symbolic: SymbolicSizes | None = None
     guards: tuple[tuple[str, ...], ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
+    checks: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -166,12 +169,17 @@ def trace_module(
     plain = torch.fx.GraphModule(graph_module, graph)
     if casts:
         plain = _with_casts(plain, tuple(examples))
+    # Where a kernel writes, it would have done so before anybody knew.
+    on_cpu = all(example.device.type == "cpu" for example in examples)
+    checks = on_cpu and not rebuilt.writes and check_inside(plain.graph)
+    if checks:
+        plain.recompile()
     ranges = index_ranges(plain.graph)
     if symbolic is not None:
         symbolic.see_outputs(graph)
     writes = tuple((write.index, write.times) for write in rebuilt.writes)
     return ModuleGraph(
-        plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards, writes
+        plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards, writes, checks
     )
 
 
@@ -205,6 +213,7 @@ def export_strictly(
     """
     guarded = module if guarded is None else guarded
     guards = DynamoGuards(opened=guarded is not module)
+    compat.export_constants_of_objects()
     try:
         with warnings.catch_warnings(record=True) as said, guards.recorded():
             warnings.simplefilter("always")

@@ -23,12 +23,21 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.callables import call_hooks
+from eagercache.callables.answer_structure import (
+    holds_objects,
+    in_objects,
+    lasting_part,
+    outcome_of,
+    structure_of,
+    take,
+)
 from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred, unpacked
-from eagercache.callables.outputs import build_unflatten
+from eagercache.callables.objects import CallObjects
+from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.callables.replay import Replayed
 from eagercache.callables.surroundings import (
     Listener,
@@ -60,7 +69,7 @@ from eagercache.worker.modules.compile import (
     wide,
 )
 from eagercache.worker.modules.dropout_masks import Draw
-from eagercache.worker.modules.joint_graph import TrainingGraphs, trace_training
+from eagercache.worker.modules.joint_graph import OpenedAnswer, TrainingGraphs, trace_training
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.validation.validate import ProofFailed, same_bits
 
@@ -76,6 +85,7 @@ class _Watched:
     saved_bytes: int  # of it, what is not the module's own
     keeps_output: list[bool]
     strides: list[list[int]]  # of the answer's tensors
+    opened: OpenedAnswer | None  # where the answer holds objects
     version_steps: dict[int, int]  # by slot: how far a written buffer's version moved
     draws: bool  # random numbers, of torch's own generators
 
@@ -115,6 +125,7 @@ def compile_training(
                 watched.differentiable,
                 watched.keeps_output,
                 watched.strides,
+                watched.opened,
             )
         if watched.draws != bool(graphs.noise or graphs.draws):
             raise CompileRefused("it draws random numbers that are no masks of dropout")
@@ -174,10 +185,11 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
             FunctionRecorder() as recorder,
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
-            first = module(*rebuilt.args, **rebuilt.kwargs)
+            answer = module(*rebuilt.args, **rebuilt.kwargs)
         draws = torch_states() != states[0]
         if not draws and random_states() != states[1]:
             raise Unfit("it draws random numbers")
+    first = outcome_of(answer, rebuilt.objects)
     check_names(recorder, rebuilt.attributes)
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
@@ -190,8 +202,9 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
     after = [slot.tensor.detach().clone() for slot in identity.slots]
     _restore(identity, before)
     with drawing_from(0):
-        second = module(*rebuilt.args, **rebuilt.kwargs)
-    if not equal_answers(_detached(first), _detached(second)):
+        another = module(*rebuilt.args, **rebuilt.kwargs)
+    opened = _opened(answer, another, rebuilt)
+    if not equal_answers(_detached(first), _detached(outcome_of(another, rebuilt.objects))):
         raise Unfit("its answers differ from run to run")
     if any(not same_bits(a, s.tensor.detach()) for a, s in zip(after, identity.slots, strict=True)):
         raise Unfit("what it writes differs from run to run")
@@ -201,10 +214,13 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
         raise Unfit("its forward runs too many different functions")
     own = [slot.tensor for slot in identity.slots]
     refuse_shared(first, [*own, *arguments])
+    if any(leaf.storage_offset() != 0 for leaf in tensor_leaves(first)):
+        raise Unfit("it returns a view into a larger tensor")
     memory = {tensor.untyped_storage().data_ptr() for tensor in own}
     leaves = tensor_leaves(first)
     differentiable = [leaf.requires_grad for leaf in leaves]
-    if not any(differentiable):
+    held = [False] * len(leaves) if opened is None else opened.in_objects
+    if not any(has and not inside for has, inside in zip(differentiable, held, strict=True)):
         raise Unfit("nothing that it returns has a gradient")
     return _Watched(
         identity=identity,
@@ -214,9 +230,30 @@ def _observe(rebuilt: Transferred, expected: str) -> _Watched:
         saved_bytes=sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in memory),
         keeps_output=[leaf.untyped_storage().data_ptr() in saved for leaf in leaves],
         strides=[list(leaf.stride()) for leaf in leaves],
+        opened=opened,
         version_steps=steps,
         draws=draws,
     )
+
+
+def _opened(answer: Any, another: Any, rebuilt: Transferred) -> OpenedAnswer | None:
+    """What there is to know of an answer with objects; ``another`` one of the same call."""
+    if not holds_objects(answer):
+        return None
+    if rebuilt.objects.found:
+        raise Unfit("it is called with an object")
+    lasting = lasting_part(answer, another, ())
+    if lasting is not None:
+        raise Unfit(f"it returns a {type(lasting).__name__}, which outlives the call")
+    structure = structure_of(answer, ())
+    leaves: list[Any] = []
+    take(structure, answer, leaves)
+    held = [
+        inside
+        for leaf, inside in zip(leaves, in_objects(structure), strict=True)
+        if isinstance(leaf, torch.Tensor)
+    ]
+    return OpenedAnswer(answer, structure, held)
 
 
 def _written(
@@ -361,11 +398,21 @@ class _TrainingAnswers(Answers):
         ]
         self._written = [slots[index].tensor for index in sorted(watched.version_steps)]
         self._tangents: list[torch.Tensor] = []
+        held = watched.opened.in_objects if watched.opened is not None else ()
+        inside = [
+            held[output] if held else False
+            for output, needed in enumerate(watched.differentiable)
+            if needed
+        ]
+        # Places among the outputs with a gradient: those that have one in each backward, and those
+        # in objects.
+        self._asked = [place for place, is_inside in enumerate(inside) if not is_inside]
+        self._in_objects = [place for place, is_inside in enumerate(inside) if is_inside]
 
-    @property
-    def num_tangents(self) -> int:
-        """Outputs that have a gradient."""
-        return sum(self._watched.differentiable)
+    def alone(self) -> list[int]:
+        """The outputs whose gradients are proved one by one: few of those in objects."""
+        asked = self._asked if len(self._asked) + len(self._in_objects) > 1 else []
+        return [*asked, *dict.fromkeys([*self._in_objects[:1], *self._in_objects[-1:]])]
 
     def draw(self, seed: int, spread: float) -> None:
         """Other values for everything that a call is given, and for the gradients of its answer."""
@@ -393,7 +440,10 @@ class _TrainingAnswers(Answers):
         }
 
     def call(self, by_kernel: bool, only: int | None = None) -> _Run:
-        """One call and its backward. ``only``: the one output whose gradient is defined."""
+        """One call and its backward. ``only``: the one output whose gradient is defined.
+
+        Without it those of all outputs that are in no object.
+        """
         kept = [tensor.clone() for tensor in self._written]
         versions = [tensor._version for tensor in self._written]
         with drawing_from(self._seed):
@@ -414,10 +464,10 @@ class _TrainingAnswers(Answers):
         wanted: Sequence[torch.Tensor],
         only: int | None,
     ) -> list[torch.Tensor | None]:
-        outputs = [leaf for leaf in tensor_leaves(answer) if leaf.requires_grad]
+        outputs = [leaf for leaf in self._leaves(answer) if leaf.requires_grad]
         if len(outputs) != len(tangents):
             raise ProofFailed("another number of outputs has gradients")
-        chosen = range(len(outputs)) if only is None else [only]
+        chosen = self._asked if only is None else [only]
         return list(
             torch.autograd.grad(
                 [outputs[i] for i in chosen],
@@ -426,6 +476,15 @@ class _TrainingAnswers(Answers):
                 allow_unused=True,
             )
         )
+
+    def _leaves(self, answer: Any) -> list[torch.Tensor]:
+        """The tensors of an answer, or of what `outcome_of` makes of it."""
+        opened = self._watched.opened
+        if opened is None or (isinstance(answer, tuple) and type(answer[0]) is str):
+            return tensor_leaves(answer)
+        leaves: list[Any] = []
+        take(opened.structure, answer, leaves)
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def reference(self, only: int | None = None) -> _Run:
         """What a float64 copy gives."""
@@ -462,7 +521,7 @@ class _TrainingAnswers(Answers):
         with drawing_from(self._seed):
             masks = [noise.draw() for noise in self._noise]
         with Replayed(masks) if masks else contextlib.nullcontext():
-            answer = module(*args, **kwargs)
+            answer = outcome_of(module(*args, **kwargs), CallObjects(args, kwargs))
         gradients = self._gradients(
             answer,
             [tangent.double() for tangent in self._tangents],
@@ -491,7 +550,7 @@ def _judge(
     under: Mapping[str, str],
 ) -> ModuleResult:
     with autocast(under):
-        native = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+        native = outcome_of(rebuilt.module(*rebuilt.args, **rebuilt.kwargs), rebuilt.objects)
     strides = [list(t.stride()) for t in tensor_leaves(native)]
     answers = _TrainingAnswers(rebuilt, watched, graphs.noise or graphs.draws, core)
     with autocast(under, keeps_casts=False):
@@ -509,6 +568,7 @@ def _judge(
                 strides,
                 build_unflatten(graphs.outputs, len(strides)),
                 plan,
+                takes_objects=takes_objects(graphs.outputs),
             )
             answers.put(kernel)
             with _clocked(seconds, "prove"):
@@ -591,7 +651,7 @@ def _prove(
     for seed, spread in zip(SEEDS, SPREADS, strict=True):
         draw = partial(answers.draw, seed, spread)
         draw()
-        alone = range(answers.num_tangents) if answers.num_tangents > 1 and seed == 0 else ()
+        alone = answers.alone() if seed == 0 else ()
         for only in (None, *alone):
             where = f"draw {seed}" + ("" if only is None else f", gradient of output {only} alone")
             native, mine = answers.call(False, only), answers.call(True, only)

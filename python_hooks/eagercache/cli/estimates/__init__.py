@@ -1,0 +1,1 @@
+"""What `eagercache estimate` records in a program, and what it makes of it."""

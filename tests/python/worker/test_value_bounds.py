@@ -1,0 +1,72 @@
+"""Bounds of integers that a graph computes, against what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from eagercache.worker.modules.value_bounds import bounds_of
+from torch.fx.experimental.proxy_tensor import make_fx
+
+IDS = torch.tensor([[5, 1, 7, 1], [1, 1, 1, 9]])
+
+
+def positions(ids: torch.Tensor) -> torch.Tensor:
+    """As RoBERTa counts them."""
+    mask = ids.ne(1).int()
+    return (torch.cumsum(mask, dim=1).type_as(mask) * mask).long() + 1
+
+
+KNOWN: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, int]]] = {
+    "positions": (positions, (1, 5)),
+    "counted": (lambda ids: torch.arange(2, 9) + ids.ne(1).any(), (2, 9)),
+    "mask": (lambda ids: ids.eq(3).long() - 1, (-1, 0)),
+    "chosen": (lambda ids: torch.where(ids > 2, 7, 3), (3, 7)),
+    "clamped": (lambda ids: ids.clamp(2, 6), (2, 6)),
+    "clamped below": (lambda ids: ids.gt(2).long().add(4).clamp(max=4), (4, 4)),
+    "bucket": (lambda ids: ids % 3, (0, 2)),
+    "largest": (lambda ids: ids.float().argmax(1), (0, 3)),
+    "joined": (lambda ids: torch.cat([ids % 4, torch.full_like(ids, 9)], 1).view(-1), (0, 9)),
+    "smaller": (lambda ids: torch.minimum(ids % 4, torch.full_like(ids, 2)), (0, 2)),
+    "part": (lambda ids: positions(ids)[:, 1:].gather(1, ids % 2), (1, 5)),
+}
+UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "input": lambda ids: ids,
+    "rounded": lambda ids: ids.float().long(),
+    "wraps around": lambda ids: ids.ne(1).to(torch.int8) * 100 + 100,
+    "alpha": lambda ids: torch.add(ids % 2, ids % 2, alpha=5),
+    "negative counts": lambda ids: torch.cumsum(ids.ne(1).long() - 1, 1),
+    "negative factor": lambda ids: (ids % 2) * -3,
+    "one end": lambda ids: ids.clamp(min=0),
+    "remainder of a negative number": lambda ids: ids % -3,
+}
+
+
+def _last(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    graph = make_fx(function, tracing_mode="fake")(IDS).graph
+    (output,) = graph.find_nodes(op="output")
+    return output.args[0]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_bounds_hold_what_is_computed(name: str) -> None:
+    function, expected = KNOWN[name]
+    values = function(IDS)
+    assert bounds_of(_last(function)) == expected
+    assert expected[0] <= int(values.min()) and int(values.max()) <= expected[1]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_may_be_any_number_has_none(name: str) -> None:
+    assert bounds_of(_last(UNKNOWN[name])) is None
+
+
+def test_bounds_of_open_sizes_are_such() -> None:
+    graph = make_fx(positions, tracing_mode="symbolic")(IDS).graph
+    (output,) = graph.find_nodes(op="output")
+    found = bounds_of(output.args[0])
+    assert found is not None
+    least, most = found
+    assert least == 1 and isinstance(most, torch.SymInt) and most == 5
