@@ -82,7 +82,7 @@ data = whole.read_bytes()
 head = data.index(b"\\n") + 1
 path = folder / "edited.bundle"
 def signed(body):
-    (folder / "digest").write_bytes(b"eagercache-bundle-v1" + hashlib.sha256(body).digest())
+    (folder / "digest").write_bytes(b"eagercache-bundle-v2" + hashlib.sha256(body).digest())
     subprocess.run(["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", folder / "key.pem", "-in",
                     folder / "digest", "-out", folder / "signature"], check=True)
     return data[:head + 32] + (folder / "signature").read_bytes() + body
@@ -107,7 +107,7 @@ head = data.index(b"\\n") + 1
 size = struct.unpack_from("<Q", data, head + 96)[0]
 path = folder / "edited"
 def signed(body):
-    (folder / "digest").write_bytes(b"eagercache-module-v1" + hashlib.sha256(body).digest())
+    (folder / "digest").write_bytes(b"eagercache-module-v2" + hashlib.sha256(body).digest())
     subprocess.run(["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", folder / "key.pem", "-in",
                     folder / "digest", "-out", folder / "signature"], check=True)
     text = struct.pack("<Q", len(body)) + body
