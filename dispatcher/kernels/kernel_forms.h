@@ -25,6 +25,9 @@ struct KernelForm {
 std::string kernel_identity(std::span<const ObjectRef> objects, c10::Device device,
                             const KernelForm& form);
 
+// kIncompatible for a form that make_kernel does not know.
+Status check_form(const std::string& form);
+
 // A kernel of either form for CPU out of a loaded library. kCorrupt for malformed facts,
 // kIncompatible for an unknown form or a library that does not hold what the facts say.
 Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, c10::Device device,

@@ -284,6 +284,7 @@ def load_module(
     takes_objects: bool = False,
     writes: Sequence[tuple[int, int]] = (),
     checks: bool = False,
+    contracts: Sequence[str] = (),
 ) -> ModuleKernel: ...
 def cuda_architecture(device_index: int) -> str: ...
 

@@ -105,7 +105,8 @@ class Worker:
         try:
             folder = Path(jobs[0].store.make_work_directory())
             plans = [job.plan for job in jobs if job.plan is not None]
-            library = self._tools.bare.build(plans, folder)
+            contracts = [job.contract for job in jobs]
+            library = self._tools.bare.build(plans, folder, contracts)
         except Exception:
             traceback.print_exc(file=sys.stderr)
             for job in jobs:

@@ -218,7 +218,7 @@ for name, (victim, other) in PAIRS.items():
     copy = _C.Store(str(forged), text)
     mine, others = (digests[repr(t)] for t in (victim, other))
     manifest = copy.find(others)
-    objects = [("so", str(next(forged.rglob(o["digest"] + "*")))) for o in manifest["objects"]]
+    objects = object_for(mine, manifest, forged, directory.parent)
     copy.remove(mine)
     copy.publish({"key": mine, "kind": "kernel", "created": 1, "facts": manifest["facts"],
                   "cpu_features": manifest.get("cpu_features", [])}, objects)
