@@ -12,6 +12,7 @@ import collections
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,13 +79,19 @@ def try_batch(
             totals.update(row["counts"])
             findings += row["findings"]
             break
-        number, _, edit = note.read_text(errors="replace").partition(" ")
+        tried = note.read_text(errors="replace").partition("\0")[0]
+        number, _, edit = tried.partition(" ")
         if not number.isdigit():
             raise RuntimeError(f"no edit was tried: {done.stderr[-2000:]}")
-        findings.append(f"exit code {done.returncode}, seed {seed}, edit {number}: {edit}")
+        last = (done.stderr.strip().splitlines() or [""])[-1][:200]
+        findings.append(f"{_end(done.returncode)}, seed {seed}, edit {number}: {edit} ({last})")
         totals["died"] += 1
         begin = int(number) + 1
     return dict(totals), findings
+
+
+def _end(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 def _run(words: list[str], timeout: float) -> subprocess.CompletedProcess[str]:

@@ -58,7 +58,7 @@ class Editor:
     def _fact(self, rows: Rows) -> tuple[Rows, str]:
         """Changes something inside of a fact: of launch data more often than of the others."""
         places = [at for at, (word, _) in enumerate(rows) if word == "fact"]
-        weights = [8 if _is_launch_data(rows[at][1]) else 1 for at in places]
+        weights = [12 if _is_launch_data(rows[at][1]) else 1 for at in places]
         at = self._chance.choices(places, weights)[0]
         name, _, value = rows[at][1].partition(" ")
         try:
