@@ -72,7 +72,7 @@ class Workload:
 
 
 def make_workload(name: str, options: argparse.Namespace) -> Workload:
-    """One of `whole_models.TRAINING`, a model of `modules.py`, or "mlp:N" for N rows."""
+    """One of `whole_models.TRAINING`, a model of `modules.py`, "mlp:N" or "qwen2:NxLENGTH"."""
     import torch
 
     if name in whole_models.TRAINING:
@@ -106,6 +106,8 @@ def make_model(name: str, device: str) -> tuple[Any, Callable[[Any], Any]]:
         model = nn.Sequential(*layers, nn.Linear(256, 64)).to(device, dtype)
         rows = torch.randn(int(size), 256, device=device, dtype=dtype)
         return model.train(), lambda called: called(rows).square().mean()
+    if kind == "qwen2":
+        return _language_model(size, device, dtype)
     model, call = modules.make_model(name, device)
 
     def loss(called: Any) -> Any:
@@ -113,6 +115,26 @@ def make_model(name: str, device: str) -> tuple[Any, Callable[[Any], Any]]:
         return getattr(answer, "logits", answer).float().square().mean()
 
     return model.train(), loss
+
+
+def _language_model(size: str, device: str, dtype: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """In its default configuration: a call returns a cache beside the loss."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    rows, length = map(int, size.split("x"))
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=4000,
+    )
+    model = Qwen2ForCausalLM(config).to(device, dtype).train()
+    tokens = torch.randint(0, 4000, (rows, length), device=device)
+    return model, lambda called: called(input_ids=tokens, labels=tokens).loss
 
 
 def peak_bytes(step: Callable[[], Any], device: str) -> int:

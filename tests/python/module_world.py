@@ -25,6 +25,7 @@ SPACE = types.SimpleNamespace(k=3.0)
 CACHED = types.SimpleNamespace(k=3.0)
 QUEUE = collections.deque([1.0, 2.0])
 METHODS: dict[str, Any] = {"a": torch.Tensor.dim}
+DEFAULTS = collections.defaultdict(float, a=2.0)
 TABLE = torch.linspace(0, 1, 8)
 
 
@@ -257,6 +258,10 @@ class World(nn.Module):
         """A method that C has, in a table; TorchDynamo puts no guard on it."""
         return y * 2 if METHODS["a"](torch.zeros(2, 2)) == 2 else y.sin()
 
+    def with_default(self, y: torch.Tensor) -> torch.Tensor:
+        """A dict that would have an answer to any key."""
+        return y * DEFAULTS["a"]
+
     def tracer(self, y: torch.Tensor) -> torch.Tensor:
         """Code that a trace leaves out."""
         return y if torch.compiler.is_compiling() else y / y.norm()
@@ -299,6 +304,7 @@ CASES: dict[str, Callable[[World], Any]] = {
     "level": _set(Level.HIGH, "_value_", 9.0),
     "meta": _set(_Meta, "gain", 9.0),
     "method_of_c": _put(METHODS, "a", torch.Tensor.numel),
+    "with_default": _put(DEFAULTS, "a", 4.0),
     "tracer": lambda _: None,
     "written": lambda model: object.__setattr__(model, "plain", 5.0),
     "default": _set(by_default, "__defaults__", (5.0,)),
@@ -322,7 +328,15 @@ KERNELS = frozenset(
     ("namespace", "chosen", "space", "cached", "function", "method", "operator", "environment")
 ) | {"order", "level", "meta"}
 KERNELS |= {"written", "default", "keyword", "own_default", "other_class", "property_first", "item"}
-KERNELS |= {"method_of_c", "missing", "builtin", "day", "class_name", "variable_of_bytes"}
+KERNELS |= {
+    "method_of_c",
+    "with_default",
+    "missing",
+    "builtin",
+    "day",
+    "class_name",
+    "variable_of_bytes",
+}
 
 
 def made(name: str) -> World:

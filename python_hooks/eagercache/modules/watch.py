@@ -18,7 +18,7 @@ import gc
 import os
 import threading
 import types
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -220,6 +220,8 @@ class _Rows:
             return
         if type(owner) is functools.partial and key in ("func", "args", "keywords"):
             return  # never others
+        if type(owner) is defaultdict and key == "default_factory":
+            return  # seldom another one, and read where a key is missing, which changes the dict
         if isinstance(owner, types.FunctionType) and key not in vars(owner):
             return  # its code, defaults and closure
         place = owner
