@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import manifests.__main__ as manifests
+
 from attack.arena import VICTIM, Arena, Ran, Row
 
 # argv: how many, the seed. Each edit is read, and is refused by an error of our own type.
@@ -162,6 +164,23 @@ def artifacts(arena: Arena) -> Row:
     return _edits(arena, "edited artifacts, half signed anew", _ARTIFACTS, 3, 1000)
 
 
+def edited_manifests(arena: Arena) -> Row:
+    """With right digests, in the place of entries of every form, which are then used."""
+    row = Row("edited manifests, right digests")
+    folder = arena.new_folder()
+    manifests.fill(folder / "store")
+    row.tried = 300 if arena.quick else 10_000
+    for first in range(0, row.tried, manifests.BATCH):
+        count = min(manifests.BATCH, row.tried - first)
+        seed = arena.random.randrange(1 << 30)
+        counts, findings = manifests.try_batch(folder / "store", folder, seed, count)
+        died = counts.get("died", 0)
+        row.died += died
+        row.wrong += len(findings) - died
+        row.note = row.note or "".join(findings[:1])[:110]
+    return row
+
+
 # What a settings variable holds: one warning, or one line, and the answers are native's at worst.
 _SETTINGS = (
     "EAGERCACHE_DIR",
@@ -215,4 +234,4 @@ def _run_with(arena: Arena, store: Path, changed: dict[str, str]) -> Ran:
     return arena.fork(body + VICTIM, store, "native", "2")
 
 
-SCENES = (traces, bundles, artifacts, settings)
+SCENES = (traces, bundles, artifacts, edited_manifests, settings)

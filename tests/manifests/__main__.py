@@ -56,9 +56,7 @@ def fill(store: Path) -> dict[str, int]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def try_batch(
-    store: Path, folder: Path, seed: int, count: int
-) -> tuple[dict[str, int], list[str]]:
+def try_batch(store: Path, folder: Path, seed: int, count: int) -> tuple[dict[str, int], list[str]]:
     """(what became of the edits, what should not have) of one process after the other.
 
     A process that dies is one finding, and the next one goes on behind its edit.

@@ -117,7 +117,9 @@ class Editor:
     def _taken_fact(self, rows: Rows) -> tuple[Rows, str]:
         """Another entry's value of a fact."""
         other = self._chance.choice(self._others)
-        mine = {rest.partition(" ")[0]: at for at, (word, rest) in enumerate(rows) if word == "fact"}
+        mine = {
+            rest.partition(" ")[0]: at for at, (word, rest) in enumerate(rows) if word == "fact"
+        }
         taken = [rest for word, rest in other if word == "fact" and rest.partition(" ")[0] in mine]
         launch = [rest for rest in taken if _is_launch_data(rest)] or taken
         if not launch:

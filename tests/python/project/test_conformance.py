@@ -43,7 +43,7 @@ def conformance_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
 
 
 def _environment() -> dict[str, str]:
-    paths = [PACKAGE_ROOT, str(TESTS)]
+    paths = [PACKAGE_ROOT, str(TESTS), str(TESTS / "python")]  # the last has `remade`
     return clean_environment(PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
 
 

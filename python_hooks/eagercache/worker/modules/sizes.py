@@ -25,10 +25,10 @@ from eagercache.worker.modules.compile import (
     ModuleResult,
     decide,
     kernel_facts,
+    open_rows,
     output_strides,
     prove_calls,
     time_answers,
-    open_rows,
 )
 from eagercache.worker.modules.symbolic import SHAPE_FUNCTION
 from eagercache.worker.modules.trace import ModuleGraph

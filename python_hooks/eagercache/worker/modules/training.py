@@ -57,12 +57,12 @@ from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.modules.comparison import Moved, compare
 from eagercache.worker.modules.compile import (
-    call_facts,
     MAX_FUNCTIONS,
     SEEDS,
     SPREADS,
     Answers,
     ModuleResult,
+    call_facts,
     equal_answers,
     kernel_facts,
     read_beside,
