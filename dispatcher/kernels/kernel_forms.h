@@ -5,19 +5,12 @@
 #include <string>
 
 #include "dispatcher/kernels/loaded_kernel.h"
+#include "dispatcher/plans/contract.h"
 #include "kernel_cache/base/status.h"
 #include "kernel_cache/format/manifest.h"
 #include "kernel_cache/loading/shared_library.h"
 
 namespace eagercache {
-
-// What a manifest's facts say about the kernel in its shared object.
-struct KernelForm {
-  std::string form;            // "bare", "scalars", "shapes", "cuda" or "container"
-  std::string launch_plan;     // bare, scalars: launch_plan.h; shapes: shape_plan.h; cuda:
-                               // cuda_plan.h
-  std::string output_strides;  // container: see ContainerKernel::set_output_strides
-};
 
 // Two entries with the same identity have the same kernel, so that it is loaded once. One object
 // may hold the kernels of many entries; and entries may have the plan and the first object in

@@ -161,7 +161,7 @@ class Runtime final : public MissQueue {
                   const void* kernel);
   // `put`, which puts a kernel into a table, unless frozen; whether it did.
   bool put_unless_frozen(const std::function<void()>& put);
-  // A kernel that entries share, and what its object says it was made for (kernels/contract.h);
+  // A kernel that entries share, and what its object says it was made for (plans/contract.h);
   // nothing of one without.
   struct Loaded {
     LoadedKernel* kernel = nullptr;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dispatcher/base/log.h"
-#include "dispatcher/kernels/contract.h"
+#include "dispatcher/plans/contract.h"
 #include "dispatcher/kernels/kernel_forms.h"
 #include "dispatcher/runtime/runtime.h"
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "dispatcher/device/cuda_driver.h"
-#include "dispatcher/kernels/contract.h"
+#include "dispatcher/plans/contract.h"
 #include "dispatcher/observe/verification.h"
 #include "kernel_cache/loading/shared_library.h"
 #include "kernel_cache/store/disk_store.h"

@@ -10,7 +10,7 @@
 #include <map>
 #include <utility>
 
-#include "dispatcher/kernels/contract.h"
+#include "dispatcher/plans/contract.h"
 
 namespace eagercache {
 namespace {

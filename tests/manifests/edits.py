@@ -1,4 +1,4 @@
-"""Edits of a manifest that know its structure: the result is well formed, and its digest is right."""
+"""Edits of a manifest that know its structure: well formed, and with a right digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of a store's entries that say they were made for other entries: for tests that forge them."""
+"""Objects that say they were made for other entries than theirs, for tests that forge these."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A manifest says how an object's functions are called: with which outputs, scratch, inputs and
 strides. Code that is called otherwise writes where it should not. So each object has a text,
 `SYMBOL`, with one line for each entry that it is of: a digest of the entry's key and of all that is
-said about calling it. Whoever loads the object compares (dispatcher/kernels/contract.h).
+said about calling it. Whoever loads the object compares (dispatcher/plans/contract.h).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "dispatcher/kernels/contract.h"
+#include "dispatcher/plans/contract.h"
 #include "dispatcher/kernels/kernel_forms.h"
 #include "dispatcher/memory/large_blocks.h"
 #include "tests/dispatcher/hook_fixture.h"

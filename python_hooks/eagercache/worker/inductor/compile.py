@@ -186,6 +186,7 @@ class Tools:
     def __init__(
         self, compiler: Compiler, isa: Isa, private: Path | None, store: Path | None = None
     ) -> None:
+        self.cpu_features = tuple(isa.features)  # what its code needs of a processor
         self.commands = BuildCommands(compiler, isa, private)
         self.bare = BareBuilder(compiler, isa, private, store)
         self._taker: _TextTaker | _TextChecker | _TextReader | None = None

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from eagercache.base.toolchain import pick_isa
 from eagercache.callables import call_hooks
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import compare_structure
@@ -111,7 +110,7 @@ def compile_module(
         ):
             traced = trace_module(rebuilt, identity, open_sizes)
         seconds = {"trace": round(time.process_time() - begin, 3)}
-        path = _compile(traced, directory, tools, _contract(description, rebuilt, traced, core))
+        path = _compile(traced, directory, tools, _contract(description, rebuilt, traced, tools))
         seconds.update(tools.commands.seconds)
         with autocast(description["autocast"], keeps_casts=False):
             judge = judge or _judge
@@ -220,7 +219,7 @@ def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = Fals
 
 
 def _contract(
-    description: Mapping[str, Any], rebuilt: Transferred, traced: ModuleGraph, core: Any
+    description: Mapping[str, Any], rebuilt: Transferred, traced: ModuleGraph, tools: Tools
 ) -> str:
     """What the container says of the request's entry (calls/contract.py)."""
     form = "module_sizes" if description.get("open") else "module"
@@ -229,8 +228,7 @@ def _contract(
     facts = {**call_facts(form, traced), "output_strides": json.dumps(strides)}
     if traced.symbolic is not None:
         facts["sizes"] = json.dumps(open_rows(rebuilt, traced))
-    features = pick_isa(core.host_cpu_features()).features
-    (found,) = module_contracts(description["digest"], facts, features, None)
+    (found,) = module_contracts(description["digest"], facts, tools.cpu_features, None)
     return found
 
 

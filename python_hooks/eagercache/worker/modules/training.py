@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from eagercache.base.toolchain import pick_isa
 from eagercache.callables import call_hooks
 from eagercache.callables.answer_structure import (
     holds_objects,
@@ -134,7 +133,7 @@ def compile_training(
             raise CompileRefused("it draws random numbers that are no masks of dropout")
         _check_memory(rebuilt, watched, graphs)
         with _clocked(seconds, "containers"):
-            contracts = _contracts(description, graphs, core)
+            contracts = _contracts(description, graphs, tools)
             paths = _compile(graphs, directory, tools, seconds, contracts)
         return _judge(rebuilt, watched, graphs, paths, core, seconds, description["autocast"])
 
@@ -323,14 +322,13 @@ def saved_bytes(rebuilt: Transferred, graphs: TrainingGraphs) -> int:
 # ---- compile -------------------------------------------------------------------------------------
 
 
-def _contracts(description: Mapping[str, Any], graphs: TrainingGraphs, core: Any) -> list[str]:
+def _contracts(description: Mapping[str, Any], graphs: TrainingGraphs, tools: Tools) -> list[str]:
     """What the two containers say of the request's entry (calls/contract.py)."""
     plan = graphs.plan()
     plan["buffers"] = [[index] for index in plan["buffers"]]
     plan["gradients"] = list(zip(plan["gradients"], plan["reach"], strict=True))
-    features = pick_isa(core.host_cpu_features()).features
     facts = call_facts("module-training", graphs)
-    return module_contracts(description["digest"], facts, features, plan)
+    return module_contracts(description["digest"], facts, tools.cpu_features, plan)
 
 
 def _compile(

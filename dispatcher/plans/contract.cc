@@ -1,4 +1,4 @@
-#include "dispatcher/kernels/contract.h"
+#include "dispatcher/plans/contract.h"
 
 #include <nlohmann/json.hpp>
 

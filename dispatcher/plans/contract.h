@@ -4,11 +4,18 @@
 #include <string_view>
 #include <vector>
 
-#include "dispatcher/kernels/kernel_forms.h"
 #include "kernel_cache/base/digest.h"
 #include "kernel_cache/base/status.h"
 
 namespace eagercache {
+
+// What a manifest's facts say about the kernel in its shared object.
+struct KernelForm {
+  std::string form;            // "bare", "scalars", "shapes", "cuda" or "container"
+  std::string launch_plan;     // bare, scalars: launch_plan.h; shapes: shape_plan.h; cuda:
+                               // cuda_plan.h
+  std::string output_strides;  // container: see ContainerKernel::set_output_strides
+};
 
 // What a compiled object says it was made for. A manifest says how an object's functions are
 // called, and code that is called otherwise than it was compiled for writes where it should not. So
