@@ -33,7 +33,7 @@ _TOLD = 3  # of them to a worker
 Sizes = tuple[tuple[int, ...], ...]
 Rows = tuple[tuple[int, ...], ...]  # sizes, OPEN where open
 Places = tuple[tuple[int, int], ...]
-Load = Callable[[str, Mapping[str, str]], Any]
+Load = Callable[[str, Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class SizeBook:
     ) -> None:
         """Takes the class's kernels from the store, as many as there are.
 
-        ``load(digest, facts)`` opens one. Raises StoreError.
+        ``load(digest, entry)`` opens one. Raises StoreError.
         """
         assert core is not None
         while not size_class.closed and len(size_class.kernels) < MAX_KERNELS:
@@ -214,7 +214,7 @@ class SizeBook:
             if changed_function(functions, module) is not None:
                 store.remove(digest)
                 return
-            kernel = load(digest, facts)
+            kernel = load(digest, entry)
             core.module_open_sizes(kernel)
             choice = [(int(count), bool(chosen)) for count, chosen in json.loads(facts["choice"])]
             with self._lock:

@@ -26,6 +26,7 @@ def start_service(
         cxx=settings.cxx,
         max_bytes=settings.max_bytes,
         allow_untrusted=settings.allow_untrusted,
+        revoked=settings.revoked_text,
     )
     session.linger = settings.linger
     core.set_handler(_submit, _put_aside)

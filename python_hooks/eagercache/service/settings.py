@@ -37,6 +37,7 @@ class ServiceSettings:
     margin: float = 0.03
     max_bytes: int = 10 << 30
     allow_untrusted: bool = False  # EAGERCACHE_ALLOW_UNTRUSTED
+    revoked: str = ""  # EAGERCACHE_REVOKED, as an absolute path
     workers: int = 0
     slots: int = 0
     memory_bytes: int = 0

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagercache.callables.arguments import OPEN, argument_tensors
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.outputs import build_unflatten, takes_objects
@@ -25,6 +25,7 @@ from eagercache.worker.modules.compile import (
     ModuleResult,
     decide,
     kernel_facts,
+    open_rows,
     output_strides,
     prove_calls,
     time_answers,
@@ -167,9 +168,7 @@ class JudgeSizes:
         open_sizes = traced.symbolic.open_sizes
         members = _Members(rebuilt, open_sizes, _Guards(path, sum(map(len, strides))))
         met = self._met_values(members.own, open_sizes)
-        rows = [list(sizes) for sizes in members.sizes]
-        for tensor, dimension in open_sizes:
-            rows[tensor][dimension] = OPEN
+        rows = open_rows(rebuilt, traced)
         answers = _ClassAnswers(rebuilt, identity, core)
         try:
             answers.install_class(path, traced, strides, rows)
