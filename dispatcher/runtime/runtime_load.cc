@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "dispatcher/base/log.h"
-#include "dispatcher/plans/contract.h"
 #include "dispatcher/kernels/kernel_forms.h"
+#include "dispatcher/plans/contract.h"
 #include "dispatcher/runtime/runtime.h"
 
 namespace eagercache {

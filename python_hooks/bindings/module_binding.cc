@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "dispatcher/device/cuda_driver.h"
-#include "dispatcher/plans/contract.h"
 #include "dispatcher/observe/verification.h"
+#include "dispatcher/plans/contract.h"
 #include "kernel_cache/loading/shared_library.h"
 #include "kernel_cache/store/disk_store.h"
 #include "python_hooks/bindings/module_shape_binding.h"

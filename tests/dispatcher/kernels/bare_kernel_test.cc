@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "dispatcher/plans/contract.h"
 #include "dispatcher/kernels/kernel_forms.h"
 #include "dispatcher/memory/large_blocks.h"
+#include "dispatcher/plans/contract.h"
 #include "tests/dispatcher/hook_fixture.h"
 
 namespace eagercache {

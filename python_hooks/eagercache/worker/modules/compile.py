@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from eagercache.callables import call_hooks
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import compare_structure
-from eagercache.callables.arguments import OPEN, argument_tensors
+from eagercache.callables.arguments import OPEN, argument_tensors, sized_values, sizes_of, stand_in
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred, unpacked
 from eagercache.callables.objects import CallObjects, map_tensors
@@ -224,7 +224,7 @@ def _contract(
     """What the container says of the request's entry (calls/contract.py)."""
     form = "module_sizes" if description.get("open") else "module"
     with autocast(description["autocast"], keeps_casts=False):
-        strides = output_strides(rebuilt)
+        strides = output_strides(rebuilt, traced.outputs)
     facts = {**call_facts(form, traced), "output_strides": json.dumps(strides)}
     if traced.symbolic is not None:
         facts["sizes"] = json.dumps(open_rows(rebuilt, traced))
@@ -233,8 +233,8 @@ def _contract(
 
 
 def open_rows(rebuilt: Transferred, traced: ModuleGraph) -> list[list[int]]:
-    """The sizes of each argument, `OPEN` where any is taken."""
-    rows = [list(tensor.size()) for tensor in argument_tensors(rebuilt.args, rebuilt.kwargs)]
+    """The sizes of each tensor and the counts of a call, `OPEN` where any is taken."""
+    rows = [sizes_of(value) for value in sized_values(rebuilt.args, rebuilt.kwargs)]
     for tensor, dimension in traced.symbolic.open_sizes if traced.symbolic is not None else ():
         rows[tensor][dimension] = OPEN
     return rows
@@ -397,7 +397,7 @@ def _judge(
     core: Any,
     seconds: dict[str, float],
 ) -> ModuleResult:
-    strides = output_strides(rebuilt)
+    strides = output_strides(rebuilt, traced.outputs)
     answers = Answers(rebuilt, identity, core)
     try:
         answers.install(path, traced, strides)
@@ -460,10 +460,18 @@ def call_facts(form: str, traced: ModuleGraph | TrainingGraphs) -> dict[str, str
     }
 
 
-def output_strides(rebuilt: Transferred) -> list[list[int]]:
-    """Those of the tensors that a kernel makes for the call."""
-    made = tensor_leaves(rebuilt.run())
-    return [list(tensor.stride()) for tensor in made[: len(made) - len(rebuilt.writes)]]
+def output_strides(rebuilt: Transferred, outputs: str) -> list[list[int]]:
+    """Those of the tensors that a kernel makes for the call.
+
+    ``outputs``: how the answer is built of them, which says where one stands for a count.
+    """
+    made = iter(tensor_leaves(rebuilt.run()))
+    counted = list(stand_in(0).stride())
+    return [
+        counted if "count" in leaf else list(next(made).stride())
+        for leaf in json.loads(outputs)["leaves"]
+        if "count" in leaf or "tensor" in leaf
+    ]
 
 
 def tensor_leaves(answer: Any) -> list[torch.Tensor]:
