@@ -73,9 +73,10 @@ DeployedModule::Loaded DeployedModule::load(const std::filesystem::path& artifac
     if (const std::string problem = foreign_torch(); !problem.empty()) {
       return refuse(Status(StatusCode::kIncompatible, problem), loaded);
     }
-    const Result<std::vector<PublicKey>> keys = read_trusted_keys(artifact, options.trusted_keys);
-    if (!keys) {
-      return refuse(keys.status(), loaded);
+    const Result<SigningRules> rules =
+        read_signing_rules(artifact, options.trusted_keys, options.revoked);
+    if (!rules) {
+      return refuse(rules.status(), loaded);
     }
     DeployedProgram::Options chosen;
     chosen.copy = !options.map_weights;
@@ -84,7 +85,7 @@ DeployedModule::Loaded DeployedModule::load(const std::filesystem::path& artifac
     chosen.runners = options.runners;
     chosen.environment = running_environment_text();
     Result<std::unique_ptr<DeployedProgram>> program =
-        DeployedProgram::open(artifact, keys.value(), chosen);
+        DeployedProgram::open(artifact, rules.value(), chosen);
     if (!program) {
       return refuse(program.status(), loaded);
     }
@@ -243,18 +244,22 @@ bool DeployedModule::wait_until_idle(double seconds) const {
 }
 
 ArtifactCheck check_artifact(const std::filesystem::path& artifact,
-                             const std::vector<std::filesystem::path>& trusted_keys) {
+                             const std::vector<std::filesystem::path>& trusted_keys,
+                             const std::filesystem::path& revoked) {
   return caught<ArtifactCheck>([&](ArtifactCheck* check) {
-    const Result<std::vector<PublicKey>> keys = read_trusted_keys(artifact, trusted_keys);
-    if (!keys) {
-      return refuse(keys.status(), check);
+    const Result<SigningRules> rules = read_signing_rules(artifact, trusted_keys, revoked);
+    if (!rules) {
+      return refuse(rules.status(), check);
     }
-    const auto opened = ModuleArtifact::open(artifact, keys.value());
+    const auto opened = ModuleArtifact::open(artifact, rules.value());
     if (!opened) {
       return refuse(opened.status(), check);
     }
     const ArtifactHeader& header = opened.value()->header();
     check->signer = header.signer.hex();
+    check->digest = header.digest.hex();
+    check->created = header.validity.created;
+    check->expires = header.validity.expires;
     check->bytes = header.file_bytes;
     if (const Status status = opened.value()->verify(); !status) {
       return refuse(status, check);

@@ -99,8 +99,11 @@ Result<std::vector<OperatorAtKey>> named_operators(const std::vector<std::string
 }
 
 Result<std::unique_ptr<DiskStore>> open_store(const fs::path& root, const std::string& environment,
-                                              const CppSettings& settings, bool read_only) {
+                                              const CppSettings& settings, bool read_only,
+                                              Revocations revoked) {
   StoreOptions options;
+  options.revoked = std::move(revoked);
+  options.on_withdrawn = [](const std::string& why) { warn_once("withdrawn:" + why, why); };
   options.root = root;
   options.environment = environment;
   options.read_only = read_only;
@@ -144,9 +147,13 @@ Status prepare_store(const EnableOptions& options, const CppSettings& settings,
   } else if (options.read_only) {
     return Status(StatusCode::kInvalidArgument, "a bundle cannot be put into a store read_only");
   }
+  Result<Revocations> revoked = read_revoked(options.revoked);
+  if (!revoked) {
+    return revoked.status();
+  }
   std::unique_ptr<Bundle> bundle;
   if (!options.bundle.empty()) {
-    Result<Bundle> read = read_usable_bundle(options.bundle, options.trusted_keys);
+    Result<Bundle> read = read_usable_bundle(options.bundle, options.trusted_keys, options.revoked);
     if (!read) {
       return read.status();
     }
@@ -154,7 +161,7 @@ Status prepare_store(const EnableOptions& options, const CppSettings& settings,
     bundle = std::make_unique<Bundle>(std::move(read).value());
   }
   Result<std::unique_ptr<DiskStore>> opened =
-      open_store(result->store, text, settings, options.read_only);
+      open_store(result->store, text, settings, options.read_only, std::move(revoked).value());
   if (!opened) {
     return opened.status();
   }
@@ -363,29 +370,6 @@ void shut_down() noexcept {
   const std::lock_guard lock(api_mutex());
   ended = true;
   Runtime::instance().shut_down();
-}
-
-BundleCheck check_bundle(const fs::path& bundle, const std::vector<fs::path>& trusted_keys) {
-  BundleCheck check;
-  try {
-    const Result<Bundle> read = read_usable_bundle(bundle, trusted_keys);
-    if (!read) {
-      check.reason = read.status().message();
-      check.code = status_code_name(read.code());
-      return check;
-    }
-    check.usable = true;
-    check.signer = read.value().signer.hex();
-    for (const Manifest& manifest : read.value().manifests) {
-      ++(manifest.kind == EntryKind::kKernel ? check.kernels : check.decisions);
-    }
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception& error) {
-    check.reason = error.what();
-    check.code = status_code_name(StatusCode::kIoError);
-  }
-  return check;
 }
 
 std::string running_environment() { return running_environment_text(); }

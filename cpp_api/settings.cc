@@ -121,6 +121,7 @@ CppSettings read_settings() {
     settings.tiers.push_back(std::filesystem::absolute(tier));
   }
   settings.allow_untrusted = flag("EAGERCACHE_ALLOW_UNTRUSTED");
+  settings.revoked = text_of("EAGERCACHE_REVOKED");
   settings.log = choice("EAGERCACHE_LOG", kLevels, LogLevel::kWarning);
   settings.verify = share("EAGERCACHE_VERIFY");
   return settings;

@@ -21,6 +21,7 @@ struct CppSettings {
   std::uint64_t max_bytes = std::uint64_t{10} << 30;
   std::vector<std::filesystem::path> tiers;
   bool allow_untrusted = false;
+  std::filesystem::path revoked;
   LogLevel log = LogLevel::kWarning;
   double verify = 0;
 };

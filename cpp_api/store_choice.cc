@@ -6,8 +6,10 @@
 #include <optional>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include "cpp_api/running_environment.h"
+#include "cpp_api/settings.h"
 #include "kernel_cache/base/cpu_features.h"
 
 namespace eagercache {
@@ -90,29 +92,41 @@ Result<StoredEnvironment> choose_environment(const fs::path& root, const std::st
                            : "the store at " + root.string() + " has no environment " + id);
 }
 
-Result<std::vector<PublicKey>> read_trusted_keys(const fs::path& path,
-                                                 const std::vector<fs::path>& trusted_keys) {
+Result<Revocations> read_revoked(const fs::path& named) {
+  const fs::path path = named.empty() ? read_settings().revoked : named;
+  return path.empty() ? Revocations() : Revocations::read(path);
+}
+
+Result<SigningRules> read_signing_rules(const fs::path& path,
+                                        const std::vector<fs::path>& trusted_keys,
+                                        const fs::path& revoked) {
   if (trusted_keys.empty()) {
     return Status(StatusCode::kInvalidArgument, "no key is trusted; name the public key that " +
                                                     path.string() + " was signed with");
   }
-  std::vector<PublicKey> keys;
+  Result<Revocations> list = read_revoked(revoked);
+  if (!list) {
+    return list.status();
+  }
+  SigningRules rules;
+  rules.revoked = std::move(list).value();
   for (const fs::path& key : trusted_keys) {
     Result<PublicKey> read = read_public_key(key);
     if (!read) {
       return read.status();
     }
-    keys.push_back(read.value());
+    rules.trusted.push_back(read.value());
   }
-  return keys;
+  return rules;
 }
 
-Result<Bundle> read_usable_bundle(const fs::path& path, const std::vector<fs::path>& trusted_keys) {
-  const Result<std::vector<PublicKey>> keys = read_trusted_keys(path, trusted_keys);
-  if (!keys) {
-    return keys.status();
+Result<Bundle> read_usable_bundle(const fs::path& path, const std::vector<fs::path>& trusted_keys,
+                                  const fs::path& revoked) {
+  const Result<SigningRules> rules = read_signing_rules(path, trusted_keys, revoked);
+  if (!rules) {
+    return rules.status();
   }
-  Result<Bundle> bundle = read_bundle(path, keys.value());
+  Result<Bundle> bundle = read_bundle(path, rules.value());
   if (!bundle) {
     return bundle;
   }
@@ -128,7 +142,8 @@ Result<StoreContents> list_contents(DiskStore& store, const std::string& policy_
   StoreContents contents;
   const Status status = store.for_each(false, [&](const EntryInfo& entry) {
     const Manifest& manifest = entry.manifest;
-    if (manifest.kind == EntryKind::kFailed || manifest.fact("choose") != policy_tag) {
+    if (manifest.kind == EntryKind::kFailed || manifest.fact("choose") != policy_tag ||
+        !store.withdrawal(manifest).empty()) {
       return;
     }
     if (manifest.kind == EntryKind::kNative) {

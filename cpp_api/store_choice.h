@@ -27,14 +27,21 @@ struct StoredEnvironment {
 Result<StoredEnvironment> choose_environment(const std::filesystem::path& root,
                                              const std::string& id);
 
-// The public keys in files; kInvalidArgument without any, for what `path` names.
-Result<std::vector<PublicKey>> read_trusted_keys(
-    const std::filesystem::path& path, const std::vector<std::filesystem::path>& trusted_keys);
+// The list of what is revoked that the caller names, or else EAGERCACHE_REVOKED; nothing is without
+// one.
+Result<Revocations> read_revoked(const std::filesystem::path& named);
+
+// The public keys in files, and what is revoked; kInvalidArgument without any key, for what `path`
+// names.
+Result<SigningRules> read_signing_rules(const std::filesystem::path& path,
+                                        const std::vector<std::filesystem::path>& trusted_keys,
+                                        const std::filesystem::path& revoked);
 
 // A bundle that was read and checked whole, and whose kernels can run in this process.
 // kIncompatible names the fields that differ.
 Result<Bundle> read_usable_bundle(const std::filesystem::path& path,
-                                  const std::vector<std::filesystem::path>& trusted_keys);
+                                  const std::vector<std::filesystem::path>& trusted_keys,
+                                  const std::filesystem::path& revoked);
 
 // The entries that a policy of that tag may use, and the operators of its kernels: (operator,
 // dispatch key) pairs, "aten::var.correction" and "CPU".

@@ -51,11 +51,12 @@ class DeployedProgram {
   static Result<std::unique_ptr<DeployedProgram>> make(Parts parts);
   // kIncompatible names the fields of the environment that differ, or the missing CPU feature.
   static Result<std::unique_ptr<DeployedProgram>> open(const std::filesystem::path& path,
-                                                       const std::vector<PublicKey>& trusted,
+                                                       const SigningRules& rules,
                                                        const Options& options);
 
-  // Why an artifact's code cannot run where `environment` is that of the process: the fields that
-  // differ and the missing CPU feature; empty when it can.
+  // Why an artifact's code cannot run where `environment` is that of the process: that it does not
+  // say what it was made for, the fields that differ or are missing on one side, and the missing
+  // CPU feature; empty when it can.
   static std::string unusable_here(const ArtifactHeader& header, const std::string& environment);
 
   // One call. Inputs are CPU tensors of the dtypes and sizes of spec().inputs; other strides are

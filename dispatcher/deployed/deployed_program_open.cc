@@ -9,11 +9,17 @@
 #include "kernel_cache/base/environment_fields.h"
 
 namespace eagercache {
+
 std::string DeployedProgram::unusable_here(const ArtifactHeader& header,
                                            const std::string& environment) {
   const EnvironmentFields theirs = parse_environment(header.environment);
-  std::string problem =
-      environment_differences(theirs, parse_environment(environment), theirs, "the artifact");
+  const EnvironmentFields ours = parse_environment(environment);
+  if (theirs.empty()) {
+    return "it does not say what it was made for; export it again";
+  }
+  EnvironmentFields checked = ours;
+  checked.insert(theirs.begin(), theirs.end());
+  std::string problem = environment_differences(checked, ours, theirs, "the artifact");
   if (const std::string feature = missing_cpu_feature(header.cpu_features, host_cpu_features());
       !feature.empty()) {
     problem += (problem.empty() ? "" : "; ") + std::string("this machine has no ") + feature;
@@ -21,10 +27,10 @@ std::string DeployedProgram::unusable_here(const ArtifactHeader& header,
   return problem;
 }
 
-Result<std::unique_ptr<DeployedProgram>> DeployedProgram::open(
-    const std::filesystem::path& path, const std::vector<PublicKey>& trusted,
-    const Options& options) {
-  auto artifact = ModuleArtifact::open(path, trusted);
+Result<std::unique_ptr<DeployedProgram>> DeployedProgram::open(const std::filesystem::path& path,
+                                                               const SigningRules& rules,
+                                                               const Options& options) {
+  auto artifact = ModuleArtifact::open(path, rules);
   if (!artifact) {
     return artifact.status();
   }

@@ -6,12 +6,19 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "dispatcher/plans/plan_fields.h"
 #include "guards/builder/key_builder.h"
 
 namespace eagercache {
 namespace {
 
 constexpr std::size_t kMaxOutputs = 16;
+
+// Whether a number from a manifest may be the stride of a dimension of size 1: nothing is addressed
+// with it, but it is computed with.
+bool is_stride(std::int64_t number) noexcept {
+  return number >= 0 && static_cast<std::uint64_t>(number) <= kMaxPlanBytes;
+}
 
 }  // namespace
 
@@ -22,7 +29,7 @@ void adopt_strides(at::Tensor& tensor, const std::vector<std::int64_t>& wanted) 
     return;
   }
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (strides[i] != wanted[i] && sizes[i] != 1) {
+    if (strides[i] != wanted[i] && (sizes[i] != 1 || !is_stride(wanted[i]))) {
       return;
     }
   }

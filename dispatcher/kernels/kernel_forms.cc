@@ -1,5 +1,8 @@
 #include "dispatcher/kernels/kernel_forms.h"
 
+#include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
 
 #include "dispatcher/kernels/bare_kernel.h"
@@ -19,6 +22,14 @@ std::string kernel_identity(std::span<const ObjectRef> objects, c10::Device devi
     identity += '\0' + object.digest.hex();
   }
   return identity;
+}
+
+Status check_form(const std::string& form) {
+  static constexpr std::array<std::string_view, 4> kForms{"bare", "scalars", "shapes", "container"};
+  return std::ranges::find(kForms, form) != kForms.end()
+             ? Status::ok()
+             : Status(StatusCode::kIncompatible,
+                      "entries of form '" + form + "' are not understood");
 }
 
 Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, c10::Device device,
@@ -69,8 +80,7 @@ Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, 
     }
     return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
   }
-  return Status(StatusCode::kIncompatible,
-                "entries of form '" + form.form + "' are not understood");
+  return check_form(form.form);
 }
 
 Result<std::unique_ptr<LoadedKernel>> make_cuda_kernel(std::span<const std::string> objects,

@@ -5,25 +5,21 @@
 #include <string>
 
 #include "dispatcher/kernels/loaded_kernel.h"
+#include "dispatcher/plans/contract.h"
 #include "kernel_cache/base/status.h"
 #include "kernel_cache/format/manifest.h"
 #include "kernel_cache/loading/shared_library.h"
 
 namespace eagercache {
 
-// What a manifest's facts say about the kernel in its shared object.
-struct KernelForm {
-  std::string form;            // "bare", "scalars", "shapes", "cuda" or "container"
-  std::string launch_plan;     // bare, scalars: launch_plan.h; shapes: shape_plan.h; cuda:
-                               // cuda_plan.h
-  std::string output_strides;  // container: see ContainerKernel::set_output_strides
-};
-
 // Two entries with the same identity have the same kernel, so that it is loaded once. One object
 // may hold the kernels of many entries; and entries may have the plan and the first object in
 // common and differ in the second.
 std::string kernel_identity(std::span<const ObjectRef> objects, c10::Device device,
                             const KernelForm& form);
+
+// kIncompatible for a form that make_kernel does not know.
+Status check_form(const std::string& form);
 
 // A kernel of either form for CPU out of a loaded library. kCorrupt for malformed facts,
 // kIncompatible for an unknown form or a library that does not hold what the facts say.

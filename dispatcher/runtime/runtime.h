@@ -161,6 +161,13 @@ class Runtime final : public MissQueue {
                   const void* kernel);
   // `put`, which puts a kernel into a table, unless frozen; whether it did.
   bool put_unless_frozen(const std::function<void()>& put);
+  // A kernel that entries share, and what its object says it was made for (plans/contract.h);
+  // nothing of one without.
+  struct Loaded {
+    LoadedKernel* kernel = nullptr;
+    std::optional<std::string> made_for;
+  };
+  std::optional<Loaded> find_loaded(const std::string& identity) const;
   Result<LoadedKernel*> load_kernel(OperatorHook& hook, std::span<const Word> words,
                                     const Manifest& manifest);
   std::string rejected_by_policy(const OperatorHook& hook, std::span<const Word> words,
@@ -217,8 +224,7 @@ class Runtime final : public MissQueue {
   std::map<std::string, std::unique_ptr<FunctionAutograd>> autograd_;  // guarded by registry_mutex_
   std::shared_ptr<DiskStore> store_;                                   // guarded by registry_mutex_
   std::shared_ptr<MissHandler> handler_;                               // guarded by registry_mutex_
-  std::map<std::string, LoadedKernel*>
-      loaded_;  // by object, form and device; guarded by registry_mutex_
+  std::map<std::string, Loaded> loaded_;  // by object, form and device; guarded by registry_mutex_
   std::map<LoadedKernel*, LoadedKernel*> replica_kernels_;  // guarded by registry_mutex_
 
   std::atomic<Policy> policy_;  // read by every miss

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "dispatcher/base/log.h"
-#include "dispatcher/kernels/kernel_forms.h"
 #include "dispatcher/kernels/numerics_rule.h"
 #include "dispatcher/operators/denied_operators.h"
 #include "dispatcher/runtime/call_text.h"
@@ -23,59 +22,6 @@ constexpr std::size_t kMaxQueue = 65'536;
 // Verdicts remembered for people, per operator and in all.
 constexpr std::size_t kMaxVerdicts = 4'096;
 constexpr std::size_t kMaxAllVerdicts = 16'384;
-
-using LoadedResult = Result<std::unique_ptr<LoadedKernel>>;
-
-// `kernel`; an entry whose facts are malformed is put aside.
-LoadedResult checked(DiskStore& files, const Manifest& manifest, LoadedResult kernel) {
-  if (!kernel && kernel.code() == StatusCode::kCorrupt) {
-    if (Status status = files.quarantine(manifest.key, kernel.status().message()); !status) {
-      log_line(LogLevel::kWarning, status.to_string());
-    }
-  }
-  return kernel;
-}
-
-LoadedResult load_library(DiskStore& files, const Manifest& manifest, c10::Device device,
-                          const KernelForm& form) {
-  if (device.is_cuda() && form.form != "container") {
-    return Status(StatusCode::kIncompatible,
-                  "entries of form '" + form.form + "' with a library do not run on CUDA");
-  }
-  Result<std::filesystem::path> path = files.verified_shared_object(manifest, 0);
-  if (!path) {
-    return path.status();
-  }
-  Result<SharedLibrary> library = SharedLibrary::open(path.value());
-  if (!library) {
-    return library.status();
-  }
-  return checked(files, manifest, make_kernel(library.value(), device, form));
-}
-
-LoadedResult load_cubins(DiskStore& files, const Manifest& manifest, c10::Device device,
-                         const KernelForm& form) {
-  std::vector<std::string> objects;
-  for (std::size_t i = 0; i < manifest.objects.size(); ++i) {
-    if (manifest.objects[i].kind != ObjectKind::kCubin) {
-      return Status(StatusCode::kIncompatible, "an object of a CUDA kernel is no cubin");
-    }
-    Result<std::string> bytes = files.read_object(manifest, i);
-    if (!bytes) {
-      return bytes.status();
-    }
-    objects.push_back(std::move(bytes).value());
-  }
-  return checked(files, manifest, make_cuda_kernel(objects, device, form));
-}
-
-std::size_t count_tensors(const std::vector<DecodedArgument>& arguments) {
-  std::size_t count = 0;
-  for (const DecodedArgument& argument : arguments) {
-    count += argument.kind == ArgumentKind::kTensor ? 1 : count_tensors(argument.elements);
-  }
-  return count;
-}
 
 void add_dtypes(const std::vector<DecodedArgument>& arguments, std::vector<std::string>& dtypes) {
   for (const DecodedArgument& argument : arguments) {
@@ -117,21 +63,6 @@ class Counted {
 
  private:
   std::atomic<int>& count_;
-};
-
-// Says in the store, as long as it lives, that this process is at what may kill it.
-class Attempt {
- public:
-  Attempt(DiskStore& store, const Digest& key) : store_(store), key_(key) {
-    store_.note_attempt(key_, true);
-  }
-  ~Attempt() { store_.note_attempt(key_, false); }
-  Attempt(const Attempt&) = delete;
-  Attempt& operator=(const Attempt&) = delete;
-
- private:
-  DiskStore& store_;
-  const Digest key_;
 };
 
 }  // namespace
@@ -307,56 +238,6 @@ bool Runtime::put_unless_frozen(const std::function<void()>& put) {
   }
   put();
   return true;
-}
-
-Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const Word> words,
-                                           const Manifest& manifest) {
-  if (manifest.objects.empty()) {
-    return Status(StatusCode::kIncompatible, "the entry has no object");
-  }
-  const c10::Device device = hook.device_of(words);
-  const KernelForm form{manifest.fact("form"), manifest.fact("launch_plan"),
-                        manifest.fact("output_strides")};
-  const std::string cache_key = kernel_identity(manifest.objects, device, form);
-  {
-    std::lock_guard lock(registry_mutex_);
-    if (const auto found = loaded_.find(cache_key); found != loaded_.end()) {
-      return found->second;
-    }
-  }
-  const std::shared_ptr<DiskStore> files = store();
-  if (Status status = files->check_attempts(manifest.key); !status) {
-    return status;
-  }
-  log_event(LogLevel::kDebug, "load",
-            {{"op", hook.full_name()}, {"object", manifest.objects.front().digest.hex()}});
-  const Attempt loading(*files, manifest.key);
-  LoadedResult kernel = manifest.objects.front().kind == ObjectKind::kCubin
-                            ? load_cubins(*files, manifest, device, form)
-                            : load_library(*files, manifest, device, form);
-  if (!kernel) {
-    return kernel.status();
-  }
-  kernel.value()->watch_first_run(
-      [files, key = manifest.key](bool begins) { files->note_attempt(key, begins); });
-  kernel.value()->name_events(manifest.key.hex());
-  DecodedCall call;
-  if (!decode_call(words, &call) || kernel.value()->num_inputs() != count_tensors(call.arguments) ||
-      !hook.takes_outputs(kernel.value()->num_outputs())) {
-    return Status(StatusCode::kIncompatible,
-                  "the kernel takes or returns another number of tensors");
-  }
-  if (kernel.value()->writes_inputs() != hook.writes_in(call)) {
-    return Status(StatusCode::kIncompatible, "the kernel does not write what the operator writes");
-  }
-  std::lock_guard lock(registry_mutex_);
-  // Two threads may have loaded the same object; the first one stays, the other is leaked like
-  // every kernel (its library is the same one).
-  auto [slot, inserted] = loaded_.try_emplace(cache_key, nullptr);
-  if (inserted) {
-    slot->second = kernel.value().release();
-  }
-  return slot->second;
 }
 
 void Runtime::install_native(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,

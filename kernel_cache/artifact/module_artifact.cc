@@ -73,21 +73,21 @@ bool is_module_artifact(const std::filesystem::path& path) {
 }
 
 Result<std::shared_ptr<const ModuleArtifact>> ModuleArtifact::open(
-    const std::filesystem::path& path, const std::vector<PublicKey>& trusted) {
+    const std::filesystem::path& path, const SigningRules& rules) {
   return guarded([&]() -> Result<std::shared_ptr<const ModuleArtifact>> {
     ScopedFd file(FileLayer::posix(), FileLayer::posix().open(AT_FDCWD, path.c_str(), O_RDONLY, 0));
     if (!file.valid()) {
       return Status::from_errno(-file.get(), "open", path.string());
     }
     std::shared_ptr<ModuleArtifact> artifact(new ModuleArtifact(path, std::move(file)));
-    if (Status status = artifact->read_header(trusted); !status) {
+    if (Status status = artifact->read_header(rules); !status) {
       return status;
     }
     return std::shared_ptr<const ModuleArtifact>(std::move(artifact));
   });
 }
 
-Status ModuleArtifact::read_header(const std::vector<PublicKey>& trusted) {
+Status ModuleArtifact::read_header(const SigningRules& rules) {
   struct stat info {};
   if (::fstat(file_.get(), &info) != 0) {
     return Status::from_errno(errno, "ask about", path_.string());
@@ -115,9 +115,8 @@ Status ModuleArtifact::read_header(const std::vector<PublicKey>& trusted) {
       !reader.number(&length)) {
     return damaged(path_, "it ends in its signature");
   }
-  if (std::ranges::find(trusted, header_.signer) == trusted.end()) {
-    return {StatusCode::kRefused, path_.string() + " is signed by the key " + header_.signer.hex() +
-                                      ", which is not among those that are trusted"};
+  if (Status status = check_signer(path_, header_.signer, rules); !status) {
+    return status;
   }
   if (length > kMaxArtifactHeader || length > size - kArtifactHead) {
     return damaged(path_, "it ends in its header");
@@ -138,7 +137,8 @@ Status ModuleArtifact::read_header(const std::vector<PublicKey>& trusted) {
     return damaged(path_, "it has " + std::to_string(size) + " bytes, not " +
                               std::to_string(header_.file_bytes));
   }
-  return Status::ok();
+  header_.digest = sha256(text.value());
+  return check_validity(path_, header_.digest, header_.validity, rules);
 }
 
 Result<std::string> ModuleArtifact::read_section(const ArtifactSection& section) const {

@@ -13,6 +13,7 @@
 #include "kernel_cache/base/status.h"
 #include "kernel_cache/files/file_layer.h"
 #include "kernel_cache/format/signature.h"
+#include "kernel_cache/format/signing_rules.h"
 
 namespace eagercache {
 
@@ -44,6 +45,8 @@ struct ArtifactConstant {
 
 struct ArtifactHeader {
   PublicKey signer;
+  Digest digest;  // SHA-256 of the header's text, which names everything else; not in it
+  Validity validity;
   std::string environment;  // lines "field: value" of what a kernel meets when it runs
   std::vector<std::string> cpu_features;
   std::map<std::string, std::string> facts;
@@ -61,12 +64,12 @@ inline constexpr std::uint64_t kMaxArtifactHeader = std::uint64_t{64} << 20;
 // An artifact whose header was checked. Holds the file open. Immutable; any thread.
 class ModuleArtifact {
  public:
-  // Reads and checks the header: one of `trusted` has signed it, every section lies inside of the
-  // file, and the file ends where it says. The sections themselves are not read. kRefused for an
-  // unknown signer or a wrong signature, kCorrupt for what is no whole artifact, kIncompatible for
-  // another version.
+  // Reads and checks the header: one of the trusted keys has signed it, it is not revoked and has
+  // not expired, every section lies inside of the file, and the file ends where it says. The
+  // sections themselves are not read. kRefused for what the rules do not take or a wrong signature,
+  // kCorrupt for what is no whole artifact, kIncompatible for another version.
   static Result<std::shared_ptr<const ModuleArtifact>> open(const std::filesystem::path& path,
-                                                            const std::vector<PublicKey>& trusted);
+                                                            const SigningRules& rules);
 
   const ArtifactHeader& header() const noexcept { return header_; }
   const std::filesystem::path& path() const noexcept { return path_; }
@@ -91,7 +94,7 @@ class ModuleArtifact {
  private:
   ModuleArtifact(std::filesystem::path path, ScopedFd file)
       : path_(std::move(path)), file_(std::move(file)) {}
-  Status read_header(const std::vector<PublicKey>& trusted);
+  Status read_header(const SigningRules& rules);
   Status compare_constants(const WeightMemory& memory) const;
   Result<std::string> read_section(const ArtifactSection& section) const;
 
@@ -105,6 +108,7 @@ bool is_module_artifact(const std::filesystem::path& path);
 
 // What is written. The offsets, sizes and digests in `constants` are computed.
 struct ArtifactContents {
+  Validity validity;  // a creation time of 0 stands for now
   std::string environment;
   std::vector<std::string> cpu_features;
   std::map<std::string, std::string> facts;
@@ -121,8 +125,8 @@ Result<std::uint64_t> write_module_artifact(const std::filesystem::path& path,
 std::string encode_artifact_header(const ArtifactHeader& header);
 bool decode_artifact_header(std::string_view text, ArtifactHeader* header);
 inline constexpr std::string_view kArtifactMark = "eagercache-module ";
-inline constexpr std::string_view kArtifactFirstLine = "eagercache-module 1\n";
-inline constexpr std::string_view kArtifactDomain = "eagercache-module-v1";
+inline constexpr std::string_view kArtifactFirstLine = "eagercache-module 2\n";
+inline constexpr std::string_view kArtifactDomain = "eagercache-module-v2";
 // What stands before the header: first line, key, signature, length.
 inline constexpr std::size_t kArtifactHead =
     kArtifactFirstLine.size() + PublicKey::kBytes + Signature::kBytes + 8;

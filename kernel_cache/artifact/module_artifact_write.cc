@@ -146,7 +146,12 @@ Result<std::uint64_t> write_artifact(const std::filesystem::path& path, Artifact
   if (!libraries) {
     return libraries.status();
   }
+  const Result<Validity> validity = validity_to_sign(contents.validity);
+  if (!validity) {
+    return validity.status();
+  }
   ArtifactHeader header;
+  header.validity = validity.value();
   header.environment = std::move(contents.environment);
   header.cpu_features = std::move(contents.cpu_features);
   header.facts = std::move(contents.facts);
@@ -187,6 +192,7 @@ Result<std::uint64_t> write_artifact(const std::filesystem::path& path, Artifact
 
 std::string encode_artifact_header(const ArtifactHeader& header) {
   std::string text;
+  put_validity(header.validity, &text);
   put_text(header.environment, &text);
   put_texts(header.cpu_features, &text);
   put_number(header.facts.size(), &text);
@@ -216,8 +222,9 @@ bool decode_artifact_header(std::string_view text, ArtifactHeader* header) {
   FieldReader reader(text);
   std::string_view environment;
   std::uint64_t count = 0;
-  if (!reader.text(&environment) || !take_texts(reader, &header->cpu_features) ||
-      !take_facts(reader, &header->facts) || !reader.count(48, &count)) {
+  if (!take_validity(reader, &header->validity) || !reader.text(&environment) ||
+      !take_texts(reader, &header->cpu_features) || !take_facts(reader, &header->facts) ||
+      !reader.count(48, &count)) {
     return false;
   }
   header->environment = environment;

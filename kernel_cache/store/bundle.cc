@@ -15,13 +15,14 @@
 #include "kernel_cache/base/guarded.h"
 #include "kernel_cache/files/file_layer.h"
 #include "kernel_cache/files/whole_file.h"
+#include "kernel_cache/store/withdrawal.h"
 
 namespace eagercache {
 namespace {
 
 constexpr std::string_view kMark = "eagercache-bundle ";
-constexpr std::string_view kFirstLine = "eagercache-bundle 1\n";
-constexpr std::string_view kDomain = "eagercache-bundle-v1";
+constexpr std::string_view kFirstLine = "eagercache-bundle 2\n";
+constexpr std::string_view kDomain = "eagercache-bundle-v2";
 constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;
 constexpr std::size_t kHead = kFirstLine.size() + PublicKey::kBytes + Signature::kBytes;
 
@@ -58,9 +59,9 @@ Result<std::uint64_t> size_of(int fd, const std::filesystem::path& path) {
   return size;
 }
 
-// The head alone: whose signature of what. kRefused unless the signer is trusted.
+// The head alone: whose signature of what. kRefused unless the rules take the signer.
 Status read_head(int fd, std::uint64_t size, const std::filesystem::path& path,
-                 const std::vector<PublicKey>& trusted, PublicKey* signer, Signature* signature) {
+                 const SigningRules& rules, PublicKey* signer, Signature* signature) {
   std::string head;
   if (Status status = read_pieces(fd, 0, std::min<std::uint64_t>(size, kHead), path,
                                   [&head](std::string_view piece) { head.append(piece); });
@@ -78,16 +79,13 @@ Status read_head(int fd, std::uint64_t size, const std::filesystem::path& path,
   if (!reader.bytes(&signer->bytes) || !reader.bytes(&signature->bytes)) {
     return damaged(path, "it ends in its signature");
   }
-  if (std::ranges::find(trusted, *signer) == trusted.end()) {
-    return {StatusCode::kRefused, path.string() + " is signed by the key " + signer->hex() +
-                                      ", which is not among those that are trusted"};
-  }
-  return Status::ok();
+  return check_signer(path, *signer, rules);
 }
 
 // The body, once it is known to be what was signed: no memory is taken for anything else.
 Result<std::string> read_signed_body(int fd, std::uint64_t size, const std::filesystem::path& path,
-                                     const PublicKey& signer, const Signature& signature) {
+                                     const PublicKey& signer, const Signature& signature,
+                                     Digest* signed_digest) {
   Sha256 first;
   const auto hash = [&first](std::string_view piece) { first.add(piece); };
   if (Status status = read_pieces(fd, kHead, size - kHead, path, hash); !status) {
@@ -107,6 +105,7 @@ Result<std::string> read_signed_body(int fd, std::uint64_t size, const std::file
   if (sha256(body) != digest) {
     return Status(StatusCode::kRefused, path.string() + " is being written");
   }
+  *signed_digest = digest;
   return body;
 }
 
@@ -148,10 +147,17 @@ Status check_contents(const std::filesystem::path& path, const Bundle& bundle) {
   return Status::ok();
 }
 
-Status read_body(const std::filesystem::path& path, std::string_view body, Bundle* bundle) {
+Status read_body(const std::filesystem::path& path, std::string_view body,
+                 const SigningRules& rules, Bundle* bundle) {
   FieldReader reader(body);
   std::string_view text;
   std::uint64_t count = 0;
+  if (!take_validity(reader, &bundle->validity)) {
+    return damaged(path, "it says no times");
+  }
+  if (Status status = check_validity(path, bundle->digest, bundle->validity, rules); !status) {
+    return status;
+  }
   if (!reader.text(&text)) {
     return damaged(path, "it ends in its environment");
   }
@@ -204,6 +210,7 @@ Status take_entry(DiskStore& store, const Manifest& manifest, Bundle* bundle) {
 
 Result<std::string> encode_body(const Bundle& bundle) {
   std::string body;
+  put_validity(bundle.validity, &body);
   put_text(bundle.environment, &body);
   put_number(bundle.manifests.size(), &body);
   for (const Manifest& manifest : bundle.manifests) {
@@ -248,15 +255,27 @@ Result<std::vector<ObjectSource>> unpack(const Bundle& bundle, const Manifest& m
   return sources;
 }
 
+// The entry as a store keeps it, with what says when it is not to be used any more.
+Manifest with_origin(Manifest manifest, const Bundle& bundle) {
+  note_origin({bundle.digest, bundle.signer, bundle.validity.expires}, &manifest);
+  return manifest;
+}
+
 }  // namespace
 
 Result<BundleCounts> write_bundle(const std::filesystem::path& path, DiskStore& store,
-                                  const std::string& environment, const SigningKey& key) {
+                                  const std::string& environment, const SigningKey& key,
+                                  const Validity& validity) {
   Bundle bundle;
   bundle.environment = environment;
+  const Result<Validity> times = validity_to_sign(validity);
+  if (!times) {
+    return times.status();
+  }
+  bundle.validity = times.value();
   std::vector<Manifest> manifests;
-  Status status = store.for_each(false, [&manifests](const EntryInfo& entry) {
-    if (entry.manifest.kind != EntryKind::kFailed) {
+  Status status = store.for_each(false, [&](const EntryInfo& entry) {
+    if (entry.manifest.kind != EntryKind::kFailed && store.withdrawal(entry.manifest).empty()) {
       manifests.push_back(entry.manifest);
     }
   });
@@ -290,11 +309,11 @@ Result<BundleCounts> write_bundle(const std::filesystem::path& path, DiskStore& 
   }
   BundleCounts counts = counts_of(bundle);
   counts.bytes = file.size();
+  counts.digest = sha256(body.value());
   return counts;
 }
 
-Result<Bundle> read_bundle(const std::filesystem::path& path,
-                           const std::vector<PublicKey>& trusted) {
+Result<Bundle> read_bundle(const std::filesystem::path& path, const SigningRules& rules) {
   return guarded([&]() -> Result<Bundle> {
     // A pipe in its place is not waited for.
     const int flags = O_RDONLY | O_NONBLOCK | O_NOCTTY;
@@ -310,16 +329,16 @@ Result<Bundle> read_bundle(const std::filesystem::path& path,
     Bundle bundle;
     Signature signature;
     if (Status status =
-            read_head(file.get(), size.value(), path, trusted, &bundle.signer, &signature);
+            read_head(file.get(), size.value(), path, rules, &bundle.signer, &signature);
         !status) {
       return status;
     }
     const Result<std::string> body =
-        read_signed_body(file.get(), size.value(), path, bundle.signer, signature);
+        read_signed_body(file.get(), size.value(), path, bundle.signer, signature, &bundle.digest);
     if (!body) {
       return body.status();
     }
-    if (Status status = read_body(path, body.value(), &bundle); !status) {
+    if (Status status = read_body(path, body.value(), rules, &bundle); !status) {
       return status;
     }
     return bundle;
@@ -340,7 +359,8 @@ Result<BundleCounts> import_bundle(const Bundle& bundle, DiskStore& store) {
   }
   BundleCounts counts = counts_of(bundle);
   Status status;
-  for (const Manifest& manifest : bundle.manifests) {
+  for (const Manifest& signed_manifest : bundle.manifests) {
+    const Manifest manifest = with_origin(signed_manifest, bundle);
     if (const Result<Manifest> known = store.find(manifest.key);
         known && known.value().kind != EntryKind::kFailed) {
       ++counts.present;

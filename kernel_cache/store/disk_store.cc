@@ -18,6 +18,7 @@
 #include "kernel_cache/format/file_names.h"
 #include "kernel_cache/loading/elf_check.h"
 #include "kernel_cache/store/store_impl.h"
+#include "kernel_cache/store/withdrawal.h"
 
 namespace eagercache {
 namespace {
@@ -108,6 +109,9 @@ Result<Manifest> DiskStore::Impl::accept(const Result<FoundEntry>& found, const 
   if (manifest.kind == EntryKind::kFailed && !failure_stands(manifest, now)) {
     return Status(StatusCode::kNotFound, "the failure's time to retry has come");
   }
+  if (std::string why = withdrawal(manifest, /*tells=*/true); !why.empty()) {
+    return Status(StatusCode::kNotFound, std::move(why));
+  }
   if (now - found->last_used > kTouchSeconds && check_writable()) {
     // The modification time is the time of last use; nothing depends on it but eviction's order.
     const auto tree = local.handle();
@@ -138,6 +142,7 @@ Result<Manifest> DiskStore::Impl::find_in_tiers(const Digest& key) {
       tier->look_again();
       continue;
     }
+    if (!withdrawal(found->manifest, /*tells=*/true).empty()) continue;
     if (!check_writable()) return std::move(found->manifest);
     Result<Manifest> copied = copy_in(*tier, found->manifest);
     // A full disk does not make the tier's entry worse: it is used in place. A damaged one is
@@ -154,6 +159,17 @@ Result<Manifest> DiskStore::Impl::find(const Digest& key) {
   if (hit || tiers.empty()) return hit;
   Result<Manifest> elsewhere = find_in_tiers(key);
   return elsewhere ? std::move(elsewhere) : std::move(hit);
+}
+
+std::string DiskStore::Impl::withdrawal(const Manifest& manifest, bool tells) {
+  std::string why = withdrawal_of(manifest, options.revoked, files.now());
+  if (why.empty() || !tells || !options.on_withdrawn) return why;
+  const bool is_new = [&] {
+    const std::lock_guard lock(told_mutex_);
+    return told_.insert(why).second;
+  }();
+  if (is_new) options.on_withdrawn(why);
+  return why;
 }
 
 void DiskStore::Impl::put_aside_file(const std::string& name) {
@@ -302,6 +318,10 @@ Status DiskStore::for_each(bool all, const std::function<void(const EntryInfo&)>
   if (!entries) return entries.status();
   for (const EntryInfo& entry : entries.value()) visit(entry);
   return Status::ok();
+}
+
+std::string DiskStore::withdrawal(const Manifest& manifest) const {
+  return impl_->withdrawal(manifest, /*tells=*/false);
 }
 
 const std::filesystem::path& DiskStore::root() const { return impl_->local.root(); }

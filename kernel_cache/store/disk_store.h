@@ -12,6 +12,7 @@
 #include "kernel_cache/files/file_layer.h"
 #include "kernel_cache/files/file_lock.h"
 #include "kernel_cache/format/manifest.h"
+#include "kernel_cache/format/revocations.h"
 
 namespace eagercache {
 
@@ -32,6 +33,11 @@ struct StoreOptions {
   std::uint64_t max_entries = 1'000'000;
   // Entries unused for longer go at the next eviction.
   std::int64_t max_age_seconds = std::int64_t{180} * 24 * 3600;
+  // Entries that a bundle brought are misses where it, or the key that signed it, is revoked.
+  Revocations revoked;
+  // Learns why such an entry, or one that has expired, is not used: once for each reason, on the
+  // thread that looked for it. Must not throw or call the store.
+  std::function<void(const std::string&)> on_withdrawn;
   // The file system; nullptr means the real one. Must outlive the store. For fault injection.
   FileLayer* files = nullptr;
 };
@@ -75,7 +81,8 @@ class DiskStore {
 
   // The entry for `key`: kernel, decision or unexpired failure. kNotFound is a miss. A damaged
   // manifest is quarantined and reported as kNotFound after being counted. A retry time more than a
-  // day ahead counts as expired: some clock was wrong.
+  // day ahead counts as expired: some clock was wrong. Neither is an entry found whose bundle has
+  // expired or is revoked; the next one that is published for its key takes its place.
   Result<Manifest> find(const Digest& key);
 
   // Reads and verifies one object: owner, mode, type, size, SHA-256 of the whole file. On damage
@@ -129,6 +136,9 @@ class DiskStore {
   // Every intact entry of this environment (of all environments when `all`), order unspecified.
   // Changes nothing. Exceptions of `visit` pass through.
   Status for_each(bool all, const std::function<void(const EntryInfo&)>& visit);
+
+  // Why an entry of a bundle is not used any more (withdrawal.h); empty while it is.
+  std::string withdrawal(const Manifest& manifest) const;
 
   const std::filesystem::path& root() const;
   // Sixteen hex digits naming this environment's folder.

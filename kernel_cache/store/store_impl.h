@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,6 +52,9 @@ class DiskStore::Impl {
   Result<EvictionResult> evict_with(EvictionNeed need);
   Result<std::vector<EntryInfo>> entries(bool all) const;
 
+  // As DiskStore's; `tells` says it to the options' on_withdrawn.
+  std::string withdrawal(const Manifest& manifest, bool tells);
+
   const StoreOptions options;
   FileLayer& files;
   const std::uint64_t generation;
@@ -79,6 +84,9 @@ class DiskStore::Impl {
   Result<Manifest> commit_entry(const Manifest& manifest,
                                 const std::vector<PendingObject>& objects);
   Status commit_failure(const Manifest& manifest, const TemporaryFile& temporary);
+
+  std::mutex told_mutex_;
+  std::set<std::string> told_;  // guarded by told_mutex_
 };
 
 // Whether a failure still stands at `now`.

@@ -142,14 +142,16 @@ Status DiskStore::Impl::commit_object(const PendingObject& object) {
 }
 
 // An entry that forbids publishing another one of kind `wanted`, kNotFound when there is none, or
-// why that cannot be known. Damaged entries are moved aside.
+// why that cannot be known. Damaged entries and withdrawn ones are
+// moved aside.
 Result<Manifest> DiskStore::Impl::existing_entry(const Digest& key, EntryKind wanted) {
   Result<FoundEntry> found = local.find_kernel_or_decision(key);
-  if (found && local.has_objects(found->manifest) && !local.is_blocked(key)) {
+  const bool withdrawn = found && !withdrawal(found->manifest, /*tells=*/false).empty();
+  if (found && !withdrawn && local.has_objects(found->manifest) && !local.is_blocked(key)) {
     return std::move(found->manifest);
   }
   if (found || found.code() == StatusCode::kCorrupt) {
-    ++quarantined;
+    quarantined += withdrawn ? 0 : 1;
     (void)writer.quarantine(manifest_file(local.environment(), key)).is_ok();
   } else if (found.code() != StatusCode::kNotFound && found.code() != StatusCode::kIncompatible) {
     return found.status();

@@ -33,6 +33,7 @@ py::dict counts_dict(const BundleCounts& counts) {
   row["decisions"] = counts.decisions;
   row["present"] = counts.present;
   row["bytes"] = counts.bytes;
+  row["digest"] = counts.digest.hex();
   return row;
 }
 
@@ -43,23 +44,21 @@ void make_signing_key(const std::string& private_path, const std::string& public
 }
 
 py::dict write(const std::string& path, DiskStore& store, const std::string& environment,
-               const std::string& key) {
+               const std::string& key, std::int64_t expires, std::int64_t created) {
   const SigningKey signing = value_of(SigningKey::read(key));
   Result<BundleCounts> counts = [&] {
     const WithoutGil no_gil;
-    return write_bundle(path, store, environment, signing);
+    return write_bundle(path, store, environment, signing, {created, expires});
   }();
   return counts_dict(value_of(std::move(counts)));
 }
 
-std::unique_ptr<Bundle> read(const std::string& path, const std::vector<std::string>& trusted) {
-  std::vector<PublicKey> keys;
-  for (const std::string& key : trusted) {
-    keys.push_back(value_of(read_public_key(key)));
-  }
+std::unique_ptr<Bundle> read(const std::string& path, const std::vector<std::string>& trusted,
+                             const std::string& revoked) {
+  const SigningRules rules = signing_rules_of(trusted, revoked);
   Result<Bundle> bundle = [&] {
     const WithoutGil no_gil;
-    return read_bundle(path, keys);
+    return read_bundle(path, rules);
   }();
   return std::make_unique<Bundle>(value_of(std::move(bundle)));
 }
@@ -150,6 +149,11 @@ void bind_signed_entry(py::module_& module) {
 void bind_bundle(py::module_& module) {
   py::class_<Bundle>(module, "Bundle")
       .def_property_readonly("signer", [](const Bundle& bundle) { return bundle.signer.hex(); })
+      .def_property_readonly("digest", [](const Bundle& bundle) { return bundle.digest.hex(); })
+      .def_property_readonly("created",
+                             [](const Bundle& bundle) { return bundle.validity.created; })
+      .def_property_readonly("expires",
+                             [](const Bundle& bundle) { return bundle.validity.expires; })
       .def_readonly("environment", &Bundle::environment)
       .def_property_readonly("entries", [](const Bundle& bundle) {
         py::list rows;
@@ -165,8 +169,8 @@ void bind_bundle(py::module_& module) {
   module.def("public_key",
              [](const std::string& path) { return value_of(read_public_key(path)).hex(); });
   module.def("write_bundle", &write, py::arg("path"), py::arg("store"), py::arg("environment"),
-             py::arg("key"));
-  module.def("read_bundle", &read, py::arg("path"), py::arg("trusted"));
+             py::arg("key"), py::arg("expires") = 0, py::arg("created") = 0);
+  module.def("read_bundle", &read, py::arg("path"), py::arg("trusted"), py::arg("revoked") = "");
   module.def("import_bundle", &import, py::arg("bundle"), py::arg("store"));
   module.def("public_key_of_signer",
              [](const std::string& path) { return value_of(SigningKey::read(path)).public_key().hex(); });

@@ -59,14 +59,6 @@ py::object wrapped(at::Tensor tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
 }
 
-std::vector<PublicKey> keys_of(const std::vector<std::string>& paths) {
-  std::vector<PublicKey> keys;
-  for (const std::string& path : paths) {
-    keys.push_back(taken(read_public_key(path)));
-  }
-  return keys;
-}
-
 ArtifactConstant constant_of(const ConstantRow& row) {
   ArtifactConstant constant;
   int kind = 0;
@@ -107,8 +99,8 @@ std::unique_ptr<DeployedProgram> open_program(const std::string& path,
                                               const std::vector<std::string>& keys,
                                               const std::string& environment, bool copy,
                                               bool verify, bool allow_untrusted,
-                                              std::size_t runners) {
-  const std::vector<PublicKey> trusted = keys_of(keys);
+                                              std::size_t runners, const std::string& revoked) {
+  const SigningRules rules = signing_rules_of(keys, revoked);
   DeployedProgram::Options options;
   options.copy = copy;
   options.verify_weights = verify;
@@ -117,7 +109,7 @@ std::unique_ptr<DeployedProgram> open_program(const std::string& path,
   options.environment = environment;
   Result<std::unique_ptr<DeployedProgram>> opened = [&] {
     const WithoutGil no_gil;
-    return DeployedProgram::open(path, trusted, options);
+    return DeployedProgram::open(path, rules, options);
   }();
   return taken(std::move(opened));
 }
@@ -189,9 +181,11 @@ std::uint64_t write_artifact_file(const std::string& path, const std::string& en
                                   const std::map<std::string, std::string>& facts,
                                   const std::vector<std::string>& libraries,
                                   const std::vector<ConstantRow>& constants, const py::list& values,
-                                  const std::string& key) {
+                                  const std::string& key, std::int64_t expires,
+                                  std::int64_t created) {
   const SigningKey signing = taken(SigningKey::read(key));
   ArtifactContents contents;
+  contents.validity = {created, expires};
   contents.environment = environment;
   contents.cpu_features = cpu_features;
   contents.facts = facts;
@@ -224,11 +218,12 @@ std::uint64_t write_artifact_file(const std::string& path, const std::string& en
 }
 
 // What a header says, after the signature was checked; `verify` reads and compares everything.
-py::dict read_artifact(const std::string& path, const std::vector<std::string>& keys, bool verify) {
-  const std::vector<PublicKey> trusted = keys_of(keys);
+py::dict read_artifact(const std::string& path, const std::vector<std::string>& keys, bool verify,
+                       const std::string& revoked) {
+  const SigningRules rules = signing_rules_of(keys, revoked);
   auto opened = [&]() -> Result<std::shared_ptr<const ModuleArtifact>> {
     const WithoutGil no_gil;
-    auto artifact = ModuleArtifact::open(path, trusted);
+    auto artifact = ModuleArtifact::open(path, rules);
     if (artifact && verify) {
       if (Status status = artifact.value()->verify(); !status) return status;
     }
@@ -238,6 +233,9 @@ py::dict read_artifact(const std::string& path, const std::vector<std::string>& 
   const ArtifactHeader& header = artifact->header();
   py::dict row;
   row["signer"] = header.signer.hex();
+  row["digest"] = header.digest.hex();
+  row["created"] = header.validity.created;
+  row["expires"] = header.validity.expires;
   row["environment"] = header.environment;
   row["cpu_features"] = header.cpu_features;
   row["facts"] = header.facts;
@@ -254,7 +252,8 @@ void bind_deploy(py::module_& module) {
                   py::arg("values"), py::arg("libraries"), py::arg("runners") = 0)
       .def_static("open", &open_program, py::arg("path"), py::arg("keys"), py::arg("environment"),
                   py::arg("copy") = false, py::arg("verify") = false,
-                  py::arg("allow_untrusted") = false, py::arg("runners") = 0)
+                  py::arg("allow_untrusted") = false, py::arg("runners") = 0,
+                  py::arg("revoked") = "")
       .def("run", &run_program, py::arg("inputs"), py::arg("place") = 0)
       .def("update", &update_constants, py::arg("values"), py::arg("inactive"), py::arg("whole"),
            py::arg("keep"))
@@ -321,9 +320,9 @@ void bind_deploy(py::module_& module) {
       });
   module.def("write_module_artifact", &write_artifact_file, py::arg("path"), py::arg("environment"),
              py::arg("cpu_features"), py::arg("facts"), py::arg("libraries"), py::arg("constants"),
-             py::arg("values"), py::arg("key"));
+             py::arg("values"), py::arg("key"), py::arg("expires") = 0, py::arg("created") = 0);
   module.def("read_module_artifact", &read_artifact, py::arg("path"), py::arg("keys"),
-             py::arg("verify") = false);
+             py::arg("verify") = false, py::arg("revoked") = "");
   module.def("is_module_artifact",
              [](const std::string& path) { return is_module_artifact(path); });
 }

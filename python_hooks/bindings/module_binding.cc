@@ -19,6 +19,7 @@
 
 #include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/observe/verification.h"
+#include "dispatcher/plans/contract.h"
 #include "kernel_cache/loading/shared_library.h"
 #include "kernel_cache/store/disk_store.h"
 #include "python_hooks/bindings/module_shape_binding.h"
@@ -107,13 +108,14 @@ void require(const Status& status) {
   }
 }
 
-// The container of an entry. Should it kill the process, while it is loaded or first run, later
-// processes know (DiskStore::check_attempts).
+// The container of an entry, which must say that it was made for `contract`. Should it kill the
+// process, while it is loaded or first run, later processes know (DiskStore::check_attempts).
 ModelContainer* open_entry(const std::shared_ptr<DiskStore>& store, const std::string& digest,
-                           c10::Device device, std::size_t object = 0) {
+                           c10::Device device, std::size_t object, const std::string& contract) {
   const std::optional<Digest> key = Digest::from_hex(digest);
-  if (!key) {
-    throw std::invalid_argument("'" + digest + "' is not 64 hexadecimal digits");
+  const std::optional<Digest> wanted = Digest::from_hex(contract);
+  if (!key || !wanted) {
+    throw std::invalid_argument("'" + (key ? contract : digest) + "' is not 64 hexadecimal digits");
   }
   const Result<Manifest> manifest = store->find(*key);
   require(manifest.status());
@@ -131,6 +133,11 @@ ModelContainer* open_entry(const std::shared_ptr<DiskStore>& store, const std::s
     throw;
   }
   store->note_attempt(*key, false);
+  if (const Status status = check_contract(made_for(model->symbol(kMadeForSymbol)), *wanted);
+      !status) {
+    (void)store->quarantine(*key, status.message()).is_ok();
+    throw std::runtime_error(status.to_string());
+  }
   if (made) {
     model->watch_first_run([store, key = *key](bool begins) { store->note_attempt(key, begins); });
   }
@@ -141,10 +148,11 @@ ModelContainer* open_entry(const std::shared_ptr<DiskStore>& store, const std::s
 using Entry = std::pair<std::shared_ptr<DiskStore>, std::string>;
 using Source = std::variant<Entry, std::vector<std::string>>;
 
-ModelContainer* open_source(const Source& source, c10::Device device, std::size_t index) {
+ModelContainer* open_source(const Source& source, c10::Device device, std::size_t index,
+                            const std::vector<std::string>& contracts) {
   const WithoutGil no_gil;
   if (const auto* entry = std::get_if<Entry>(&source)) {
-    return open_entry(entry->first, entry->second, device, index);
+    return open_entry(entry->first, entry->second, device, index, contracts.at(index));
   }
   bool made = false;
   return open_container(std::get<std::vector<std::string>>(source).at(index), device, &made);
@@ -172,14 +180,14 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
                           const std::vector<std::vector<std::int64_t>>& output_strides,
                           const py::object& unflatten, const std::optional<py::dict>& plan,
                           bool differs_on_replicas, bool takes_objects, const Writes& writes,
-                          bool checks) {
+                          bool checks, const std::vector<std::string>& contracts) {
   auto kernel = std::make_unique<ModuleKernel>();
   kernel->device = c10::Device(device);
-  ModelContainer* model = kernel->model = open_source(source, kernel->device, 0);
+  ModelContainer* model = kernel->model = open_source(source, kernel->device, 0, contracts);
   std::unique_ptr<const ModuleTraining> training;
   std::size_t num_drawn = 0;
   if (plan.has_value()) {
-    ModelContainer* backward = open_source(source, kernel->device, 1);
+    ModelContainer* backward = open_source(source, kernel->device, 1, contracts);
     training = read_training_plan(*plan, model->num_inputs(), model->num_outputs(), backward);
     if (training->num_answers != output_strides.size()) {
       throw std::runtime_error("the training plan is for another number of outputs");
@@ -401,7 +409,8 @@ void bind_modules(py::module_& module) {
              py::arg("ranges"), py::arg("output_strides"), py::arg("unflatten"),
              py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
              py::arg("takes_objects") = false, py::arg("writes") = Writes(),
-             py::arg("checks") = false, py::return_value_policy::reference);
+             py::arg("checks") = false, py::arg("contracts") = std::vector<std::string>(),
+             py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

@@ -18,19 +18,23 @@ namespace py = pybind11;
 
 using Rows = std::vector<std::vector<std::int64_t>>;
 
-// (index of the header's word, sizes, dimensions from the innermost one: None when the tensor is
-// not dense, or is one before it, so that its sizes are no others) of each tensor of a form.
+// (index of the header's word, sizes, dimensions from the innermost one, kind) of each tensor of a
+// form and of each count, whose size is its value. The kind is "dense", "strided", "same" (as a
+// tensor before it, so that its sizes are no others) or "count"; only dense ones have an order.
 py::list form_tensors(const py::bytes& key) {
   const std::vector<Word> words = words_of(key);
   const std::span<const Word> all(words);
   py::list rows;
-  for (const TensorPlace& place : tensor_places(all)) {
+  for (const SizedPlace& place : sized_places(all)) {
     const auto sizes = all.subspan(place.word + 1, place.rank);
-    const auto order = dense_order(sizes, all.subspan(place.word + 1 + place.rank, place.rank));
+    std::vector<std::uint32_t> order;
+    const char* kind = place.is_count ? "count" : "same";
+    if (!place.is_count && !place.is_same) {
+      order = dense_order(sizes, all.subspan(place.word + 1 + place.rank, place.rank));
+      kind = order.size() == place.rank ? "dense" : "strided";
+    }
     rows.append(py::make_tuple(place.word, std::vector<std::int64_t>(sizes.begin(), sizes.end()),
-                               order.size() == place.rank && !place.is_same
-                                   ? py::object(py::cast(order))
-                                   : py::object(py::none())));
+                               order, kind));
   }
   return rows;
 }

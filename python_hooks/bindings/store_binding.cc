@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "dispatcher/base/log.h"
 #include "kernel_cache/store/disk_store.h"
 #include "python_hooks/bindings/without_gil.h"
 
@@ -99,11 +100,25 @@ Manifest manifest_from_dict(const py::dict& source) {
   return manifest;
 }
 
+// Of the list in a file; nothing is revoked without one.
+Revocations revocations_of(const std::string& path) {
+  if (path.empty()) {
+    return {};
+  }
+  Result<Revocations> revoked = Revocations::read(path);
+  if (!revoked) {
+    throw StoreFailure(revoked.status());
+  }
+  return std::move(revoked).value();
+}
+
 std::shared_ptr<DiskStore> open_store(const std::string& root, const std::string& environment,
                                       bool read_only, const std::vector<std::string>& tiers,
                                       bool allow_untrusted, std::uint64_t max_bytes,
-                                      std::uint64_t max_entries) {
+                                      std::uint64_t max_entries, const std::string& revoked) {
   StoreOptions options;
+  options.revoked = revocations_of(revoked);
+  options.on_withdrawn = [](const std::string& why) { warn_once("withdrawn:" + why, why); };
   options.root = root;
   options.environment = environment;
   options.read_only = read_only;
@@ -251,6 +266,19 @@ void throw_store_error(const Status& status) { throw StoreFailure(status); }
 
 py::dict manifest_dict(const Manifest& manifest) { return manifest_to_dict(manifest); }
 
+SigningRules signing_rules_of(const std::vector<std::string>& keys, const std::string& revoked) {
+  SigningRules rules;
+  rules.revoked = revocations_of(revoked);
+  for (const std::string& path : keys) {
+    const Result<PublicKey> key = read_public_key(path);
+    if (!key) {
+      throw StoreFailure(key.status());
+    }
+    rules.trusted.push_back(key.value());
+  }
+  return rules;
+}
+
 void bind_store(py::module_& module) {
   store_error_type = PyErr_NewException("eagercache._C.StoreError", PyExc_RuntimeError, nullptr);
   module.attr("StoreError") = py::handle(store_error_type);
@@ -266,6 +294,9 @@ void bind_store(py::module_& module) {
     }
   });
 
+  module.def(
+      "check_revocations", [](const std::string& path) { (void)revocations_of(path); },
+      py::arg("path"));
   py::class_<StoreLock>(module, "StoreLock").def("release", [](StoreLock& self) {
     self.lock.reset();
   });
@@ -274,7 +305,13 @@ void bind_store(py::module_& module) {
       .def(py::init(&open_store), py::arg("root"), py::arg("environment"), py::kw_only(),
            py::arg("read_only") = false, py::arg("tiers") = std::vector<std::string>{},
            py::arg("allow_untrusted") = false, py::arg("max_bytes") = StoreOptions{}.max_bytes,
-           py::arg("max_entries") = StoreOptions{}.max_entries)
+           py::arg("max_entries") = StoreOptions{}.max_entries, py::arg("revoked") = "")
+      .def(
+          "withdrawal",
+          [](const DiskStore& store, const py::dict& entry) {
+            return store.withdrawal(manifest_from_dict(entry));
+          },
+          py::arg("entry"))
       .def("find", &find, py::arg("digest"))
       .def("publish", &publish, py::arg("manifest"),
            py::arg("sources") = std::vector<std::pair<std::string, std::string>>{})

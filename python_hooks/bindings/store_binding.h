@@ -2,8 +2,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+#include <vector>
+
 #include "kernel_cache/base/status.h"
 #include "kernel_cache/format/manifest.h"
+#include "kernel_cache/format/signing_rules.h"
 
 namespace eagercache {
 
@@ -12,6 +16,10 @@ namespace eagercache {
 
 // A manifest as Python sees it.
 pybind11::dict manifest_dict(const Manifest& manifest);
+
+// Rules that trust the public keys in these files and heed the list of what is revoked; "": nothing
+// is. Raises StoreError.
+SigningRules signing_rules_of(const std::vector<std::string>& keys, const std::string& revoked);
 
 // Adds Store, StoreError and StoreLock to the module.
 void bind_store(pybind11::module_& module);

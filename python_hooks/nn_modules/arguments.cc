@@ -26,6 +26,7 @@ constexpr c10::DispatchKeySet kPlainKeys = c10::DispatchKeySet(
 constexpr std::int64_t kMaxNumel = std::numeric_limits<std::int32_t>::max();
 constexpr int kMaxDepth = 8;
 constexpr std::size_t kMaxWords = 16384;
+constexpr long long kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 PyObject* parameter_type = nullptr;
 
@@ -49,6 +50,7 @@ enum class Tag : std::uint8_t {
   kDevice,      // type and index in the header
   kClass,       // its name follows
   kSame,        // after a tensor: which one of those before it is
+  kCount,       // an integer of an object, 0 and above: one word
 };
 
 constexpr Word header(Tag tag, Word payload = 0) noexcept {
@@ -147,13 +149,17 @@ class Reader {
  private:
   void put(Word word) { form_.words.push_back(word); }
 
-  ModuleAside integer(PyObject* object) {
+  ModuleAside integer(PyObject* object, bool is_key = false) {
     int overflow = 0;
     const long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
     if (overflow != 0) {
       return ModuleAside::kArgument;
     }
-    put(header(Tag::kInt));
+    const bool counts = inside_ && !is_key && number >= 0 && number <= kMaxCount;
+    if (counts) {
+      form_.counts.push_back(number);
+    }
+    put(header(counts ? Tag::kCount : Tag::kInt));
     put(static_cast<Word>(number));
     return ModuleAside::kNone;
   }
@@ -237,7 +243,7 @@ class Reader {
       if (PyUnicode_CheckExact(key)) {
         reason = text(Tag::kString, key);
       } else if (inside_ && PyLong_CheckExact(key)) {
-        reason = integer(key);
+        reason = integer(key, /*is_key=*/true);
       }
       if (reason == ModuleAside::kNone) {
         reason = value(item, depth + 1);
@@ -302,8 +308,8 @@ std::size_t words_of_text(Word head) noexcept {
 
 }  // namespace
 
-std::vector<TensorPlace> tensor_places(std::span<const Word> words) {
-  std::vector<TensorPlace> places;
+std::vector<SizedPlace> sized_places(std::span<const Word> words) {
+  std::vector<SizedPlace> places;
   std::size_t at = 0;
   while (at < words.size()) {
     switch (static_cast<Tag>(words[at] & 0xFF)) {
@@ -334,12 +340,14 @@ std::vector<TensorPlace> tensor_places(std::span<const Word> words) {
       case Tag::kClass:
         at += 1 + words_of_text(words[at]);
         break;
-      case Tag::kTensor: {
-        const auto rank = static_cast<std::size_t>((words[at] >> 32) & 0xFFFF);
-        places.push_back({at, rank});
-        at += 1 + 2 * rank;
+      case Tag::kTensor:
+        places.push_back({at, static_cast<std::size_t>((words[at] >> 32) & 0xFFFF)});
+        at = places.back().end();
         break;
-      }
+      case Tag::kCount:
+        places.push_back({.word = at, .rank = 1, .is_count = true});
+        at = places.back().end();
+        break;
       case Tag::kEnd:
         return places;
       default:

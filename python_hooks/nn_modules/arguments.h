@@ -56,11 +56,18 @@ const at::Tensor* exact_tensor(PyObject* object) noexcept;
 // torch.nn.Parameter; called once, before the first exact_tensor. Keeps a reference for ever.
 void set_parameter_type(PyObject* type) noexcept;
 
+// A kernel with symbolic sizes may take an integer that an object holds (how many tokens a cache
+// has seen) as it takes a size: as that of a tensor of so many more rows without elements, since
+// Inductor has no other inputs, and takes sizes of 0 and 1 for what they are.
+inline constexpr std::int64_t kCountOffset = 2;
+
 // What one walk over a call's arguments gives. Positional arguments first, then keyword arguments
 // in the order given; containers depth first: the order in which the Python side walks too.
 struct ModuleCallForm {
   c10::SmallVector<Word, 128> words;
   c10::SmallVector<const at::Tensor*, 16> tensors;  // owned by the arguments
+  c10::SmallVector<std::int64_t, 32> counts;        // such integers, 0 and above
+  c10::SmallVector<at::Tensor, 4> count_tensors;    // for those that the call's kernel takes
   c10::SmallVector<PyObject*, 32> objects;          // instances of classes; likewise
   std::optional<c10::Device> device;                // of the tensors, which all have the same
   bool requires_grad = false;
@@ -79,15 +86,18 @@ pybind11::object without_tensors(const pybind11::handle& value,
                                  std::span<const std::size_t> dropped, std::size_t* next);
 
 // Where one tensor stands in the words of a form: the index of its header, which its sizes and then
-// its strides follow, `rank` words each.
-struct TensorPlace {
+// its strides follow, `rank` words each. Or a count, whose one word has no strides.
+struct SizedPlace {
   std::size_t word = 0;
   std::size_t rank = 0;
   bool is_same = false;  // as a tensor before it
+  bool is_count = false;
+
+  std::size_t end() const noexcept { return word + 1 + (is_count ? 1 : 2 * rank); }
 };
 
-// The tensors among the words that read_arguments wrote, in their order, whatever comes after them.
-// Empty when the words are no such ones.
-std::vector<TensorPlace> tensor_places(std::span<const Word> words);
+// The tensors and counts among the words that read_arguments wrote, in their order, whatever comes
+// after them. Empty when the words are no such ones.
+std::vector<SizedPlace> sized_places(std::span<const Word> words);
 
 }  // namespace eagercache

@@ -423,6 +423,19 @@ bool is_reached_twice(const ModuleRecord& record, const ModuleCallForm& form) no
 }
 
 // `strides` are those of the outputs: the kernel's own, or what its class says for the call.
+// Makes the tensors that stand for the counts which the kernel takes.
+void take_counts(const ModuleKernel& kernel, c10::Device device, ModuleCallForm& form) {
+  form.count_tensors.resize(form.counts.size());
+  const std::size_t tensors = form.tensors.size();
+  for (const ModuleKernel::Input& input : kernel.inputs) {
+    if (!input.from_module && input.index >= tensors) {
+      const std::size_t index = input.index - tensors;
+      form.count_tensors[index] =
+          at::empty({form.counts[index] + kCountOffset, 0}, at::TensorOptions().device(device));
+    }
+  }
+}
+
 PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
                            const ModuleShapeClass::Strides& strides, const Call& call,
                            const ModuleCallForm& form) {
@@ -566,6 +579,10 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const Call& cal
   const ModuleShapeClass* shape_class =
       record.find_class({form.words.data(), form.words.size()}, strides, &chosen);
   if (shape_class != nullptr && chosen) {
+    if (!form.counts.empty()) {
+      const InsideGuard inside;
+      take_counts(*shape_class->kernel(), device, form);
+    }
     return answer_by_kernel(record, *shape_class->kernel(), strides, call, form);
   }
   if (is_capturing(device)) {

@@ -31,41 +31,54 @@ ModuleShapeClass::ModuleShapeClass(std::span<const Word> words,
                                    const std::vector<std::vector<std::int64_t>>& sizes,
                                    ModuleKernel* kernel, Choice choice)
     : words_(words.begin(), words.end()), kernel_(kernel), choice_(std::move(choice)) {
-  const std::vector<TensorPlace> places = tensor_places(words);
+  const std::vector<SizedPlace> places = sized_places(words);
   if (kernel == nullptr || kernel->shape == nullptr || places.empty() ||
       places.size() != sizes.size() || choice_.empty() ||
       !std::is_sorted(choice_.begin(), choice_.end())) {
     throw std::invalid_argument("no class of calls");
   }
   for (std::size_t i = 0; i < places.size(); ++i) {
-    const TensorPlace& place = places[i];
+    const SizedPlace& place = places[i];
     if (sizes[i].size() != place.rank) {
       throw std::invalid_argument("a tensor of another rank");
     }
-    Tensor tensor{place.word, sizes[i], {}};
-    tensor.innermost = dense_order(words.subspan(place.word + 1, place.rank),
-                                   words.subspan(place.word + 1 + place.rank, place.rank));
-    if (tensor.innermost.size() != place.rank) {
-      throw std::invalid_argument("a tensor that is not dense");
+    Sized sized{place, sizes[i], {}, {}};
+    const bool is_open = std::ranges::find(sizes[i], kOpen) != sizes[i].end();
+    if (!place.is_count) {
+      const auto strides = words.subspan(place.word + 1 + place.rank, place.rank);
+      sized.innermost = dense_order(words.subspan(place.word + 1, place.rank), strides);
+      if (sized.innermost.size() != place.rank) {
+        if (is_open || place.is_same) {
+          throw std::invalid_argument("a tensor that is not dense");
+        }
+        sized.strides.assign(strides.begin(), strides.end());
+      }
     }
     num_open_ += static_cast<std::size_t>(std::count(sizes[i].begin(), sizes[i].end(), kOpen));
-    tensors_.push_back(std::move(tensor));
+    sized_.push_back(std::move(sized));
   }
   for (const std::vector<std::int64_t>& row : kernel->output_strides) {
     num_strides_ += row.size();
+  }
+  for (const ModuleKernel::Input& input : kernel->inputs) {
+    if (!input.from_module && input.index >= places.size()) {
+      throw std::invalid_argument("the kernel asks for a tensor that no such call has");
+    }
   }
   if (num_open_ == 0) {
     throw std::invalid_argument("a class of calls without an open size");
   }
 }
 
-bool ModuleShapeClass::is_dense(const Tensor& tensor, std::span<const Word> words,
-                                std::int64_t* elements) const noexcept {
-  const std::size_t rank = tensor.sizes.size();
-  const Word* const sizes = words.data() + tensor.word + 1;
-  const Word* const strides = sizes + rank;
+bool ModuleShapeClass::is_laid_out(const Sized& sized, std::span<const Word> words,
+                                   std::int64_t* elements) const noexcept {
+  const Word* const sizes = words.data() + sized.place.word + 1;
+  const Word* const strides = sizes + sized.place.rank;
+  if (!sized.strides.empty()) {
+    return std::equal(sized.strides.begin(), sized.strides.end(), strides);
+  }
   Word expected = 1;
-  for (const std::uint32_t dimension : tensor.innermost) {
+  for (const std::uint32_t dimension : sized.innermost) {
     if (strides[dimension] != expected) {
       return false;
     }
@@ -83,32 +96,34 @@ ModuleShapeClass::Answer ModuleShapeClass::admits(std::span<const Word> words,
   c10::SmallVector<std::int64_t, 16> open;
   std::int64_t largest = 0;
   std::size_t at = 0;
-  for (const Tensor& tensor : tensors_) {
-    const std::size_t rank = tensor.sizes.size();
+  for (const Sized& sized : sized_) {
+    const SizedPlace& place = sized.place;
     // The tensor's header too: its dtype, rank and alignment.
     if (!std::equal(words.begin() + static_cast<std::ptrdiff_t>(at),
-                    words.begin() + static_cast<std::ptrdiff_t>(tensor.word + 1),
+                    words.begin() + static_cast<std::ptrdiff_t>(place.word + 1),
                     words_.begin() + static_cast<std::ptrdiff_t>(at))) {
       return Answer::kForeign;
     }
     const std::size_t before = open.size();
-    for (std::size_t dimension = 0; dimension < rank; ++dimension) {
-      const auto size = static_cast<std::int64_t>(words[tensor.word + 1 + dimension]);
-      if (tensor.sizes[dimension] == kOpen ? size < 2 : size != tensor.sizes[dimension]) {
+    for (std::size_t dimension = 0; dimension < place.rank; ++dimension) {
+      const std::int64_t offset = place.is_count ? kCountOffset : 0;
+      const std::int64_t given = sized.sizes[dimension];
+      const auto size = static_cast<std::int64_t>(words[place.word + 1 + dimension]);
+      if (given == kOpen ? size + offset < 2 : size != given) {
         return Answer::kForeign;
       }
-      if (tensor.sizes[dimension] == kOpen) {
-        open.push_back(size);
+      if (given == kOpen) {
+        open.push_back(size + offset);
       }
     }
     std::int64_t elements = 0;
-    if (!is_dense(tensor, words, &elements)) {
+    if (!place.is_count && !is_laid_out(sized, words, &elements)) {
       return Answer::kForeign;
     }
     if (open.size() != before) {
       largest = std::max(largest, elements);
     }
-    at = tensor.word + 1 + 2 * rank;
+    at = place.end();
   }
   if (!std::equal(words.begin() + static_cast<std::ptrdiff_t>(at), words.end(),
                   words_.begin() + static_cast<std::ptrdiff_t>(at))) {

@@ -17,8 +17,9 @@ namespace eagercache {
 struct ModuleKernel;
 
 // Forms of call that one kernel answers: they differ in some sizes of tensors, which are at least
-// 2, and in the strides that follow from those; each tensor is dense in one order of its
-// dimensions. Immutable; needs the GIL only where the kernel does.
+// 2, in the strides that follow from those, and in some integers that objects hold; each tensor is
+// dense in one order of its dimensions, or always has the same sizes and strides. Immutable; needs
+// the GIL only where the kernel does.
 class ModuleShapeClass {
  public:
   enum class Answer {
@@ -33,8 +34,8 @@ class ModuleShapeClass {
   static constexpr std::int64_t kOpen = -1;
 
   // `words`: one form of the class, but for the values of sizes that are not open: those are in
-  // `sizes`, a row for each tensor, kOpen where open. Throws std::invalid_argument when that does
-  // not fit together.
+  // `sizes`, a row for each tensor and count, kOpen where open. Throws std::invalid_argument when
+  // that does not fit together.
   ModuleShapeClass(std::span<const Word> words, const std::vector<std::vector<std::int64_t>>& sizes,
                    ModuleKernel* kernel, Choice choice);
 
@@ -43,18 +44,19 @@ class ModuleShapeClass {
   Answer admits(std::span<const Word> words, Strides& strides) const;
 
  private:
-  struct Tensor {
-    std::size_t word = 0;                  // of its header
-    std::vector<std::int64_t> sizes;       // kOpen where open
+  struct Sized {
+    SizedPlace place;
+    std::vector<std::int64_t> sizes;       // kOpen where open; the value of a count
     std::vector<std::uint32_t> innermost;  // dimensions, the one with the smallest stride first
+    std::vector<Word> strides;             // of a tensor that is not dense
   };
 
-  bool is_dense(const Tensor& tensor, std::span<const Word> words,
-                std::int64_t* elements) const noexcept;
+  bool is_laid_out(const Sized& sized, std::span<const Word> words,
+                   std::int64_t* elements) const noexcept;
   bool is_chosen(std::int64_t elements) const noexcept;
 
   std::vector<Word> words_;
-  std::vector<Tensor> tensors_;
+  std::vector<Sized> sized_;
   std::size_t num_open_ = 0;
   std::size_t num_strides_ = 0;
   ModuleKernel* kernel_;

@@ -11,10 +11,15 @@
 
 namespace eagercache {
 
-// Where an input of a kernel is in a call.
+// Where an input of a kernel is in a call: counts come behind the tensors (take_counts).
 inline const at::Tensor& input_of(const ModuleKernel::Input& input, const ModuleGuard& guard,
                                   const ModuleCallForm& form) noexcept {
-  return input.from_module ? guard.tensor(input.index) : *form.tensors[input.index];
+  if (input.from_module) {
+    return guard.tensor(input.index);
+  }
+  const std::size_t tensors = form.tensors.size();
+  return input.index < tensors ? *form.tensors[input.index]
+                               : form.count_tensors[input.index - tensors];
 }
 
 // Whether the kernel may write: what it writes into is of no other input, so that it may be written

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import manifests.__main__ as manifests
+
 from attack.arena import VICTIM, Arena, Ran, Row
 
 # argv: how many, the seed. Each edit is read, and is refused by an error of our own type.
@@ -82,7 +84,7 @@ data = whole.read_bytes()
 head = data.index(b"\\n") + 1
 path = folder / "edited.bundle"
 def signed(body):
-    (folder / "digest").write_bytes(b"eagercache-bundle-v1" + hashlib.sha256(body).digest())
+    (folder / "digest").write_bytes(b"eagercache-bundle-v2" + hashlib.sha256(body).digest())
     subprocess.run(["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", folder / "key.pem", "-in",
                     folder / "digest", "-out", folder / "signature"], check=True)
     return data[:head + 32] + (folder / "signature").read_bytes() + body
@@ -107,7 +109,7 @@ head = data.index(b"\\n") + 1
 size = struct.unpack_from("<Q", data, head + 96)[0]
 path = folder / "edited"
 def signed(body):
-    (folder / "digest").write_bytes(b"eagercache-module-v1" + hashlib.sha256(body).digest())
+    (folder / "digest").write_bytes(b"eagercache-module-v2" + hashlib.sha256(body).digest())
     subprocess.run(["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", folder / "key.pem", "-in",
                     folder / "digest", "-out", folder / "signature"], check=True)
     text = struct.pack("<Q", len(body)) + body
@@ -160,6 +162,23 @@ def artifacts(arena: Arena) -> Row:
     if arena.quick:
         return Row("edited artifacts, half signed anew", note="not in the quick form")
     return _edits(arena, "edited artifacts, half signed anew", _ARTIFACTS, 3, 1000)
+
+
+def edited_manifests(arena: Arena) -> Row:
+    """With right digests, in the place of entries of every form, which are then used."""
+    row = Row("edited manifests, right digests")
+    folder = arena.new_folder()
+    manifests.fill(folder / "store")
+    row.tried = 300 if arena.quick else 10_000
+    for first in range(0, row.tried, manifests.BATCH):
+        count = min(manifests.BATCH, row.tried - first)
+        seed = arena.random.randrange(1 << 30)
+        counts, findings = manifests.try_batch(folder / "store", folder, seed, count)
+        died = counts.get("died", 0)
+        row.died += died
+        row.wrong += len(findings) - died
+        row.note = row.note or "".join(findings[:1])[:110]
+    return row
 
 
 # What a settings variable holds: one warning, or one line, and the answers are native's at worst.
@@ -215,4 +234,4 @@ def _run_with(arena: Arena, store: Path, changed: dict[str, str]) -> Ran:
     return arena.fork(body + VICTIM, store, "native", "2")
 
 
-SCENES = (traces, bundles, artifacts, settings)
+SCENES = (traces, bundles, artifacts, edited_manifests, settings)

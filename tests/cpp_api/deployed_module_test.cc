@@ -184,6 +184,22 @@ TEST_F(DeployedModuleTest, WhatCannotBeUsedIsRefused) {
   EXPECT_TRUE(check) << check.reason;
   EXPECT_EQ(check.bytes, std::filesystem::file_size(kFolder / "module"));
   EXPECT_EQ(check.signer.size(), 64U);
+  EXPECT_GT(check.created, 0);
+  EXPECT_EQ(check.expires, 0);
+
+  const std::filesystem::path list = directory.path() / "revoked";
+  options_.trusted_keys = {kFolder / "own.pub"};
+  for (const std::string& id : {check.signer, check.digest}) {
+    std::ofstream(list) << id << " lost\n";
+    options_.revoked = list;
+    expect_refused(DeployedModule::load(kFolder / "module", options_), "refused", "is revoked");
+    options_.revoked.clear();
+    ::setenv("EAGERCACHE_REVOKED", list.c_str(), 1);
+    refused(kFolder / "module", "refused", "is revoked");
+    ::unsetenv("EAGERCACHE_REVOKED");
+  }
+  options_.revoked = directory.path() / "nothing";
+  expect_refused(DeployedModule::load(kFolder / "module", options_), "refused", "cannot be read");
 }
 
 TEST_F(DeployedModuleTest, NoModuleAnswersNothing) {

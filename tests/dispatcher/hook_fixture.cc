@@ -5,8 +5,12 @@
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <utility>
+
+#include "dispatcher/plans/contract.h"
 
 namespace eagercache {
 namespace {
@@ -237,6 +241,23 @@ std::shared_ptr<DiskStore> HookTest::use_store() {
   const std::shared_ptr<DiskStore> store = std::move(opened).value();
   runtime().set_store(store);
   return store;
+}
+
+std::filesystem::path HookTest::object_made_for(const Manifest& manifest,
+                                                const std::filesystem::path& object,
+                                                const std::filesystem::path& target) {
+  std::ifstream file(object, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const KernelForm form{manifest.fact("form"), manifest.fact("launch_plan"),
+                        manifest.fact("output_strides")};
+  const std::string contract = contract_of(manifest.key, form, manifest.cpu_features).hex();
+  const std::size_t place = bytes.find(std::string(contract.size(), '0') + "\n");
+  if (place == std::string::npos) {
+    throw std::runtime_error(object.string() + " has no room for a contract");
+  }
+  bytes.replace(place, contract.size(), contract);
+  std::ofstream(target, std::ios::binary) << bytes;
+  return target;
 }
 
 }  // namespace eagercache

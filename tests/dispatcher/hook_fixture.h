@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -105,6 +106,11 @@ class HookTest : public testing::Test {
   std::shared_ptr<FakeHandler> use_handler(FakeHandler::Action action = {});
   // An empty store in a directory of its own.
   std::shared_ptr<DiskStore> use_store();
+
+  // A copy of a test's object, at `target`, that says it was made for the entry as it is.
+  static std::filesystem::path object_made_for(const Manifest& manifest,
+                                               const std::filesystem::path& object,
+                                               const std::filesystem::path& target);
 
  private:
   TemporaryDirectory directory_;

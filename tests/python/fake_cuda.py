@@ -165,7 +165,7 @@ def _contain_call(tools: Any, folder: Path) -> dict[str, Any]:
     try:
         cuda_compile.lower(call, returns)
     except cuda_compile.PlanUnknown as unknown:
-        made = cuda_compile.contain(call, returns, None, tools, folder, unknown)
+        made = cuda_compile.contain(call, returns, None, tools, folder, unknown, "0" * 64)
     return {"path": str(made.container), "why": made.why_container, "text": vars(made.text)}
 
 

@@ -115,6 +115,23 @@ class Reader(nn.Module):
         cache.layers[0].calls += 1
         return y * cache.layers[0].calls
 
+    def count_on(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """Another program from a number on, which is anything before and after."""
+        layer = cache.layers[0]
+        layer.calls += y.size(1)
+        cache.layers[1].calls = 2 * layer.calls + cache.layers[1].calls
+        return y * layer.calls if layer.calls < 9 else (y - layer.calls).relu()
+
+    def slide(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """Keeps the last keys, as a part of what it made of all of them, and counts them all."""
+        total = torch.zeros_like(y)
+        for layer in cache.layers:
+            positions = torch.arange(layer.calls, layer.calls + y.size(1))
+            keys = layer.update(y + positions[None, :, None] / 64)
+            layer.keys, layer.calls = keys[:, -4:], layer.calls + y.size(1)
+            total = total + keys.sum(dim=1, keepdim=True)
+        return y * total.sigmoid()
+
     def mode(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
         """Branches on plain values of an object."""
         y = y.relu() if cache.mode == "keep" else y.sigmoid()
@@ -218,9 +235,25 @@ def _changed(change: Callable[[Cache], None]) -> Callable[[], Any]:
     return make
 
 
+def _counted(calls: int) -> Callable[[], Any]:
+    return _changed(lambda cache: setattr(cache.layers[0], "calls", calls))
+
+
+def _slid(calls: int) -> Callable[[], Any]:
+    def change(cache: Cache) -> None:
+        for layer in cache.layers:
+            layer.keys, layer.calls = layer.update(tokens(2))[:, -4:], calls
+
+    return _changed(change)
+
+
 def _same_box() -> Any:
     box = Box(value=torch.ones(1, 2, 8))
     return (tokens(2), box), {"other": box}
+
+
+def _boxes(*values: Any) -> Calls:
+    return [lambda v=v: ((tokens(2), Box(value=v)), {}) for v in values]  # type: ignore[misc]
 
 
 def _modes() -> Calls:
@@ -243,6 +276,9 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
     "grow by keyword": (Reader.grow, [lambda: ((tokens(1),), {"box": Cache(5)})], 1),
     "start": (Reader.grow, [_changed(lambda c: setattr(c.layers[1], "keys", None))], 1),
     "count": (Reader.count, [lambda: ((tokens(2), Cache(3)), {})], 1),
+    "count on": (Reader.count_on, [_counted(n) for n in range(16)], 40),
+    "slide": (Reader.slide, [_slid(n) for n in range(3, 15)], 30),
+    "below zero": (Reader.attribute, _boxes(-3, -2, -1), 3),
     "mode": (Reader.mode, _modes(), 5),
     "append": (Reader.append, [lambda: ((tokens(2), Cache(3)), {})], 0),
     "append in a tuple": (
@@ -270,7 +306,7 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
     "getattr": (Reader.attribute, [lambda: ((tokens(2), Guarded()), {})], 0),
     "other kinds of values": (
         Reader.attribute,
-        [lambda v=v: ((tokens(2), Box(value=v)), {}) for v in (2.0, 3, True, torch.ones(8))],  # type: ignore[misc]
+        _boxes(2.0, 3, True, torch.ones(8)),
         4,
     ),
     "a value that is no plain one": (

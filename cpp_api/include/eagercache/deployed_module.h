@@ -34,6 +34,9 @@ class DeployedProgram;  // ours
 struct LoadOptions {
   // Ed25519 public keys (PEM), one of which must have signed the artifact.
   std::vector<std::filesystem::path> trusted_keys;
+  // A list of keys and artifacts that are not to be used any more, one a line (64 hexadecimal
+  // digits); EAGERCACHE_REVOKED when empty. A list that cannot be read refuses everything.
+  std::filesystem::path revoked;
   // Map the weights: they cost no time now and no memory of this process alone, and all processes
   // that map the file share its pages. The file must belong to root or this user and be writable by
   // nobody else (EAGERCACHE_ALLOW_UNTRUSTED=1 admits it), and must not be written while it is used;
@@ -164,13 +167,17 @@ struct DeployedModule::Loaded : DeployStatus {
 };
 
 struct ArtifactCheck : DeployStatus {
-  std::string signer;
+  std::string signer;        // the key's id: 64 hexadecimal digits
+  std::string digest;        // the artifact's, by which it can be revoked
+  std::int64_t created = 0;  // seconds since 1970
+  std::int64_t expires = 0;  // likewise; 0: never
   std::uint64_t bytes = 0;
 };
 
 // Reads and checks all of an artifact, every weight too, and that its code can run in this process.
-// Loads and runs nothing of it.
+// Loads and runs nothing of it. `revoked` as in LoadOptions.
 EAGERCACHE_API ArtifactCheck check_artifact(const std::filesystem::path& artifact,
-                                            const std::vector<std::filesystem::path>& trusted_keys);
+                                            const std::vector<std::filesystem::path>& trusted_keys,
+                                            const std::filesystem::path& revoked = {});
 
 }  // namespace eagercache

@@ -26,8 +26,8 @@
 namespace eagercache {
 
 // Of the environment variables that the documentation lists, these are heard: EAGERCACHE_DISABLE,
-// _DIR, _SKIP, _CHOOSE, _NUMERICS, _MAX_BYTES, _TIERS, _ALLOW_UNTRUSTED, _LOG and _VERIFY. A
-// malformed one is said on standard error and ignored.
+// _DIR, _SKIP, _CHOOSE, _NUMERICS, _MAX_BYTES, _TIERS, _ALLOW_UNTRUSTED, _REVOKED, _LOG and
+// _VERIFY. A malformed one is said on standard error and ignored.
 struct EnableOptions {
   // The folder of kernels and decisions, as Python's enable(cache_dir=...) takes it; EAGERCACHE_DIR
   // when empty. Must belong to the user and be writable by nobody else. Made when a bundle is
@@ -41,6 +41,11 @@ struct EnableOptions {
   std::filesystem::path bundle;
   // Ed25519 public keys (PEM), one of which must have signed the bundle.
   std::vector<std::filesystem::path> trusted_keys;
+  // A list of keys and bundles that are not to be used any more, one a line (64 hexadecimal
+  // digits); EAGERCACHE_REVOKED when empty. A list that cannot be read refuses everything. Kernels
+  // that a revoked bundle or one that has expired brought into the store are not used either: one
+  // warning says so.
+  std::filesystem::path revoked;
   // Operators to hook: "aten::var.correction", or "aten::var" for all of its overloads. Empty:
   // those of which the store itself has a kernel; what EAGERCACHE_TIERS have is not listed for it.
   std::vector<std::string> operators;
@@ -132,18 +137,23 @@ EAGERCACHE_API void shut_down() noexcept;
 
 struct BundleCheck {
   bool usable = false;
-  std::string reason;  // why not, in one line
-  std::string code;    // as EnableResult's
-  std::string signer;  // once the signature was checked
+  std::string reason;        // why not, in one line
+  std::string code;          // as EnableResult's
+  std::string signer;        // the key's id: 64 hexadecimal digits
+  std::string digest;        // the bundle's, by which it can be revoked
+  std::int64_t created = 0;  // seconds since 1970
+  std::int64_t expires = 0;  // likewise; 0: never
   std::uint64_t kernels = 0;
   std::uint64_t decisions = 0;
 
   explicit operator bool() const noexcept { return usable; }
 };
 
-// Checks all of a bundle, and that its kernels can run in this process; writes nothing.
+// Checks all of a bundle, and that its kernels can run in this process; writes nothing. `revoked`
+// as in EnableOptions.
 EAGERCACHE_API BundleCheck check_bundle(const std::filesystem::path& bundle,
-                                        const std::vector<std::filesystem::path>& trusted_keys);
+                                        const std::vector<std::filesystem::path>& trusted_keys,
+                                        const std::filesystem::path& revoked = {});
 
 // What bundles and stores are compared with: one line "field: value" for each thing that kernels
 // meet when they run.

@@ -9,13 +9,14 @@ environment.
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eagercache.base import config, environment, facts, store_directory
+from eagercache.base import config, environment, facts, signed_times, store_directory
 from eagercache.base.load import core
 
 
@@ -28,7 +29,10 @@ class BundleInfo:
     """What a bundle holds, after all of it was checked.
 
     Attributes:
-        signer: the public key that signed it, in hexadecimal digits.
+        signer: the public key that signed it, in hexadecimal digits. It is the key's id.
+        digest: the bundle's, in hexadecimal digits, by which it can be revoked.
+        created: when it was made.
+        expires: when it stops to be of use; None: never.
         mismatches: why this machine cannot use it: (field, the bundle's value, this machine's).
         entries: its manifests.
         present: keys that the store had, whose verdicts stay; of an import.
@@ -36,6 +40,9 @@ class BundleInfo:
 
     path: Path
     signer: str
+    digest: str
+    created: datetime.datetime | None
+    expires: datetime.datetime | None
     mismatches: tuple[tuple[str, str, str], ...]
     entries: Sequence[dict[str, Any]]
     present: int = 0
@@ -50,6 +57,9 @@ class BundleInfo:
         return {
             "path": str(self.path),
             "signer": self.signer,
+            "digest": self.digest,
+            "created": self.created.isoformat() if self.created else None,
+            "expires": self.expires.isoformat() if self.expires else None,
             "kernels": self.kernels,
             "decisions": len(self.entries) - self.kernels,
             "present": self.present,
@@ -94,28 +104,52 @@ def keygen(name: Path) -> tuple[Path, Path]:
     return private, public
 
 
-def export(path: Path, *, store: Path, key: Path) -> dict[str, int]:
-    """Writes the store's kernels and decisions of this environment, signed with a private key."""
+def key_id(public: Path) -> str:
+    """A public key's id, 64 hexadecimal digits: what is in a list of revoked keys."""
+    module = _require_core()
+    try:
+        return str(module.public_key(_name(public)))
+    except module.StoreError as error:
+        raise BundleError(str(error)) from error
+
+
+def export(
+    path: Path,
+    *,
+    store: Path,
+    key: Path,
+    expires: datetime.datetime | datetime.timedelta | None = None,
+) -> dict[str, Any]:
+    """Writes the store's kernels and decisions of this environment, signed with a private key.
+
+    The counts, and the bundle's digest. Raises BundleError.
+    """
     module = _require_core()
     if not store.is_dir():
         raise BundleError(f"there is no store at {store}; name one with --dir or EAGERCACHE_DIR")
     text = _environment_text(store)
     try:
-        opened = module.Store(_name(store), text, read_only=True)
-        return dict(module.write_bundle(_name(path), opened, text, _name(key)))
-    except module.StoreError as error:
+        opened = module.Store(_name(store), text, read_only=True, revoked=_revoked(None))
+        seconds = signed_times.seconds_of(expires)
+        return dict(module.write_bundle(_name(path), opened, text, _name(key), seconds))
+    except (module.StoreError, TypeError, ValueError) as error:
         raise BundleError(str(error)) from error
 
 
-def verify(path: Path, *, keys: Sequence[Path]) -> BundleInfo:
-    """Checks all of a bundle against trusted public keys, and this machine against the bundle."""
-    return _read(path, keys, None)[1]
+def verify(path: Path, *, keys: Sequence[Path], revoked: Path | None = None) -> BundleInfo:
+    """Checks all of a bundle against trusted public keys, and this machine against the bundle.
+
+    ``revoked`` is a list of what is not to be used any more; EAGERCACHE_REVOKED by default.
+    """
+    return _read(path, keys, None, revoked)[1]
 
 
-def import_into(path: Path, *, store: Path, keys: Sequence[Path]) -> BundleInfo:
-    """Checks all of a bundle, and only then publishes what it holds into a store."""
+def import_into(
+    path: Path, *, store: Path, keys: Sequence[Path], revoked: Path | None = None
+) -> BundleInfo:
+    """Checks all of a bundle as `verify` does, and only then publishes it into a store."""
     module = _require_core()
-    bundle, info = _read(path, keys, store)
+    bundle, info = _read(path, keys, store, revoked)
     if info.mismatches:
         raise BundleError(f"{path} cannot be used here: {describe(info.mismatches)}")
     settings = config.read_settings()
@@ -125,11 +159,12 @@ def import_into(path: Path, *, store: Path, keys: Sequence[Path]) -> BundleInfo:
             _environment_text(store),
             max_bytes=settings.max_bytes,
             allow_untrusted=settings.allow_untrusted,
+            revoked=_revoked(revoked),
         )
         counts = module.import_bundle(bundle, opened)
     except module.StoreError as error:
         raise BundleError(str(error)) from error
-    return BundleInfo(path, info.signer, (), info.entries, counts["present"])
+    return replace(info, present=counts["present"])
 
 
 def describe(differing: Sequence[tuple[str, str, str]]) -> str:
@@ -140,11 +175,26 @@ def describe(differing: Sequence[tuple[str, str, str]]) -> str:
     )
 
 
-def _read(path: Path, keys: Sequence[Path], store: Path | None) -> tuple[Any, BundleInfo]:
+def _revoked(named: Path | None) -> str:
+    """The list that is named, or the setting's, as the core takes it; "" without one."""
+    return _name(named.absolute()) if named is not None else config.read_settings().revoked_text
+
+
+def _read(
+    path: Path, keys: Sequence[Path], store: Path | None, revoked: Path | None
+) -> tuple[Any, BundleInfo]:
     module = _require_core()
     try:
-        bundle = module.read_bundle(_name(path), [_name(key) for key in keys])
+        bundle = module.read_bundle(_name(path), [_name(key) for key in keys], _revoked(revoked))
     except module.StoreError as error:
         raise BundleError(str(error)) from error
     differing = environment.mismatches(bundle.environment, _environment_text(store))
-    return bundle, BundleInfo(path, bundle.signer, differing, bundle.entries)
+    return bundle, BundleInfo(
+        path,
+        bundle.signer,
+        bundle.digest,
+        signed_times.time_of(bundle.created),
+        signed_times.time_of(bundle.expires),
+        differing,
+        bundle.entries,
+    )

@@ -685,6 +685,7 @@ def _service(
             cxx=settings.cxx,
             max_bytes=settings.max_bytes,
             allow_untrusted=settings.allow_untrusted,
+            revoked=settings.revoked_text,
             **cuda,
         )
     )

@@ -225,6 +225,14 @@ VARIABLES: tuple[Variable, ...] = (
         "process for each such directory.",
     ),
     Variable(
+        "EAGERCACHE_REVOKED",
+        "revoked",
+        Path,
+        None,
+        "A list of signing keys, bundles and artifacts that are not to be used any more, one a "
+        "line, as `eagercache bundle verify` prints them. A list that cannot be read refuses all.",
+    ),
+    Variable(
         "EAGERCACHE_LOG",
         "log",
         _choice(tuple(LOG_LEVELS)),
@@ -299,6 +307,7 @@ class Settings:
     remote_trust: tuple[Path, ...]
     remote_key: Path | None
     allow_untrusted: bool
+    revoked: Path | None
     log: str
     cxx: str | None
     workers: int
@@ -306,6 +315,11 @@ class Settings:
     linger: float | None
     graph_bytes: int
     verify: float
+
+    @property
+    def revoked_text(self) -> str:
+        """The list's absolute path, as the core and workers take it; "": there is none."""
+        return str(self.revoked.absolute()) if self.revoked is not None else ""
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:

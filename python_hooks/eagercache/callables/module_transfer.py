@@ -22,9 +22,9 @@ import cloudpickle
 import torch
 
 from eagercache.callables.answer_structure import outcome_of
-from eagercache.callables.arguments import argument_tensors
+from eagercache.callables.arguments import argument_tensors, sized_values
 from eagercache.callables.module_identity import SHARDING_MARKS
-from eagercache.callables.objects import CallObjects, Change, map_tensors
+from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 
@@ -260,20 +260,30 @@ class Transferred:
                 tensor.requires_grad_(standin.requires_grad)
 
     def resized(self, sizes: Mapping[int, Sequence[int]]) -> Transferred:
-        """The same module, called with arguments of other sizes, by argument tensor.
+        """The same module, called with arguments of other sizes, or counts of other values.
 
-        Each is dense, in the order of its dimensions that it had. The module's tensors are shared.
+        ``sizes`` are by place in `sized_values`. Each tensor is dense, in the order of its
+        dimensions that it had. The module's tensors are shared.
         """
-        arguments = argument_tensors(self.args, self.kwargs)
+        arguments = sized_values(self.args, self.kwargs)
         tensors, standins = list(self._tensors), list(self._standins)
         made: dict[int, torch.Tensor] = {}
         for argument, wanted in sizes.items():
             old = arguments[argument]
+            if not isinstance(old, torch.Tensor):
+                continue
             index = next(i for i, tensor in enumerate(tensors) if tensor is old)
             standins[index] = _resized(standins[index], wanted)
             made[id(old)] = tensors[index] = _make(standins[index])
-        args, kwargs = map_tensors(
-            (self.args, self.kwargs), lambda tensor: made.get(id(tensor), tensor)
+        counts = iter(
+            sizes[place][0] if place in sizes else value
+            for place, value in enumerate(arguments)
+            if not isinstance(value, torch.Tensor)
+        )
+        args, kwargs = map_sized(
+            (self.args, self.kwargs),
+            lambda tensor: made.get(id(tensor), tensor),
+            lambda _: next(counts),
         )
         member = Transferred(self.module, args, kwargs, tensors, standins, self.values)
         member.writes = self.writes

@@ -28,6 +28,14 @@ def is_object(value: Any) -> bool:
     return isinstance(getattr(value, "__dict__", None), dict)
 
 
+_MAX_COUNT = (1 << 31) - 1
+
+
+def is_count(value: Any) -> bool:
+    """Whether an integer that an object holds may be left open, as a size (kCount of the core)."""
+    return type(value) is int and 0 <= value <= _MAX_COUNT
+
+
 def parts_of(value: Any) -> Iterator[Any]:
     """What a container or an object holds; nothing of other values."""
     if isinstance(value, (tuple, list)):
@@ -40,16 +48,33 @@ def parts_of(value: Any) -> Iterator[Any]:
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """A copy of arguments with ``change(tensor)`` in the place of each tensor."""
+    return map_sized(value, change, lambda count: count)
+
+
+def map_sized(
+    value: Any,
+    change: Callable[[torch.Tensor], Any],
+    count: Callable[[int], Any],
+    inside: bool = False,
+) -> Any:
+    """The same, with ``count(value)`` in the place of each count that an object holds.
+
+    Both are called in the core's order. ``inside``: of an object.
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
+    if inside and is_count(value):
+        return count(value)
     if type(value) in (tuple, list):
-        return type(value)(map_tensors(item, change) for item in value)
+        return type(value)(map_sized(item, change, count, inside) for item in value)
     if type(value) is dict:
-        return {key: map_tensors(item, change) for key, item in value.items()}
+        return {key: map_sized(item, change, count, inside) for key, item in value.items()}
     if not is_object(value):
         return value
     made = object.__new__(type(value))
-    vars(made).update((name, map_tensors(item, change)) for name, item in vars(value).items())
+    vars(made).update(
+        (name, map_sized(item, change, count, inside=True)) for name, item in vars(value).items()
+    )
     return made
 
 

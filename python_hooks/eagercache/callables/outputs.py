@@ -16,6 +16,10 @@ from eagercache.callables.made_classes import (
     is_model_output,
 )
 
+# An integer that an object holds may be a count: one that a kernel takes, and gives back, as the
+# size, less this, of a tensor without elements (kCountOffset of nn_modules/arguments.h).
+COUNT_OFFSET = 2
+
 
 def build_unflatten(outputs: str, num_outputs: int) -> Any:
     """A function of the list of output tensors that makes the answer; None for the tensor itself.
@@ -26,7 +30,8 @@ def build_unflatten(outputs: str, num_outputs: int) -> Any:
     """
     stored = json.loads(outputs)
     leaves = stored["leaves"]
-    tensors = [leaf["tensor"] for leaf in leaves if "tensor" in leaf]
+    made = ("tensor", "count") if takes_objects(outputs) else ("tensor",)
+    tensors = [leaf[kind] for leaf in leaves for kind in made if kind in leaf]
     if tensors != list(range(num_outputs)):
         raise ValueError("the outputs are not numbered in order")
     if takes_objects(outputs):
@@ -60,13 +65,19 @@ class _Objects:
             raise ValueError("a change of no object")
         self._build = _builder(answer)
         self._changes = [(index, tuple(place)) for index, place in changes]
-        self._template = [None if "tensor" in leaf else _plain(leaf) for leaf in leaves]
-        self._tensors = [place for place, leaf in enumerate(leaves) if "tensor" in leaf]
+        made = [leaf if "tensor" in leaf or "count" in leaf else None for leaf in leaves]
+        self._template = [
+            None if kind else _plain(leaf) for kind, leaf in zip(made, leaves, strict=True)
+        ]
+        self._tensors = [place for place, kind in enumerate(made) if kind]
+        self._counts = [place for place, leaf in enumerate(leaves) if "count" in leaf]
 
     def __call__(self, values: list[torch.Tensor], objects: tuple[Any, ...]) -> Any:
-        leaves = list(self._template)
+        leaves: list[Any] = list(self._template)
         for place, value in zip(self._tensors, values, strict=True):
             leaves[place] = value
+        for place in self._counts:
+            leaves[place] = leaves[place].size(0) - COUNT_OFFSET
         rest = iter(leaves)
         answer = self._build(rest, objects)
         # Last, and nothing that fails: where a kernel's answer cannot be built the forward answers.

@@ -5,6 +5,7 @@ Or a module with its kernels and weights (deploy.py).
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,27 @@ _KEYS = click.option(
 )
 
 
+_REVOKED = click.option(
+    "--revoked",
+    type=click.Path(path_type=Path),
+    help="A list of keys, bundles and artifacts that are not to be used any more, one a line: the "
+    "64 digits that `verify` prints. EAGERCACHE_REVOKED if not given.",
+)
+
+
+def _expiry(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> datetime.datetime | datetime.timedelta | None:
+    from eagercache.base.signed_times import parse_expiry
+
+    if text is None:
+        return None
+    try:
+        return parse_expiry(text)
+    except ValueError:
+        raise click.BadParameter("use a day, as 2027-01-31, or days from now, as 90d") from None
+
+
 @contextmanager
 def _one_line() -> Iterator[None]:
     from eagercache.ahead import bundle
@@ -63,11 +85,13 @@ def keygen_command(as_json: bool, name: Path) -> None:
 
     with _one_line():
         private, public = bundle.keygen(name)
+        identity = bundle.key_id(public)
     if as_json:
-        print_json({"private": str(private), "public": str(public)})
+        print_json({"private": str(private), "public": str(public), "id": identity})
     else:
         click.echo(
-            f"{private} signs bundles: keep it to yourself; {public} is for who imports them"
+            f"{private} signs bundles: keep it to yourself; {public} is for who imports them. "
+            f"Its id, by which it can be revoked, is {identity}"
         )
 
 
@@ -97,6 +121,13 @@ def keygen_command(as_json: bool, name: Path) -> None:
     help="With --with-weights: torch's threads in the compiled code; those of this process if not "
     "given.",
 )
+@click.option(
+    "--expires",
+    metavar="WHEN",
+    callback=_expiry,
+    help="When FILE stops to be of use: a day (2027-01-31, its beginning in UTC) or days from now "
+    "(90d). Never if not given.",
+)
 @_FILE
 def export_command(
     directory: Path | None,
@@ -105,6 +136,7 @@ def export_command(
     source: str | None,
     open_sizes: tuple[str, ...],
     threads: int | None,
+    expires: datetime.datetime | datetime.timedelta | None,
     path: Path,
 ) -> None:
     """Writes all kernels and decisions of this environment into FILE.
@@ -113,16 +145,18 @@ def export_command(
     `eagercache.load_module` and the C++ library open such a file; it is of no use to `import`.
     """
     if source is not None:
-        _export_module(source, path, key, _open_sizes(open_sizes), threads, as_json)
+        options = {"open_sizes": _open_sizes(open_sizes), "threads": threads, "expires": expires}
+        _export_module(source, path, key, options, as_json)
         return
     if open_sizes or threads is not None:
         raise Unusable("--open and --threads are for --with-weights")
     from eagercache.ahead import bundle
 
     with _one_line():
-        counts = bundle.export(path, store=store_path(directory), key=key)
+        counts = bundle.export(path, store=store_path(directory), key=key, expires=expires)
     if as_json:
-        print_json({name: counts[name] for name in ("kernels", "decisions", "bytes")})
+        shown = ("kernels", "decisions", "bytes", "digest")
+        print_json({name: counts[name] for name in shown})
     else:
         click.echo(
             f"{path}: {counted(counts['kernels'], 'kernel')}, "
@@ -132,20 +166,13 @@ def export_command(
 
 
 def _export_module(
-    source: str,
-    path: Path,
-    key: Path,
-    open_sizes: Mapping[str, Sequence[int]],
-    threads: int | None,
-    as_json: bool,
+    source: str, path: Path, key: Path, options: Mapping[str, Any], as_json: bool
 ) -> None:
     from eagercache.deploy.export import export_module
 
     module, args, kwargs = _made_by(source)
     with _one_line():
-        made = export_module(
-            module, args, kwargs, path=path, key=key, open_sizes=open_sizes, threads=threads
-        )
+        made = export_module(module, args, kwargs, path=path, key=key, **options)
     if as_json:
         print_json(
             {
@@ -205,9 +232,10 @@ def _made_by(source: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 @directory_option
 @json_option
 @_KEYS
+@_REVOKED
 @_FILE
 def import_command(
-    directory: Path | None, as_json: bool, keys: tuple[Path, ...], path: Path
+    directory: Path | None, as_json: bool, keys: tuple[Path, ...], revoked: Path | None, path: Path
 ) -> None:
     """Checks all of FILE, then takes its kernels and decisions into the store.
 
@@ -221,7 +249,7 @@ def import_command(
     if deploy.is_artifact(path):
         raise Unusable(f"{path} is a module with its weights: open it with eagercache.load_module")
     with _one_line():
-        info = bundle.import_into(path, store=store_path(directory), keys=keys)
+        info = bundle.import_into(path, store=store_path(directory), keys=keys, revoked=revoked)
     if as_json:
         print_json(info.as_dict())
     else:
@@ -235,8 +263,9 @@ def import_command(
 @bundle_group.command("verify")
 @json_option
 @_KEYS
+@_REVOKED
 @_FILE
-def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
+def verify_command(as_json: bool, keys: tuple[Path, ...], revoked: Path | None, path: Path) -> None:
     """Checks all of FILE and whether this machine can use it. Exit code 1 when it cannot.
 
     Of a module with its weights every weight is read and compared, too.
@@ -245,15 +274,15 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
     from eagercache.deploy import artifact as deploy
 
     if deploy.is_artifact(path):
-        _verify_module(path, keys, as_json)
+        _verify_module(path, keys, revoked, as_json)
         return
     with _one_line():
-        info = bundle.verify(path, keys=keys)
+        info = bundle.verify(path, keys=keys, revoked=revoked)
     if as_json:
         print_json(info.as_dict())
     else:
         decisions = len(info.entries) - info.kernels
-        click.echo(f"signed by {info.signer}")
+        _say_origin(info)
         click.echo(
             f"{counted(info.kernels, 'kernel')} and {counted(decisions, 'decision')} for native, "
             "all intact"
@@ -264,15 +293,27 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], path: Path) -> None:
         sys.exit(1)
 
 
-def _verify_module(path: Path, keys: tuple[Path, ...], as_json: bool) -> None:
+def _say_origin(info: Any) -> None:
+    """Who signed a file, how it is called in a list of what is revoked, and when it holds."""
+    click.echo(f"signed by {info.signer}")
+    click.echo(f"digest {info.digest}")
+    made, ends = (
+        f"{time:%Y-%m-%d %H:%M} UTC" if time else "" for time in (info.created, info.expires)
+    )
+    click.echo(
+        f"made {made or 'at no known time'}, {f'expires {ends}' if ends else 'never expires'}"
+    )
+
+
+def _verify_module(path: Path, keys: tuple[Path, ...], revoked: Path | None, as_json: bool) -> None:
     from eagercache.deploy import artifact as deploy
 
     with _one_line():
-        info = deploy.verify_module(path, keys=keys)
+        info = deploy.verify_module(path, keys=keys, revoked=revoked)
     if as_json:
         print_json(info.as_dict())
     else:
-        click.echo(f"signed by {info.signer}")
+        _say_origin(info)
         click.echo(
             f"{info.facts.get('module', 'a module')}: {counted(len(info.constants), 'constant')}, "
             f"{size_text(info.bytes)}, all intact"

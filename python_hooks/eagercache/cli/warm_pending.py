@@ -129,5 +129,6 @@ def _service(root: str, text: str, workers: int) -> CompileService:
             slots=max(workers, settings.slots),
             cxx=settings.cxx,
             max_bytes=settings.max_bytes,
+            revoked=settings.revoked_text,
         )
     )

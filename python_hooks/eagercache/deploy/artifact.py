@@ -7,6 +7,7 @@ format is in kernel_cache/FORMAT.md; programs without Python open the same file 
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import os
@@ -19,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.base.load import core
+from eagercache.base.signed_times import time_of
 from eagercache.calls.storage import extent
 
 _KINDS = ("parameter", "buffer", "folded")
@@ -36,9 +38,10 @@ class DeployError(ValueError):
     """An artifact, or what is asked of it, cannot be used: one line with the reason.
 
     Attributes:
-        code: "refused" (unknown signer, altered), "corrupt" (cut off, damaged), "incompatible"
-            (another environment, machine or version), "invalid_argument" (inputs or constants that
-            do not fit), "not_found", "unsupported" and other names of what may be wrong with files.
+        code: "refused" (unknown signer, altered, expired, revoked), "corrupt" (cut off, damaged),
+            "incompatible" (another environment, machine or version), "invalid_argument" (inputs or
+            constants that do not fit), "not_found", "unsupported" and other names of what may be
+            wrong with files.
     """
 
     def __init__(self, reason: str, code: str = "") -> None:
@@ -90,12 +93,13 @@ def load_module(
     mmap: bool = True,
     verify_weights: bool = False,
     runners: int = 0,
+    revoked: str | os.PathLike[str] | None = None,
 ) -> DeployedModule:
     """Opens an artifact. Nothing is compiled, and the module's classes are not needed.
 
     The signature (Ed25519, by one of ``keys``, PEM files with public keys), the header and the code
     are always checked before anything is loaded, and so is whether this process is what the code
-    was made for.
+    was made for, when it expires, and that neither it nor its key is revoked.
 
     Args:
         path: the artifact.
@@ -107,6 +111,9 @@ def load_module(
             read into memory and every one is compared with its digest.
         verify_weights: with ``mmap``, reads and compares all of them first.
         runners: how many calls may run at a time; 0: as many as there are processors.
+        revoked: a file of keys and artifacts that are not to be used any more, one a line, as
+            `verify_module` tells them; EAGERCACHE_REVOKED by default. A list that cannot be read
+            refuses everything.
 
     Raises:
         DeployError: what is wrong, in one line.
@@ -125,6 +132,7 @@ def load_module(
             verify=verify_weights,
             allow_untrusted=config.read_settings().allow_untrusted,
             runners=runners,
+            revoked=_revoked(revoked),
         )
     )
 
@@ -402,12 +410,19 @@ class ArtifactInfo:
     """What an artifact says of itself, after it was checked.
 
     Attributes:
+        signer: the public key that signed it, in hexadecimal digits. It is the key's id.
+        digest: the artifact's, in hexadecimal digits, by which it can be revoked.
+        created: when it was made.
+        expires: when it stops to be of use; None: never.
         mismatches: why this machine cannot use it: (field, the artifact's value, this machine's).
         bytes: of the file.
     """
 
     path: Path
     signer: str
+    digest: str
+    created: datetime.datetime | None
+    expires: datetime.datetime | None
     mismatches: tuple[tuple[str, str, str], ...]
     facts: dict[str, str]
     constants: tuple[ConstantInfo, ...]
@@ -418,6 +433,9 @@ class ArtifactInfo:
         return {
             "path": str(self.path),
             "signer": self.signer,
+            "digest": self.digest,
+            "created": self.created.isoformat() if self.created else None,
+            "expires": self.expires.isoformat() if self.expires else None,
             "bytes": self.bytes,
             "facts": {name: value for name, value in self.facts.items() if name != "program"},
             "constants": [
@@ -442,15 +460,23 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
 
 
 def verify_module(
-    path: str | os.PathLike[str], *, keys: Iterable[str | os.PathLike[str]]
+    path: str | os.PathLike[str],
+    *,
+    keys: Iterable[str | os.PathLike[str]],
+    revoked: str | os.PathLike[str] | None = None,
 ) -> ArtifactInfo:
     """Reads and checks all of an artifact, every weight too. Loads and runs nothing of it.
 
-    Raises DeployError for one that is not whole, or not signed by one of ``keys``.
+    Raises DeployError for one that is not whole, or not signed by one of ``keys``, has expired or
+    is ``revoked`` (see `load_module`).
     """
     module = _require_core()
     row = _asked(
-        module.read_module_artifact, _name(path), [_name(key) for key in keys], verify=True
+        module.read_module_artifact,
+        _name(path),
+        [_name(key) for key in keys],
+        verify=True,
+        revoked=_revoked(revoked),
     )
     try:
         return _info_of(Path(path), row, module.host_cpu_features())
@@ -468,6 +494,9 @@ def _info_of(path: Path, row: Mapping[str, Any], features: Iterable[str]) -> Art
     return ArtifactInfo(
         path=path,
         signer=row["signer"],
+        digest=row["digest"],
+        created=time_of(row["created"]),
+        expires=time_of(row["expires"]),
         mismatches=(
             *mismatches(row["environment"], running_text()),
             *(("cpu.features", name, "(missing)") for name in sorted(missing)),
@@ -510,6 +539,13 @@ def _asked(function: Any, *args: Any, **kwargs: Any) -> Any:
         raise DeployError(
             f"the artifact holds text that is not UTF-8 ({_brief(error)})", "corrupt"
         ) from error
+
+
+def _revoked(named: str | os.PathLike[str] | None) -> str:
+    """The list that is named, or the setting's, as the core takes it; "" without one."""
+    from eagercache.base import config
+
+    return _name(named) if named is not None else config.read_settings().revoked_text
 
 
 def _name(path: str | os.PathLike[str]) -> str:

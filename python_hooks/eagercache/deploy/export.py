@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import datetime
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 
 from eagercache.base import config, environment
 from eagercache.base.load import core
+from eagercache.base.signed_times import seconds_of
 from eagercache.base.toolchain import pick_isa
 from eagercache.base.worker_environment import trusted_paths
 from eagercache.base.worker_variables import program_variables
@@ -121,6 +123,7 @@ def export_module(
     key: str | os.PathLike[str],
     open_sizes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
+    expires: datetime.datetime | datetime.timedelta | None = None,
 ) -> Exported:
     """Writes a signed file that answers calls like ``module(*args, **kwargs)``, weights included.
 
@@ -139,6 +142,8 @@ def export_module(
         open_sizes: by an input's name, the dimensions whose sizes are left open, at least 2; all
             others are those of ``args``.
         threads: of torch, for the compiled code; ``torch.get_num_threads()`` by default.
+        expires: when it is to be opened no more (a naive time is local), or in how long; None:
+            never.
 
     Raises:
         DeployError: why the module cannot be deployed, in one line.
@@ -147,10 +152,14 @@ def export_module(
 
     if core is None:
         raise DeployError("eagercache works on Linux x86-64 only", "unsupported")
+    try:
+        seconds = seconds_of(expires)
+    except (TypeError, ValueError) as error:
+        raise DeployError(str(error), "invalid_argument") from None
     with tempfile.TemporaryDirectory(prefix="eagercache-export-") as folder:
         try:
             return _Export(module, tuple(args), dict(kwargs or {}), Path(folder)).write(
-                Path(path), Path(key), dict(open_sizes or {}), threads
+                Path(path), Path(key), dict(open_sizes or {}), threads, seconds
             )
         except (CannotDeploy, Unfit, NotTransferable) as error:
             raise DeployError(
@@ -173,7 +182,12 @@ class _Export:
         self._identity = identify(module)
 
     def write(
-        self, path: Path, key: Path, open_sizes: dict[str, Sequence[int]], threads: int | None
+        self,
+        path: Path,
+        key: Path,
+        open_sizes: dict[str, Sequence[int]],
+        threads: int | None,
+        expires: int,
     ) -> Exported:
         assert core is not None
         core.check_signing_key(str(key))  # before minutes are spent
@@ -198,6 +212,7 @@ class _Export:
             rows,
             values,
             str(key),
+            expires,
         )
         return Exported(
             path=path,

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -256,6 +257,7 @@ def enable(
     training: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     remote: str | Iterable[str] | Remote | None = None,
+    revoked: str | os.PathLike[str] | None = None,
 ) -> Enabled:
     """Lets compiled kernels answer eager operator calls in this process.
 
@@ -281,6 +283,9 @@ def enable(
             or an `eagercache.Remote`, which names keys, too; () for none. EAGERCACHE_REMOTE by
             default. No call waits for it that would not wait for the compiler. With
             ``on_miss="native"`` nothing is looked for; `eagercache pull` does it before.
+        revoked: a file of signing keys and bundles that are not to be used any more, one a line;
+            EAGERCACHE_REVOKED by default. Kernels that such a bundle brought are not used, nor are
+            those of one that has expired: one warning says so.
 
     Returns:
         A context manager that puts the previous state back; it may be ignored. Its attribute
@@ -295,14 +300,19 @@ def enable(
     clipping, all without gradients) stays the same on all of them. Call enable() after
     init_process_group() when nothing sets WORLD_SIZE.
 
-    A directory that cannot be used is warned about once and everything stays native. May be called
-    again: the newest call's operators, policy and store hold, and `freeze()` ends. Thread-safe.
+    A directory or a list that cannot be used is warned about once and everything stays native. May
+    be called again: the newest call's operators, policy and store hold, and `freeze()` ends.
+    Thread-safe.
     """
     if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
         raise ValueError(f"cache_dir={cache_dir!r} is not the path of a directory, or None")
+    if revoked is not None and not isinstance(revoked, (str, os.PathLike)):
+        raise ValueError(f"revoked={revoked!r} is not the path of a file, or None")
     settings = config.read_settings()
     if choices.is_inert(settings):
         return Enabled(_nothing, active=False)
+    if revoked is not None:
+        settings = replace(settings, revoked=Path(revoked))
     assert core is not None
     with session.lock:
         chosen = choices.configuration(settings, on_miss, choose, numerics, training)

@@ -20,6 +20,7 @@ from eagercache.callables.module_transfer import NotTransferable, pack
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.calls.call import GlobalState
+from eagercache.calls.contract import module_contracts
 from eagercache.modules.gains import note_kernel
 from eagercache.modules.selection import class_name
 from eagercache.modules.shapes import Places, SizeClass
@@ -128,13 +129,15 @@ def _refuse_shared(
         raise NotTransferable("it is called with a tensor of its own")
 
 
-def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
+def load_kernel(digest: str, form: Form, entry: Mapping[str, Any]) -> Any:
     """The kernel of an entry. Raises RuntimeError, or what facts that are none lead to."""
+    facts = entry["facts"]
     assert core is not None
     assert session.store is not None
     configuration = session.configuration
     replicas = configuration is not None and configuration.replicas
     strides = json.loads(facts["output_strides"])
+    training = json.loads(facts["training"]) if form.gradients else None
     kernel = core.load_module(
         (session.store, digest),
         "cpu" if form.gpu is None else f"cuda:{form.gpu}",
@@ -142,11 +145,12 @@ def load_kernel(digest: str, form: Form, facts: Mapping[str, str]) -> Any:
         [tuple(row) for row in json.loads(facts["ranges"])],
         strides,
         build_unflatten(facts["outputs"], len(strides)),
-        json.loads(facts["training"]) if form.gradients else None,
+        training,
         replicas and facts.get("numerics") != "bitwise",
         takes_objects(facts["outputs"]),
         [tuple(row) for row in json.loads(facts["writes"])],
         facts["checks"] == "1",
+        module_contracts(digest, facts, entry["cpu_features"], training),
     )
     note_kernel(form.identity, form.gradients, digest, facts)
     return kernel

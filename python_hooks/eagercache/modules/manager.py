@@ -438,7 +438,7 @@ class ModuleManager:
                 store,
                 configuration.numerics,
                 module,
-                lambda digest, facts: load_kernel(digest, form, facts),
+                lambda digest, entry: load_kernel(digest, form, entry),
             )
             for known in size_class.kernels:
                 self._watch(module, known.functions)
@@ -647,17 +647,17 @@ class ModuleManager:
                     store.remove(digest)
             return False
         try:
-            self._install_kernel(digest, form, module, facts)
+            self._install_kernel(digest, form, module, entry)
         except Exception as error:
             log.warning("a stored kernel of %s cannot be used: %s", class_name(module), error)
             self._install_native(form, f"the stored kernel cannot be used: {error}")
         return True
 
     def _install_kernel(
-        self, digest: str, form: Form, module: torch.nn.Module, facts: Mapping[str, str]
+        self, digest: str, form: Form, module: torch.nn.Module, entry: Mapping[str, Any]
     ) -> None:
         assert core is not None
-        kernel = load_kernel(digest, form, facts)
+        kernel = load_kernel(digest, form, entry)
         core.module_install(module, form.identity, form.key, kernel)
         info = self._infos.get(module)
         if info is not None:

@@ -33,7 +33,7 @@ _TOLD = 3  # of them to a worker
 Sizes = tuple[tuple[int, ...], ...]
 Rows = tuple[tuple[int, ...], ...]  # sizes, OPEN where open
 Places = tuple[tuple[int, int], ...]
-Load = Callable[[str, Mapping[str, str]], Any]
+Load = Callable[[str, Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class SizedForm:
 
     Attributes:
         structure: its key without sizes.
-        pattern: its key with sizes of 1 and the order of strides; None where a tensor is not dense.
+        pattern: its key with sizes of 1 and the order of strides, and what is not dense as it is;
+            None where a tensor is given twice.
     """
 
     structure: bytes
@@ -56,16 +57,20 @@ def sized_form(key: bytes) -> SizedForm:
     words = list(struct.unpack(f"<{len(key) // 8}Q", key))
     structure = list(words)
     rows = core.module_form_tensors(key)
-    for word, sizes, order in rows:
+    for word, sizes, order, kind in rows:
         rank = len(sizes)
+        if kind == "count":
+            structure[word + 1] = words[word + 1] = 0
+            continue
         structure[word + 1 : word + 1 + 2 * rank] = [0] * (2 * rank)
-        words[word + 1 : word + 1 + rank] = [1 if size == 1 else 0 for size in sizes]
-        words[word + 1 + rank : word + 1 + 2 * rank] = order or [0] * rank
-    dense = bool(rows) and all(order is not None for _, _, order in rows)
+        if kind == "dense":  # another one is as it is
+            words[word + 1 : word + 1 + rank] = [1 if size == 1 else 0 for size in sizes]
+            words[word + 1 + rank : word + 1 + 2 * rank] = order
+    fits = bool(rows) and all(kind != "same" for _, _, _, kind in rows)
     return SizedForm(
         struct.pack(f"<{len(structure)}Q", *structure),
-        struct.pack(f"<{len(words)}Q", *words) if dense else None,
-        tuple(tuple(sizes) for _, sizes, _ in rows),
+        struct.pack(f"<{len(words)}Q", *words) if fits else None,
+        tuple(tuple(sizes) for _, sizes, _, _ in rows),
     )
 
 
@@ -91,7 +96,7 @@ class SizeClass:
     asked: bool = False  # a worker makes one
 
     def changed(self) -> Places:
-        """(argument tensor, dimension) of the sizes that differ among those met."""
+        """(tensor or count, dimension) of the sizes that differ among those met."""
         all_sizes = list(self.met)
         first = all_sizes[0]
         return tuple(
@@ -143,6 +148,7 @@ class SizeBook:
     def wants(self, size_class: SizeClass, sizes: Sizes) -> Places:
         """The sizes that a further kernel, for a call of ``sizes``, is to leave open.
 
+        No kernel that is there answers that call.
         None: there is to be no such kernel. Else the caller asks a worker for it and says
         `asked_for` when that is over.
         """
@@ -155,7 +161,9 @@ class SizeBook:
             full = len(size_class.kernels) >= MAX_KERNELS
             if not places or full or size_class.closed or size_class.asked:
                 return ()
-            if any(_covers(tried, rows) for tried in size_class.tried):
+            # A kernel that is there and leaves as much open has said that it does not hold: the
+            # forward is another program for such sizes.
+            if not size_class.kernels and any(_covers(tried, rows) for tried in size_class.tried):
                 return ()
             size_class.tried.append(rows)
             size_class.asked = True
@@ -195,7 +203,7 @@ class SizeBook:
     ) -> None:
         """Takes the class's kernels from the store, as many as there are.
 
-        ``load(digest, facts)`` opens one. Raises StoreError.
+        ``load(digest, entry)`` opens one. Raises StoreError.
         """
         assert core is not None
         while not size_class.closed and len(size_class.kernels) < MAX_KERNELS:
@@ -214,7 +222,7 @@ class SizeBook:
             if changed_function(functions, module) is not None:
                 store.remove(digest)
                 return
-            kernel = load(digest, facts)
+            kernel = load(digest, entry)
             core.module_open_sizes(kernel)
             choice = [(int(count), bool(chosen)) for count, chosen in json.loads(facts["choice"])]
             with self._lock:

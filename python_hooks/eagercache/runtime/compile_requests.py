@@ -34,6 +34,7 @@ def start_service(
         max_bytes=settings.max_bytes,
         allow_untrusted=settings.allow_untrusted,
         remote=None if store.read_only else remote,
+        revoked=settings.revoked_text,
     )
     session.linger = settings.linger
     core.set_handler(_submit, _put_aside)

@@ -41,7 +41,8 @@ class Session:
         self._service_settings: dict[str, Any] | None = None
         self._service_owner = 0
         self.store: Any = None
-        self.store_identity: tuple[Path, str] | None = None  # directory, environment text
+        # directory, environment text, what is revoked
+        self.store_identity: tuple[Path, str, bytes] | None = None
         self.configuration: Configuration | None = None
         self.enables = 0  # calls of enable()
         self.linger: float | None = None  # EAGERCACHE_LINGER

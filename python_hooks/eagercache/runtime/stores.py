@@ -38,6 +38,7 @@ def open_at(
         tiers=[str(tier.absolute()) for tier in settings.tiers],
         allow_untrusted=settings.allow_untrusted,
         max_bytes=settings.max_bytes,
+        revoked=settings.revoked_text,
     )
 
 
@@ -67,15 +68,27 @@ def open_store(
 
     None after a warning with the remedy.
     """
+    assert core is not None
     paths = list(paths)
-    known = [(path, environment_text) for path in paths]
+    revoked = b""
+    if settings.revoked is not None:
+        try:
+            core.check_revocations(settings.revoked_text)
+            revoked = settings.revoked.read_bytes()
+        except (core.StoreError, OSError, ValueError) as error:
+            warn_once(
+                f"revoked:{error}",
+                f"{error}. Until then no kernel is used, and everything stays native.",
+            )
+            return None
+    known = [(path, environment_text, revoked) for path in paths]
     if session.store is not None and session.store_identity in known:
         return session.store
     store, path, problems = first_usable_store(
         settings, paths, environment_text, read_only=read_only
     )
     if store is not None and path is not None:
-        session.store_identity = (path, environment_text)
+        session.store_identity = (path, environment_text, revoked)
         _say_whom_it_trusts(store)
         return store
     warn_once(

@@ -83,7 +83,7 @@ class Lingerer:
         assert core is not None
         settings = config.read_settings()
         text = environment.environment_text(cxx=settings.cxx, facts=facts.Facts(Path(self._root)))
-        store = core.Store(self._root, text, read_only=True)
+        store = core.Store(self._root, text, read_only=True, revoked=settings.revoked_text)
         service = CompileService(
             ServiceSettings(
                 store_root=self._root,
@@ -92,6 +92,7 @@ class Lingerer:
                 slots=settings.slots,
                 cxx=settings.cxx,
                 max_bytes=settings.max_bytes,
+                revoked=settings.revoked_text,
             )
         )
         return PendingWork(PendingFolder(self._root), text, store, service)

@@ -62,6 +62,7 @@ def message(request: Request) -> dict[str, Any]:
         "margin": settings.margin,
         "max_bytes": settings.max_bytes,
         "allow_untrusted": settings.allow_untrusted,
+        "revoked": settings.revoked,
         "cxx": settings.cxx,
     }
     if runs_program_code(request.description):

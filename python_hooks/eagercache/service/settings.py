@@ -42,6 +42,7 @@ class ServiceSettings:
     max_bytes: int = 10 << 30
     allow_untrusted: bool = False  # EAGERCACHE_ALLOW_UNTRUSTED
     remote: RemotePlan | None = None  # asked before a worker is
+    revoked: str = ""  # EAGERCACHE_REVOKED, as an absolute path
     workers: int = 0
     slots: int = 0
     memory_bytes: int = 0

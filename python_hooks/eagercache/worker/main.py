@@ -52,7 +52,7 @@ class Worker:
             raise RuntimeError("eagercache does not work on this platform")
         self._core: Any = core
         self._environment = environment
-        self._stores: dict[tuple[str, str], Any] = {}
+        self._stores: dict[tuple[str, str, str], Any] = {}
         self._scratch: Path | None = None
         self._tools: Tools | None = None
         self.device_lost = False  # see Job.device_lost
@@ -105,7 +105,8 @@ class Worker:
         try:
             folder = Path(jobs[0].store.make_work_directory())
             plans = [job.plan for job in jobs if job.plan is not None]
-            library = self._tools.bare.build(plans, folder)
+            contracts = [job.contract for job in jobs]
+            library = self._tools.bare.build(plans, folder, contracts)
         except Exception:
             traceback.print_exc(file=sys.stderr)
             for job in jobs:
@@ -135,7 +136,8 @@ class Worker:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _store(self, request: Mapping[str, Any]) -> Any:
-        key = (request["store_root"], request["environment"])
+        revoked = str(request.get("revoked", ""))
+        key = (request["store_root"], request["environment"], revoked)
         if key not in self._stores:
             from eagercache.worker.jobs.job import Failure
 
@@ -152,6 +154,7 @@ class Worker:
                 max_bytes=limit,
                 # The program's choice: a worker has none of its settings.
                 allow_untrusted=bool(request.get("allow_untrusted", False)),
+                revoked=revoked,
             )
         return self._stores[key]
 

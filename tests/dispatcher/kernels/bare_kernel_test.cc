@@ -13,6 +13,7 @@
 
 #include "dispatcher/kernels/kernel_forms.h"
 #include "dispatcher/memory/large_blocks.h"
+#include "dispatcher/plans/contract.h"
 #include "tests/dispatcher/hook_fixture.h"
 
 namespace eagercache {
@@ -224,14 +225,30 @@ class StoredBareKernelTest : public HookTest {
 
   at::Tensor call_twice() const { return call("eagercache_test::twice", x_); }
 
+  // Publishes `manifest` over an object that was made for `made`.
+  void publish(DiskStore& store, const Manifest& manifest, const Manifest& made) const {
+    const std::filesystem::path object =
+        object_made_for(made, EAGERCACHE_TEST_BARE_OBJECT, folder_.path() / "kernel.so");
+    ASSERT_TRUE(store.publish(manifest, {{ObjectKind::kSharedObject, object}}));
+    runtime().set_policy(runtime().policy());  // the next call asks the store
+  }
+
+  // Native answers, and the entry is put aside.
+  void expect_refused(DiskStore& store) const {
+    const int before = native_runs("twice");
+    EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
+    EXPECT_EQ(native_runs("twice"), before + 1);
+    EXPECT_EQ(store.find(digest(twice_, {x_})).code(), StatusCode::kNotFound);
+  }
+
+  const TemporaryDirectory folder_;
   const at::Tensor x_ = at::arange(5, at::kFloat) + 1;
   OperatorHook& twice_ = hook("eagercache_test::twice");
 };
 
 TEST_F(StoredBareKernelTest, AnswersInNativesPlace) {
   const auto store = use_store();
-  ASSERT_TRUE(store->publish(entry(kTwicePlan),
-                             {{ObjectKind::kSharedObject, EAGERCACHE_TEST_BARE_OBJECT}}));
+  publish(*store, entry(kTwicePlan), entry(kTwicePlan));
   const int before = native_runs("twice");
   EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
   EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
@@ -240,20 +257,94 @@ TEST_F(StoredBareKernelTest, AnswersInNativesPlace) {
 
 TEST_F(StoredBareKernelTest, WithABadPlanIsQuarantinedAndNativeAnswers) {
   const auto store = use_store();
-  ASSERT_TRUE(store->publish(entry(R"({"entry":"system"})"),
-                             {{ObjectKind::kSharedObject, EAGERCACHE_TEST_BARE_OBJECT}}));
-  const int before = native_runs("twice");
+  const Manifest bad = entry(R"({"entry":"system"})");
+  publish(*store, bad, bad);
+  expect_refused(*store);
+}
+
+// Each is a sound plan by itself; the code would read or write beyond what it is given.
+TEST_F(StoredBareKernelTest, CalledOtherwiseThanItsObjectSaysIsRefused) {
+  for (const auto& [from, to] : {std::pair{"\"scratch\":[20]", "\"scratch\":[1]"},
+                                 std::pair{"\"scratch\":[20]", "\"scratch\":[]"},
+                                 std::pair{"\"sizes\":[5]", "\"sizes\":[4]"},
+                                 std::pair{"\"strides\":[1]", "\"strides\":[2]"},
+                                 std::pair{"float32", "uint8"}, std::pair{"_2a", "_2c"}}) {
+    const auto store = use_store();
+    std::string plan = kTwicePlan;
+    plan.replace(plan.find(from), std::string(from).size(), to);
+    publish(*store, entry(plan), entry(kTwicePlan));
+    expect_refused(*store);
+  }
+}
+
+TEST_F(StoredBareKernelTest, MadeForAnotherEntryIsRefused) {
+  const auto store = use_store();
+  Manifest other = entry(kTwicePlan);
+  other.key = digest(twice_, {at::ones({7})});
+  publish(*store, entry(kTwicePlan), other);
+  expect_refused(*store);
+  other = entry(kTwicePlan);
+  other.cpu_features = {"avx2"};
+  publish(*store, entry(kTwicePlan), other);
+  expect_refused(*store);
+}
+
+TEST_F(StoredBareKernelTest, LoadedForOneEntryIsNotUsedForAnother) {
+  const auto store = use_store();
+  publish(*store, entry(kTwicePlan), entry(kTwicePlan));
   EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
+  const at::Tensor four = at::ones({4});
+  Manifest other = entry(kTwicePlan);
+  other.key = digest(twice_, {four});
+  ASSERT_TRUE(store->publish(other, {{ObjectKind::kSharedObject, folder_.path() / "kernel.so"}}));
+  const int before = native_runs("twice");
+  EXPECT_TRUE(at::equal(call("eagercache_test::twice", four), four + four));
   EXPECT_EQ(native_runs("twice"), before + 1);
-  EXPECT_EQ(store->find(digest(twice_, {x_})).code(), StatusCode::kNotFound);
+  EXPECT_EQ(store->find(other.key).code(), StatusCode::kNotFound);
+}
+
+TEST_F(StoredBareKernelTest, WhoseObjectDoesNotSayWhatItIsForIsRefused) {
+  const auto store = use_store();
+  ASSERT_TRUE(store->publish(entry(kTwicePlan),
+                             {{ObjectKind::kSharedObject, EAGERCACHE_TEST_BARE_OBJECT}}));
+  expect_refused(*store);
+  ASSERT_TRUE(store->publish(entry(kTwicePlan),
+                             {{ObjectKind::kSharedObject, EAGERCACHE_TEST_CONTAINER_OBJECT}}));
+  runtime().set_policy(runtime().policy());
+  expect_refused(*store);
+}
+
+TEST(Contract, OfAKernelForManySizesHoldsWhateverItIsChosenFor) {
+  const Digest key = sha256("key");
+  const auto of = [&](const std::string& plan) {
+    return contract_of(key, {"shapes", plan, ""}, {"avx2", "fma"});
+  };
+  EXPECT_EQ(of(R"({"choice":[[8,true]],"inputs":1})"), of(R"({"choice":[],"inputs":1})"));
+  EXPECT_NE(of(R"({"choice":[],"inputs":2})"), of(R"({"choice":[],"inputs":1})"));
+  EXPECT_NE(of("[]"), of("{}"));
+  EXPECT_NE(contract_of(key, {"bare", R"({"choice":[]})", ""}, {}),
+            contract_of(key, {"bare", R"({"choice":[1]})", ""}, {}));
+}
+
+TEST(Contract, IsALineOfTheText) {
+  const Digest one = sha256("one");
+  const Digest two = sha256("two");
+  const std::string text = one.hex() + "\n" + two.hex() + "\n";
+  EXPECT_TRUE(check_contract(text, one));
+  EXPECT_TRUE(check_contract(text, two));
+  for (const std::string& other :
+       {std::string(), text.substr(1), text.substr(0, 64), "x" + text, one.hex() + two.hex()}) {
+    EXPECT_EQ(check_contract(other, two).code(), StatusCode::kCorrupt) << other;
+  }
+  EXPECT_EQ(check_contract(text, sha256("three")).code(), StatusCode::kCorrupt);
+  EXPECT_EQ(made_for(nullptr), "");
 }
 
 TEST_F(StoredBareKernelTest, WithAnotherNumberOfTensorsIsNotUsed) {
   const auto store = use_store();
   std::string plan = kTwicePlan;
   plan.replace(plan.find("\"inputs\":1"), 10, "\"inputs\":2");
-  ASSERT_TRUE(
-      store->publish(entry(plan), {{ObjectKind::kSharedObject, EAGERCACHE_TEST_BARE_OBJECT}}));
+  publish(*store, entry(plan), entry(plan));
   const int before = native_runs("twice");
   EXPECT_TRUE(at::equal(call_twice(), x_ + x_));
   EXPECT_EQ(native_runs("twice"), before + 1);

@@ -40,8 +40,7 @@ class StoreFaultsTest : public HookTest {
          R"("outputs":[{"dtype":"float32","sizes":[5],"strides":[1]}],"scratch":[20],"version":2,"writes":[]})"}};
     // And an object of its own, because a process loads each but once.
     const std::filesystem::path source = directory_.path() / "kernel.so";
-    std::filesystem::copy_file(EAGERCACHE_TEST_BARE_OBJECT, source,
-                               std::filesystem::copy_options::overwrite_existing);
+    object_made_for(manifest, EAGERCACHE_TEST_BARE_OBJECT, source);
     std::ofstream(source, std::ios::app) << "number " << stores_;
     ASSERT_TRUE(store->publish(manifest, {{ObjectKind::kSharedObject, source}}));
   }

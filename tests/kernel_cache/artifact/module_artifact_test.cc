@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <span>
+#include <tuple>
 
 #include "kernel_cache/base/byte_fields.h"
 #include "tests/kernel_cache/test_objects.h"
@@ -33,7 +34,11 @@ class ModuleArtifactTest : public testing::Test {
 
   std::filesystem::path at(const std::string& name) const { return directory_.path() / name; }
   std::filesystem::path artifact() const { return at("artifact"); }
-  std::vector<PublicKey> trusted() const { return {read_public_key(at("own.pub")).value()}; }
+  SigningRules trusted() const {
+    SigningRules rules;
+    rules.trusted = {read_public_key(at("own.pub")).value()};
+    return rules;
+  }
 
   ArtifactContents contents() const {
     ArtifactContents contents;
@@ -74,7 +79,7 @@ TEST_F(ModuleArtifactTest, WhatIsWrittenIsReadAgain) {
   const auto opened = open();
   ASSERT_TRUE(opened) << opened.status().to_string();
   const ArtifactHeader& header = opened.value()->header();
-  EXPECT_EQ(header.signer, trusted().front());
+  EXPECT_EQ(header.signer, trusted().trusted.front());
   EXPECT_EQ(header.environment, "torch: 2.11.0\n");
   EXPECT_EQ(header.cpu_features, (std::vector<std::string>{"avx2", "fma"}));
   EXPECT_EQ(header.facts.at("torch"), "2.11.0");
@@ -173,18 +178,18 @@ TEST_F(ModuleArtifactTest, OtherSignersFilesAndVersionsAreToldApart) {
   EXPECT_EQ(foreign.code(), StatusCode::kRefused);
   const std::string name = read_public_key(at("other.pub")).value().hex();
   EXPECT_NE(foreign.status().message().find(name), std::string::npos);
-  EXPECT_EQ(ModuleArtifact::open(artifact(), {}).code(), StatusCode::kRefused);
+  EXPECT_EQ(ModuleArtifact::open(artifact(), SigningRules()).code(), StatusCode::kRefused);
 
   // The trusted key's name over a signature that it did not make.
   std::string forged = read_bytes(artifact());
-  const std::array<std::uint8_t, 32> own = trusted().front().bytes;
+  const std::array<std::uint8_t, 32> own = trusted().trusted.front().bytes;
   std::copy(own.begin(), own.end(), forged.begin() + kArtifactFirstLine.size());
   write_bytes(artifact(), forged);
   EXPECT_EQ(open().code(), StatusCode::kRefused);
 
-  write_bytes(artifact(), "eagercache-module 2\n" + forged.substr(kArtifactFirstLine.size()));
+  write_bytes(artifact(), "eagercache-module 1\n" + forged.substr(kArtifactFirstLine.size()));
   EXPECT_EQ(open().code(), StatusCode::kIncompatible);
-  write_bytes(artifact(), "eagercache-bundle 1\n" + forged.substr(kArtifactFirstLine.size()));
+  write_bytes(artifact(), "eagercache-bundle 2\n" + forged.substr(kArtifactFirstLine.size()));
   EXPECT_EQ(open().code(), StatusCode::kCorrupt);
   EXPECT_EQ(ModuleArtifact::open(directory_.path(), trusted()).code(), StatusCode::kCorrupt);
   EXPECT_EQ(ModuleArtifact::open(at("nothing"), trusted()).code(), StatusCode::kNotFound);
@@ -220,6 +225,37 @@ TEST_F(ModuleArtifactTest, SignedHeadersThatPointOutsideAreRefused) {
   EXPECT_TRUE(refused([](auto& h) { h.file_bytes -= 1; }));
   EXPECT_TRUE(refused([](auto& h) { h.constants[0].names.clear(); }));
   EXPECT_TRUE(refused([](auto& h) { h.constants[0].strides.clear(); }));
+  EXPECT_TRUE(refused([](auto& h) { h.validity.created = -1; })) << "no time";
+}
+
+TEST_F(ModuleArtifactTest, WhatHasExpiredIsRevokedOrComesFromTheFutureIsRefused) {
+  constexpr std::int64_t kMade = 1'700'000'000;
+  constexpr std::int64_t kDay = 24 * 3600;
+  ArtifactContents dated = contents();
+  dated.validity = {kMade, kMade + kDay};
+  const SigningKey key = SigningKey::read(at("own.pem")).value();
+  ASSERT_TRUE(write_module_artifact(artifact(), dated, key));
+  const auto at_time = [&](std::int64_t now, const std::string& revoked = "") {
+    SigningRules rules = trusted();
+    rules.now = now;
+    rules.revoked = Revocations::parse(revoked, "list").value();
+    return ModuleArtifact::open(artifact(), rules);
+  };
+  const auto opened = at_time(kMade);
+  ASSERT_TRUE(opened) << opened.status().to_string();
+  EXPECT_EQ(opened.value()->header().validity, dated.validity);
+  EXPECT_TRUE(at_time(kMade - kDay)) << "clocks differ by hours";
+  for (const auto& [now, revoked, text] :
+       {std::tuple{kMade + kDay, std::string(), "expired on"},
+        std::tuple{kMade - kDay - 1, std::string(), "set the clock"},
+        std::tuple{kMade, opened.value()->header().digest.hex(), "is revoked"},
+        std::tuple{kMade, key.public_key().hex(), "which is revoked"}}) {
+    const auto refused = at_time(now, revoked);
+    EXPECT_EQ(refused.code(), StatusCode::kRefused) << text;
+    EXPECT_NE(refused.status().message().find(text), std::string::npos);
+  }
+  dated.validity = {0, kMade};
+  EXPECT_EQ(write_module_artifact(artifact(), dated, key).code(), StatusCode::kInvalidArgument);
 }
 
 TEST_F(ModuleArtifactTest, MappedWeightsMustBelongToTheUserAlone) {

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "kernel_cache/store/withdrawal.h"
 #include "tests/kernel_cache/store_fixture.h"
 
 namespace eagercache {
@@ -25,7 +26,11 @@ class BundleTest : public StoreTest {
   }
 
   std::filesystem::path at(const std::string& name) const { return directory_.path() / name; }
-  std::vector<PublicKey> trusted() const { return {read_public_key(at("own.pub")).value()}; }
+  SigningRules trusted() const {
+    SigningRules rules;
+    rules.trusted = {read_public_key(at("own.pub")).value()};
+    return rules;
+  }
 
   // Two kernels that share nothing, a decision, and a failure, which no bundle takes.
   std::unique_ptr<DiskStore> filled() const {
@@ -37,9 +42,10 @@ class BundleTest : public StoreTest {
     return store;
   }
 
-  Result<BundleCounts> write(DiskStore& store, const std::string& key = "own.pem") const {
+  Result<BundleCounts> write(DiskStore& store, const std::string& key = "own.pem",
+                             const Validity& validity = {}) const {
     return write_bundle(at("bundle"), store, options().environment,
-                        SigningKey::read(at(key)).value());
+                        SigningKey::read(at(key)).value(), validity);
   }
 
   std::unique_ptr<DiskStore> open_elsewhere() const {
@@ -68,7 +74,9 @@ TEST_F(BundleTest, WhatIsWrittenIsReadAndImportedUnderAnotherEnvironment) {
   Result<Bundle> bundle = read_bundle(at("bundle"), trusted());
   ASSERT_TRUE(bundle) << bundle.status().to_string();
   EXPECT_EQ(bundle->environment, options().environment);
-  EXPECT_EQ(bundle->signer, trusted().front());
+  EXPECT_EQ(bundle->signer, trusted().trusted.front());
+  EXPECT_EQ(bundle->digest, written->digest);
+  EXPECT_EQ(bundle->validity.expires, 0);
   EXPECT_EQ(bundle->manifests.size(), 3U);
 
   std::unique_ptr<DiskStore> elsewhere = open_elsewhere();
@@ -85,9 +93,9 @@ TEST_F(BundleTest, WhatIsWrittenIsReadAndImportedUnderAnotherEnvironment) {
 
 TEST_F(BundleTest, TheSameStoreGivesTheSameBytes) {
   std::unique_ptr<DiskStore> store = filled();
-  ASSERT_TRUE(write(*store));
+  ASSERT_TRUE(write(*store, "own.pem", {1'700'000'000, 0}));
   const std::string first = bytes();
-  ASSERT_TRUE(write(*store));
+  ASSERT_TRUE(write(*store, "own.pem", {1'700'000'000, 0}));
   EXPECT_EQ(bytes(), first);
 }
 
@@ -126,7 +134,7 @@ TEST_F(BundleTest, AnotherSignerIsNamedAndRefused) {
 
   // The trusted key's name over a signature that it did not make.
   std::string forged = bytes();
-  const std::array<std::uint8_t, 32> own = trusted().front().bytes;
+  const std::array<std::uint8_t, 32> own = trusted().trusted.front().bytes;
   std::copy(own.begin(), own.end(), forged.begin() + 20);
   replace(forged);
   EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kRefused);
@@ -189,7 +197,9 @@ TEST_F(BundleTest, WhatAKilledProcessLeftBesideTheFileNeitherBlocksNorStays) {
 }
 
 TEST_F(BundleTest, OtherFilesAndVersionsAreToldApart) {
-  replace("eagercache-bundle 2\n");
+  replace("eagercache-bundle 1\n");
+  EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kIncompatible);
+  replace("eagercache-bundle 3\n");
   EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kIncompatible);
   replace("PK\x03\x04");
   EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kCorrupt);
@@ -224,6 +234,124 @@ TEST_F(BundleTest, AMissingCpuFeatureIsNamedBeforeAnythingIsWritten) {
   EXPECT_EQ(imported.code(), StatusCode::kIncompatible);
   EXPECT_NE(imported.status().message().find("avx9000"), std::string::npos);
   EXPECT_EQ(elsewhere->find(key_of(0)).code(), StatusCode::kNotFound);
+}
+
+// What a test does about time: days of seconds, and rules whose clock says `now`.
+constexpr std::int64_t kDay = 24 * 3600;
+
+SigningRules at_time(SigningRules rules, std::int64_t now) {
+  rules.now = now;
+  return rules;
+}
+
+void expect_refused(const Result<Bundle>& bundle, const std::string& text) {
+  EXPECT_EQ(bundle.code(), StatusCode::kRefused);
+  EXPECT_NE(bundle.status().message().find(text), std::string::npos) << bundle.status().message();
+}
+
+TEST_F(BundleTest, ABundleExpiresByThePresentClock) {
+  std::unique_ptr<DiskStore> store = filled();
+  ASSERT_TRUE(write(*store, "own.pem", {1'700'000'000, 1'700'000'000 + kDay}));
+  EXPECT_TRUE(read_bundle(at("bundle"), at_time(trusted(), 1'700'000'000)));
+  EXPECT_TRUE(read_bundle(at("bundle"), at_time(trusted(), 1'700'000'000 + kDay - 1)));
+  expect_refused(read_bundle(at("bundle"), at_time(trusted(), 1'700'000'000 + kDay)),
+                 "expired on 2023-11-15 22:13:20 UTC");
+  // A clock that goes back makes it whole again: nothing remembers what it said.
+  EXPECT_TRUE(read_bundle(at("bundle"), at_time(trusted(), 1'700'000'000 + 1)));
+}
+
+TEST_F(BundleTest, WhatSaysThatItWasMadeInTheFutureIsRefused) {
+  std::unique_ptr<DiskStore> store = filled();
+  ASSERT_TRUE(write(*store, "own.pem", {1'700'000'000, 0}));
+  EXPECT_TRUE(read_bundle(at("bundle"), at_time(trusted(), 1'700'000'000 - kDay)));
+  expect_refused(read_bundle(at("bundle"), at_time(trusted(), 1'700'000'000 - kDay - 1)),
+                 "set the clock");
+}
+
+TEST_F(BundleTest, WhatWouldHaveExpiredWhenItIsMadeIsNotWritten) {
+  std::unique_ptr<DiskStore> store = filled();
+  EXPECT_EQ(write(*store, "own.pem", {0, 1'700'000'000}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(write(*store, "own.pem", {5, 5}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(write(*store, "own.pem", {5, -5}).code(), StatusCode::kInvalidArgument);
+  EXPECT_FALSE(std::filesystem::exists(at("bundle")));
+}
+
+TEST_F(BundleTest, ARevokedBundleOrKeyIsRefused) {
+  std::unique_ptr<DiskStore> store = filled();
+  const Result<BundleCounts> written = write(*store);
+  SigningRules rules = trusted();
+  const std::string key = rules.trusted.front().hex();
+  rules.revoked = Revocations::parse("# lost\n\n" + key + " on a train\n", "list").value();
+  expect_refused(read_bundle(at("bundle"), rules), key + ", which is revoked");
+  rules.revoked = Revocations::parse(written->digest.hex(), "list").value();
+  expect_refused(read_bundle(at("bundle"), rules), "is revoked");
+  rules.revoked = Revocations::parse(key_of(1).hex() + "\r\n", "list").value();
+  EXPECT_TRUE(read_bundle(at("bundle"), rules)) << "another one is";
+}
+
+// What a store does with the entries of a bundle.
+class WithdrawalTest : public BundleTest {
+ protected:
+  // A store elsewhere that heeds a list, and the reasons that it told.
+  std::unique_ptr<DiskStore> open_heeding(const std::string& list) {
+    StoreOptions other = options();
+    other.root = directory_.path() / "elsewhere";
+    other.environment = "torch: 2.11.0\ncompiler: none\n";
+    other.revoked = Revocations::parse(list, "list").value();
+    other.on_withdrawn = [this](const std::string& why) { told_.push_back(why); };
+    return StoreTest::open(other);
+  }
+
+  std::vector<std::string> told_;
+};
+
+TEST_F(WithdrawalTest, EntriesOfARevokedBundleAreMissesThatSaySoOnce) {
+  std::unique_ptr<DiskStore> store = filled();
+  const Result<BundleCounts> written = write(*store);
+  const Bundle bundle = read_bundle(at("bundle"), trusted()).value();
+  ASSERT_TRUE(import_bundle(bundle, *open_heeding("")));
+  for (const std::string& id : {written->digest.hex(), bundle.signer.hex()}) {
+    std::unique_ptr<DiskStore> heeding = open_heeding(id);
+    told_.clear();
+    for (const std::uint64_t number : {1, 2, 3}) {
+      EXPECT_EQ(heeding->find(key_of(number)).code(), StatusCode::kNotFound) << id;
+    }
+    ASSERT_EQ(told_.size(), 1U);
+    EXPECT_NE(told_.front().find(id), std::string::npos);
+    EXPECT_EQ(heeding->quarantined(), 0U) << "nothing is damaged";
+  }
+  EXPECT_TRUE(open_heeding("")->find(key_of(1))) << "the list alone says so";
+}
+
+TEST_F(WithdrawalTest, WhatIsMadeHereTakesThePlaceOfWhatIsWithdrawn) {
+  std::unique_ptr<DiskStore> store = filled();
+  const Result<BundleCounts> written = write(*store);
+  ASSERT_TRUE(import_bundle(read_bundle(at("bundle"), trusted()).value(), *open_heeding("")));
+  std::unique_ptr<DiskStore> heeding = open_heeding(written->digest.hex());
+  ASSERT_TRUE(publish_kernel(*heeding, 1));
+  EXPECT_EQ(use(*heeding, 1).value(), 1U);
+  EXPECT_EQ(heeding->find(key_of(1)).value().fact("bundle"), "");
+  EXPECT_EQ(write_bundle(at("again"), *heeding, "torch: 2.11.0\ncompiler: none\n",
+                         SigningKey::read(at("own.pem")).value())
+                ->kernels,
+            1U)
+      << "what is withdrawn is in no bundle";
+}
+
+TEST_F(WithdrawalTest, AnExpiryStaysWithTheEntry) {
+  Manifest manifest = entry_of(1, EntryKind::kNative);
+  note_origin({key_of(7), {}, 500}, &manifest);
+  EXPECT_EQ(withdrawal_of(manifest, {}, 499), "");
+  EXPECT_NE(withdrawal_of(manifest, {}, 500).find("expired on 1970-01-01 00:08:20"),
+            std::string::npos);
+  note_origin({key_of(8), {}, 0}, &manifest);
+  EXPECT_NE(withdrawal_of(manifest, {}, 500), "") << "signed anew, and no younger";
+  note_origin({key_of(9), {}, 300}, &manifest);
+  EXPECT_NE(withdrawal_of(manifest, {}, 300), "");
+  for (const std::string text : {"", "x", "1e9", "99999999999999999999"}) {
+    manifest.facts["expires"] = text;
+    EXPECT_NE(withdrawal_of(manifest, {}, 0), "") << text;
+  }
 }
 
 TEST_F(BundleTest, KeysAreNeverReplacedAndOnlyEd25519IsTaken) {

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from pathlib import Path
 
 import eagercache
 import pytest
 from click.testing import CliRunner, Result
-from conftest import SHARED_CALLS, SHARED_OPS, clean_environment, run_program
+from conftest import (
+    SHARED_CALLS,
+    SHARED_OPS,
+    clean_environment,
+    run_program,
+    run_python,
+)
 from eagercache import _C
 from eagercache.base import environment
 from eagercache.cli import main as cli
@@ -178,6 +186,95 @@ def test_verify_tells_who_signed_and_that_all_is_intact(packed: Path, keys: Path
     assert f"signed by {_C.public_key(str(keys / 'mine.pub'))}" in verified.output
     said = json.loads(run("verify", packed, "--key", keys / "mine.pub", "--json").output)
     assert (said["decisions"], said["mismatches"]) == (3, [])
+    assert f"digest {said['digest']}" in verified.output
+    assert "never expires" in verified.output
+    assert said["expires"] is None
+
+
+def test_a_bundle_expires(keys: Path, store: Path, tmp_path: Path) -> None:
+    path, key = tmp_path / "kernels.bundle", ("--key", keys / "mine.pub", "--dir", tmp_path / "d")
+    for when, days in (("90d", 90), ("2999-01-01", 300_000)):
+        done = run("export", path, "--key", keys / "mine.pem", "--expires", when)
+        assert done.exit_code == 0, done.output
+        said = json.loads(run("verify", path, *key[:2], "--json").output)
+        made, ends = (
+            datetime.datetime.fromisoformat(said[name]) for name in ("created", "expires")
+        )
+        assert (ends - made).days >= days - 1
+    for when in ("tomorrow", "-3d", "90", "2026-13-01"):
+        assert (
+            "use a day" in run("export", path, "--key", keys / "mine.pem", "--expires", when).output
+        )
+    past = run("export", tmp_path / "no", "--key", keys / "mine.pem", "--expires", "2020-01-01")
+    expect_one_line(past, "must expire after it was made")
+    text, now = environment.environment_text(), int(time.time())
+    opened = _C.Store(str(store), text, read_only=True)
+    _C.write_bundle(str(path), opened, text, str(keys / "mine.pem"), now - 9, now - 99)
+    expect_one_line(run("import", path, *key), "expired on", "get a newer one")
+    assert not (tmp_path / "d").exists()
+
+
+def test_what_is_revoked_is_refused_and_what_it_brought_is_not_used(
+    packed: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, listed = tmp_path / "target", tmp_path / "revoked"
+    key = ("--key", keys / "mine.pub", "--dir", target)
+    assert run("import", packed, *key).exit_code == 0
+    said = json.loads(run("verify", packed, *key[:2], "--json").output)
+    for name in ("signer", "digest"):
+        listed.write_text(f"{said[name]} lost\n")
+        expect_one_line(run("import", packed, *key, "--revoked", listed), "is revoked", said[name])
+        with monkeypatch.context() as patch:
+            patch.setenv("EAGERCACHE_REVOKED", str(listed))
+            expect_one_line(run("verify", packed, *key[:2]), "is revoked", said[name])
+        heeding = _C.Store(str(target), environment.environment_text(), revoked=str(listed))
+        assert all(heeding.find(digest) is None for digest in KEYS)
+    assert _C.Store(str(target), environment.environment_text()).find(KEYS[0]) is not None
+    listed.write_text("mine\n")
+    expect_one_line(run("verify", packed, *key[:2], "--revoked", listed), "line 1")
+    expect_one_line(run("verify", packed, *key[:2], "--revoked", tmp_path / "no"), "cannot be read")
+
+
+_ENABLE = (
+    SHARED_CALLS
+    + """
+import os, sys, warnings
+import eagercache
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    on = eagercache.enable({ops}, on_miss="native", choose="always", revoked={revoked!r})
+    for _ in range(3): shared_calls()
+s = eagercache.stats()
+report(active=on.active, hits=s.hits, warned=[str(one.message) for one in caught])
+"""
+)
+
+
+def test_enable_uses_no_kernel_of_a_revoked_bundle_and_warns_once(
+    warm_cache: Path, tmp_path: Path, keys: Path
+) -> None:
+    path, target, listed = tmp_path / "kernels.bundle", tmp_path / "target", tmp_path / "revoked"
+    assert run("export", path, "--key", keys / "mine.pem", "--dir", warm_cache).exit_code == 0
+    assert run("import", path, "--key", keys / "mine.pub", "--dir", target).exit_code == 0
+    listed.write_text(_C.public_key(str(keys / "mine.pub")) + "\n")
+    code = _ENABLE.format(ops=SHARED_OPS, revoked=None)
+    assert run_program(code, target)["hits"] == 15
+    refusing = _ENABLE.format(ops=SHARED_OPS, revoked=str(listed))
+    refused = run_program(refusing, target)
+    assert (refused["active"], refused["hits"], refused["warned"]) == (True, 0, [])
+    said = run_python(
+        "def report(**_): pass\n" + refusing, clean_environment(EAGERCACHE_DIR=str(target))
+    ).stderr
+    assert said.count("are not used any more: the key that signed it") == 1
+    assert said.count("\n") == 1
+    set_by_variable = run_program(code, target, EAGERCACHE_REVOKED=str(listed))
+    assert set_by_variable["hits"] == 0
+    broken = run_program(code, target, EAGERCACHE_REVOKED=str(tmp_path / "nowhere"))
+    assert (broken["active"], broken["hits"]) == (False, 0)
+    (warning,) = broken["warned"]
+    assert "nowhere" in warning
+    assert "cannot be read" in warning
+    assert "everything stays native" in warning
 
 
 def test_what_a_store_has_stays(packed: Path, keys: Path, store: Path, tmp_path: Path) -> None:

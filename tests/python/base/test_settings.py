@@ -102,6 +102,7 @@ def test_every_variable_sets_its_field() -> None:
             "EAGERCACHE_VERIFY": "0.25",
             "EAGERCACHE_TIERS": "/one:/two",
             "EAGERCACHE_ALLOW_UNTRUSTED": "1",
+            "EAGERCACHE_REVOKED": "/list",
         }
     )
     assert settings == config.Settings(
@@ -122,6 +123,7 @@ def test_every_variable_sets_its_field() -> None:
         verify=0.25,
         tiers=(Path("/one"), Path("/two")),
         allow_untrusted=True,
+        revoked=Path("/list"),
     )
     assert {v.field for v in config.VARIABLES} == set(vars(settings))
     table = config.environment_table()

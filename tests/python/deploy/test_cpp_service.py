@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,23 @@ def test_altered_truncated_unsigned_and_foreign_bundles_are_refused_with_the_rea
 
 def _other_torch(text: str) -> str:
     return re.sub(r"^torch\.version: .*$", "torch.version: 1.0", text, flags=re.MULTILINE)
+
+
+def test_a_bundle_that_is_revoked_or_has_expired_is_refused(
+    cpp_service: Service, tmp_path: Path
+) -> None:
+    text, now = environment.environment_text(), int(time.time())
+    opened = _C.Store(str(tmp_path / "made"), text)
+    opened.publish({"key": "1" * 64, "kind": "native", "facts": {}})
+    path, key = tmp_path / "old.bundle", str(cpp_service.folder / "release.pem")
+    _C.write_bundle(str(path), opened, text, key, now - 9, now - 99)
+    expect_refusal(cpp_service.run(*cpp_service.signed(path)), "old.bundle expired on")
+    digest = _C.write_bundle(str(path), opened, text, key)["digest"]
+    listed = tmp_path / "revoked"
+    listed.write_text(digest)
+    revoked = cpp_service.run(*cpp_service.signed(path), EAGERCACHE_REVOKED=str(listed))
+    expect_refusal(revoked, "old.bundle", "is revoked")
+    assert not (tmp_path / "s").exists()
 
 
 def test_kernels_for_another_torch_are_refused_with_the_field(

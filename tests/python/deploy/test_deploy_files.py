@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,19 +99,22 @@ def test_files_that_others_may_write_are_not_mapped(deployed: Deployed, tmp_path
     assert answer_of(load_module(path, keys=keys, mmap=False)) == deploy_zoo.Steps.answer(1.0)
 
 
-def rewritten(deployed: Deployed, path: Path, **changes: Any) -> Path:
+def rewritten(
+    deployed: Deployed, path: Path, times: dict[str, int] | None = None, **changes: Any
+) -> Path:
     """A signed artifact that says something else of itself."""
     keys = [str(deployed.folder / "own.pub")]
     row = _C.read_module_artifact(str(deployed.folder / "tied"), keys)
     values = {"environment": row["environment"], "cpu_features": [], "facts": row["facts"]}
     values.update(changes)
+    times = times or {}
     module = deployed.load("tied")
     tensors = module._program.values(False, True)
     _C.write_module_artifact(
         str(path), values["environment"], values["cpu_features"], values["facts"],
         [str(deployed.folder / "own.pub")], row["constants"],
         [tensors[constant[0][0]] for constant in row["constants"]],
-        str(deployed.folder / "own.pem"),
+        str(deployed.folder / "own.pem"), **times,
     )  # fmt: skip
     return path
 
@@ -129,6 +133,51 @@ def test_a_foreign_environment_names_the_field(deployed: Deployed, tmp_path: Pat
     path = rewritten(deployed, tmp_path / "future", cpu_features=["avx9000"])
     with refusal("incompatible", "avx9000"):
         load_module(path, keys=keys)
+
+
+@pytest.mark.parametrize("field", [None, "torch.version", "platform.libc"])
+def test_an_artifact_that_does_not_say_what_it_was_made_for_is_refused(
+    deployed: Deployed, tmp_path: Path, field: str | None
+) -> None:
+    keys = [deployed.folder / "own.pub"]
+    here = _C.read_module_artifact(str(deployed.folder / "tied"), [str(keys[0])])["environment"]
+    text = "" if field is None else re.sub(rf"{re.escape(field)}: .*\n", "", here)
+    path = rewritten(deployed, tmp_path / "mute", environment=text)
+    with refusal("incompatible", "does not say what it was made for" if field is None else field):
+        load_module(path, keys=keys)
+    assert eagercache.verify_module(path, keys=keys).mismatches
+
+
+def test_what_has_expired_is_revoked_or_comes_from_the_future_is_refused(
+    deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, now = [deployed.folder / "own.pub"], int(time.time())
+    path = rewritten(deployed, tmp_path / "old", {"created": now - 99, "expires": now - 9})
+    with refusal("refused", "expired on", "get a newer one"):
+        load_module(path, keys=keys)
+    path = rewritten(deployed, tmp_path / "early", {"created": now + 2 * 86400})
+    with refusal("refused", "set the clock"):
+        verify_module(path, keys=keys)
+    path = rewritten(deployed, tmp_path / "good", {"created": now, "expires": now + 86400})
+    info = verify_module(path, keys=keys)
+    assert info.created is not None
+    assert info.expires is not None
+    assert (info.expires - info.created).days == 1
+    listed = tmp_path / "revoked"
+    for revoked in (info.digest, info.signer):
+        listed.write_text(f"# not to be used\n{revoked} it was lost\n")
+        with refusal("refused", "is revoked", revoked):
+            load_module(path, keys=keys, revoked=listed)
+        with monkeypatch.context() as patch:
+            patch.setenv("EAGERCACHE_REVOKED", str(listed))
+            with refusal("refused", "is revoked"):
+                verify_module(path, keys=keys)
+    verify_module(path, keys=keys)
+    listed.write_text("all of them\n")
+    with refusal("invalid_argument", "line 1", str(listed)):
+        load_module(path, keys=keys, revoked=listed)
+    with refusal("refused", "cannot be read", "nowhere"):
+        load_module(path, keys=keys, revoked=tmp_path / "nowhere")
 
 
 def test_signed_nonsense_is_refused(deployed: Deployed, tmp_path: Path) -> None:

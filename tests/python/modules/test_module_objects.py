@@ -153,7 +153,8 @@ torch.set_num_threads(1)
 sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, vocab_size=100)
 torch.manual_seed(0)
-model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+made, config, more = {model}
+model = made(config(**sizes, **more)).eval()
 ids = torch.randint(3, 99, (2, 6))
 mask = torch.ones_like(ids)
 mask[0, :3] = 0  # a sample that is shorter than the other
@@ -178,13 +179,24 @@ report(same=answers == expected * 2, hits=hits, lines=lines)
 """
 
 
+LLAMA = "transformers.LlamaForCausalLM, transformers.LlamaConfig, {}"
+# Its caches keep the last tokens of eight, and a number of all that there were.
+SLIDES = "transformers.MistralForCausalLM, transformers.MistralConfig, dict(sliding_window=8)"
+
+
 @pytest.mark.parametrize(
-    ("chosen", "least"), [("[:1]", 16), pytest.param("[1:]", 48, marks=pytest.mark.once)]
+    ("model", "chosen", "least"),
+    [
+        (LLAMA, "[:1]", 16),
+        pytest.param(LLAMA, "[1:]", 48, marks=pytest.mark.once),
+        pytest.param(SLIDES, "[:1]", 20, marks=pytest.mark.once),
+    ],
+    ids=["alone", "other ways", "sliding window"],
 )
 def test_a_language_model_generates_what_it_does_in_eager(
-    chosen: str, least: int, store: Path
+    model: str, chosen: str, least: int, store: Path
 ) -> None:
-    program = GENERATE.replace("{chosen}", chosen)
+    program = GENERATE.replace("{chosen}", chosen).replace("{model}", model.replace("{}", "{{}}"))
     made = run_program(program.format(on_miss="wait"), store, timeout=500, fills=True)
     assert made["same"], made["lines"]
     assert made["hits"] >= least, made["lines"]

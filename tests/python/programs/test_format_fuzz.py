@@ -168,7 +168,7 @@ def test_bundles(packed: Path, data: st.DataObject, signed: bool) -> None:
     head = whole.index(b"\n") + 1 + 32
     if signed:
         body = data.draw(spoilt(whole[head + 64 :]))
-        whole = whole[:head] + _sign(packed, b"eagercache-bundle-v1", body) + body
+        whole = whole[:head] + _sign(packed, b"eagercache-bundle-v2", body) + body
     else:
         whole = data.draw(spoilt(whole))
     path = packed / "edited"
@@ -209,11 +209,11 @@ def test_artifacts(packed: Path, data: st.DataObject) -> None:
     """A file with a good head and a signature over a header that was made up."""
     text = data.draw(st.binary(max_size=200) | spoilt(_header()))
     public = (packed / "bundle").read_bytes().split(b"\n", 1)[1][:32]
-    signature = _sign(packed, b"eagercache-module-v1", text)
+    signature = _sign(packed, b"eagercache-module-v2", text)
     size = len(text).to_bytes(8, "little")
     path = packed / "module"
     path.unlink(missing_ok=True)
-    path.write_bytes(b"eagercache-module 1\n" + public + signature + size + text)
+    path.write_bytes(b"eagercache-module 2\n" + public + signature + size + text)
     with pytest.raises(DeployError) as raised:
         load_module(path, keys=[packed / "key.pub"])
     assert "\n" not in str(raised.value)
@@ -224,7 +224,7 @@ def _header() -> bytes:
     number = (0).to_bytes(8, "little")
     environment_text = environment.running_text().encode()
     size = len(environment_text).to_bytes(8, "little")
-    return size + environment_text + number * 6
+    return number * 2 + size + environment_text + number * 6
 
 
 # ---- manifests -----------------------------------------------------------------------------------

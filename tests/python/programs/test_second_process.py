@@ -15,6 +15,7 @@ import pytest
 from conftest import SHARED_CALLS, SHARED_OPS, Program, clean_environment, run_program
 from eagercache import _C
 from eagercache.base import config, environment
+from eagercache.calls import contract
 
 pytestmark = pytest.mark.once
 
@@ -214,7 +215,9 @@ def test_a_kernel_that_kills_its_process_does_so_twice(
 ) -> None:
     digest = program(_CALL)["digest"]
     source, target = tmp_path / "killer.c", tmp_path / "killer.so"
-    source.write_text(_KILLER + (_ON_LOAD if on_load else ""))
+    made_for = contract.contract_of(str(digest), "container", "", "", [])
+    says = f'char {contract.SYMBOL}[] = "{made_for}\\n";\n'
+    source.write_text(_KILLER + says + (_ON_LOAD if on_load else ""))
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-Wl,-z,noexecstack", "-o", target, source], check=True
     )

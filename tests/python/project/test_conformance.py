@@ -43,7 +43,7 @@ def conformance_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
 
 
 def _environment() -> dict[str, str]:
-    paths = [PACKAGE_ROOT, str(TESTS)]
+    paths = [PACKAGE_ROOT, str(TESTS), str(TESTS / "python")]  # the last has `remade`
     return clean_environment(PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
 
 
@@ -93,6 +93,7 @@ from conformance.child import Child
 from conformance.database import BackendCall
 from conformance.ours import Ours, core
 from eagercache.runtime import session
+from remade import object_for
 
 aten = torch.ops.aten
 state = Path(sys.argv[1])
@@ -113,9 +114,7 @@ def put(wrong, right):
     # The store's answer for `right` is the kernel of `wrong`.
     known = store.find(digest(wrong))
     assert known["kind"] == "kernel", known
-    files = {item["digest"]: item["kind"] for item in known["objects"]}
-    paths = [(kind, str(next((state / "store").rglob(f"*{name[2:]}*")))) for name, kind in
-             files.items()]
+    paths = object_for(digest(right), known, state / "store", state)
     store.remove(digest(right))
     kept = {k: known[k] for k in ("kind", "created", "facts", "cpu_features") if k in known}
     store.publish({**kept, "key": digest(right)}, paths)

@@ -33,7 +33,7 @@ CALLS = 1000
 # The calls of the planted faults, by twos: the kernel of the second is put under the first's key.
 PLANTS = """
 import sys
-sys.path.insert(0, {fuzz!r})
+sys.path[:0] = [{fuzz!r}, {fuzz!r} + "/python"]
 import os, shutil
 from pathlib import Path
 from random import Random
@@ -44,6 +44,7 @@ from eagercache import _C
 from eagercache.runtime.session import session
 from fuzz import both_ways, pool, programs, shrink
 from fuzz.templates import Slot, Spec, Template
+from remade import object_for
 
 X, T = Spec("float32", (16, 17)), Spec("float32", (16, 17), "transposed")
 def call(name, *arguments, specs=(X, X), **keywords):
@@ -218,7 +219,7 @@ for name, (victim, other) in PAIRS.items():
     copy = _C.Store(str(forged), text)
     mine, others = (digests[repr(t)] for t in (victim, other))
     manifest = copy.find(others)
-    objects = [("so", str(next(forged.rglob(o["digest"] + "*")))) for o in manifest["objects"]]
+    objects = object_for(mine, manifest, forged, directory.parent)
     copy.remove(mine)
     copy.publish({"key": mine, "kind": "kernel", "created": 1, "facts": manifest["facts"],
                   "cpu_features": manifest.get("cpu_features", [])}, objects)

@@ -332,6 +332,15 @@ def test_a_broken_compiler_is_a_stored_failure(tmp_path: Path, how: str) -> None
     assert (entry["kind"], entry["failure"]) == ("failed", failure)
 
 
+class JobOfPlan(Job):
+    """A job whose plan is a word."""
+
+    @property
+    def contract(self) -> str:
+        """What its object is to say."""
+        return f"of {self.plan}"
+
+
 class FailsWith:
     """A builder of kernels for which one plan is too much."""
 
@@ -340,8 +349,9 @@ class FailsWith:
         self.asked: list[list[str]] = []
         self._bad = bad
 
-    def build(self, plans: list[str], directory: Path) -> Path:
+    def build(self, plans: list[str], directory: Path, contracts: list[str]) -> Path:
         """The library, unless the plan is among ``plans``."""
+        assert contracts == [f"of {plan}" for plan in plans]
         self.asked.append(plans)
         if self._bad in plans:
             raise CompileFailed("no such instruction", transient=False)
@@ -352,7 +362,7 @@ class FailsWith:
 def test_what_fails_in_a_batch_is_compiled_alone(tmp_path: Path) -> None:
     jobs = []
     for plan in ("first", "bad", "last"):
-        job = Job({"description": {}}, core)
+        job = JobOfPlan({"description": {}}, core)
         job.lowered = SimpleNamespace(plan=plan)  # type: ignore[assignment]
         job._directory = tmp_path / plan
         job.store = SimpleNamespace(make_work_directory=lambda: str(tmp_path / "together"))

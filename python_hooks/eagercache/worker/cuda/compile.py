@@ -115,11 +115,13 @@ def contain(
     tools: Tools,
     directory: Path,
     unknown: PlanUnknown,
+    contract: str,
 ) -> Lowered:
     """AOTInductor's container of ``call``, in whose text the machine code is.
 
     After `lower` has raised ``unknown``; ``directory`` is private and empty. A C++ compiler is run,
-    and no CUDA toolkit is needed. Raises CompileRefused or CompileFailed.
+    and no CUDA toolkit is needed. It says that it is of the entry ``contract``. Raises
+    CompileRefused or CompileFailed.
     """
     if call.written:
         raise unknown  # a container allocates what it returns
@@ -131,7 +133,9 @@ def contain(
         texts.append(text)
 
     graph = build_graph(call, num_returns) if graph is None else copy.deepcopy(graph)
-    path = tools.contain_for_gpu(_with_signed_zeros(graph), example_inputs(call), directory, check)
+    path = tools.contain_for_gpu(
+        _with_signed_zeros(graph), example_inputs(call), directory, check, contract
+    )
     text = replace(unknown.facts, kernels=texts[0].kernels)
     seconds = {"lower": round(time.process_time() - begin, 4), **tools.commands.seconds}
     return Lowered(text, None, path, str(unknown), seconds)

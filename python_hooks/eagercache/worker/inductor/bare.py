@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagercache.base.toolchain import LINK_FLAGS, Compiler, Isa, rewrite_command
+from eagercache.calls import contract
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import Command, CompileFailed
 from eagercache.worker.inductor.launch_plan import LaunchPlan
@@ -44,13 +45,22 @@ class BareBuilder:
         self._units = 0
         self.seconds: dict[str, float] = {}  # CPU time of the latest build, by step
 
-    def build(self, plans: Sequence[LaunchPlan | ShapePlan], directory: Path) -> Path:
-        """One shared object with the entries of all ``plans``. Raises CompileFailed."""
+    def build(
+        self,
+        plans: Sequence[LaunchPlan | ShapePlan],
+        directory: Path,
+        contracts: Sequence[str] = (),
+    ) -> Path:
+        """One shared object with the entries of all ``plans``. Raises CompileFailed.
+
+        ``contracts`` say of which entries of a store it is (calls/contract.py).
+        """
         self.seconds = {}
         source, target = directory / "kernels.cpp", directory / "kernels.o"
         # Equal kernels have equal entries; each is defined once.
         bodies = {plan.entry: plan.source for plan in plans}
-        source.write_text(_PROLOGUE + "\n".join(bodies[entry] for entry in sorted(bodies)))
+        texts = [bodies[entry] for entry in sorted(bodies)]
+        source.write_text(_PROLOGUE + "\n".join([*texts, contract.definition(contracts)]))
         words = [*self._compile_flags(directory), str(source), "-o", str(target)]
         header = self._find_header(directory)
         try:

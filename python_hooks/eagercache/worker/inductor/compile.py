@@ -23,6 +23,7 @@ import torch.fx
 
 from eagercache.base.toolchain import Compiler, Isa
 from eagercache.base.trouble import causes, is_passing
+from eagercache.calls import contract as contracts
 from eagercache.calls.call import Call, TensorSpec
 from eagercache.calls.numerics import in_double
 from eagercache.worker.inductor import compat
@@ -185,6 +186,7 @@ class Tools:
     def __init__(
         self, compiler: Compiler, isa: Isa, private: Path | None, store: Path | None = None
     ) -> None:
+        self.cpu_features = tuple(isa.features)  # what its code needs of a processor
         self.commands = BuildCommands(compiler, isa, private)
         self.bare = BareBuilder(compiler, isa, private, store)
         self._taker: _TextTaker | _TextChecker | _TextReader | None = None
@@ -203,22 +205,23 @@ class Tools:
         graph: torch.fx.GraphModule | None = None,
         ranges: Sequence[IndexRange] = (),
         improves: bool = False,
+        contract: str = "",
     ) -> Lowered:
         """Inductor's work on ``call``; the container's compile too where no plan can be made.
 
         ``directory`` must be private and empty; ``num_returns`` is the number of tensors that
         native returned. ``graph`` stands in the place of the one of the operator alone, and
         ``ranges`` say what its indices must be, all of them where there are any. A plan that
-        ``improves`` has the functions and sums of `vector_math`, which are not native's bits. The
-        state of the call must be applied. Raises CompileRefused (NoKernelOfItsOwn among them) or
-        CompileFailed.
+        ``improves`` has the functions and sums of `vector_math`, which are not native's bits. A
+        container says that it is of the entry ``contract``. The state of the call must be applied.
+        Raises CompileRefused (NoKernelOfItsOwn among them) or CompileFailed.
         """
         begin = time.process_time()
         inputs = example_inputs(call)
         if graph is None:
             graph = build_graph(call, num_returns)
         options = compat.aot_options(directory, self.commands.compiler.path, call.state.num_threads)
-        taker = _TextTaker(call, allow_bare, ranges, improves=improves)
+        taker = _TextTaker(call, allow_bare, ranges, improves=improves, contract=contract)
         path = self._compile(graph, inputs, options, directory, taker, seams=True)
         if taker.text is None:
             raise CompileRefused("nothing was generated")
@@ -238,14 +241,15 @@ class Tools:
         *,
         improves: bool = False,
         draws: bool = False,
+        contract: str = "",
     ) -> Path:
         """The container of a whole graph, for the calling thread's number of threads, or its GPU.
 
         ``check`` sees the generated text before it is compiled and may raise CompileRefused;
         ``beside``, called after it, gives C++ to be compiled behind the wrapper's. One that
         ``improves`` has the functions of `vector_math`, on CPU. There gradients of max pools are
-        native's. One that ``draws`` random numbers does it by native's operators. Raises
-        CompileRefused or CompileFailed.
+        native's. One that ``draws`` random numbers does it by native's operators. It says that it
+        is of the entry ``contract`` (calls/contract.py). Raises CompileRefused or CompileFailed.
         """
         options = compat.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
@@ -253,7 +257,7 @@ class Tools:
         options.update(compat.aot_graph_options(draws=draws))
         for_gpu = any(tensor.is_cuda for tensor in inputs)
         better = improved_container if improves else corrected_container
-        taker = _TextChecker(check, beside, _as_it_is if for_gpu else better)
+        taker = _TextChecker(check, beside, _as_it_is if for_gpu else better, contract)
         if for_gpu:
             path = self._compile_for_gpu(graph, inputs, options, directory, taker)
         else:
@@ -270,6 +274,7 @@ class Tools:
         inputs: tuple[torch.Tensor, ...],
         directory: Path,
         check: Callable[[GeneratedText], None],
+        contract: str = "",
     ) -> Path:
         """The container of one call on CUDA, with its machine code inside.
 
@@ -278,7 +283,7 @@ class Tools:
         """
         options = compat.aot_options(directory, self.commands.compiler.path, 1)
         options.update(compat.aot_cuda_options(1))
-        taker = _TextChecker(check, None, _as_it_is)
+        taker = _TextChecker(check, None, _as_it_is, contract)
         path = self._compile(graph, inputs, options, directory, taker, for_gpu=True)
         if not taker.checked:
             raise CompileRefused("nothing was generated")
@@ -356,6 +361,11 @@ class Tools:
             self._taker = None
 
 
+def _made_for(contract: str) -> str:
+    """The text behind a container's that says of which entry it is."""
+    return contracts.definition([contract]) if contract else ""
+
+
 def _as_it_is(kernel: str) -> str:
     return kernel
 
@@ -368,7 +378,9 @@ class _TextChecker:
         check: Callable[[GeneratedText], None],
         beside: Callable[[], str] | None,
         better: Callable[[str], str],
+        contract: str,
     ) -> None:
+        self._contract = contract
         self._check = check
         self._beside = beside
         self._better = better
@@ -378,7 +390,8 @@ class _TextChecker:
         """The texts that AOTInductor is to make a container of."""
         self._check(read_generated_text(wrapper, kernel))
         self.checked = True
-        return wrapper + (self._beside() if self._beside else ""), self._better(kernel)
+        beside = self._beside() if self._beside else ""
+        return wrapper + beside + _made_for(self._contract), self._better(kernel)
 
 
 class _TextReader:
@@ -403,7 +416,9 @@ class _TextTaker:
         ranges: Sequence[IndexRange] = (),
         *,
         improves: bool = False,
+        contract: str = "",
     ) -> None:
+        self._beside = SEAMS + _made_for(contract)
         self._call = call
         self._ranges = ranges
         self._allow_bare = allow_bare
@@ -422,7 +437,7 @@ class _TextTaker:
             if looked_at(self._call):
                 raise CompileRefused("its weights are to be looked at, and a bare kernel failed")
             self.why_container = "a bare kernel did not do"
-            return wrapper + SEAMS, corrected_container(kernel)
+            return wrapper + self._beside, corrected_container(kernel)
         try:
             self.plan = self._read_plan(wrapper, corrected(kernel))
             if self._improves:
@@ -439,7 +454,7 @@ class _TextTaker:
                     f"its weights are to be looked at, and its text has {error}"
                 ) from error
             self.why_container = str(error)
-            return wrapper + SEAMS, corrected_container(kernel)
+            return wrapper + self._beside, corrected_container(kernel)
         refuse_other_writes(self.plan, self._call)
         return "bare"
 

@@ -96,15 +96,17 @@ class CudaJob(Job):
             raise CompileRefused(f"{unknown}, and no container can be made: {failure}") from failure
         directory = self._directory / "container"
         directory.mkdir()
+        strides = json.dumps(self._strides(call, outputs))
         self.lowered = made = cuda_compile.contain(
-            call, len(outputs), graph, tools, directory, unknown
+            call,
+            len(outputs),
+            graph,
+            tools,
+            directory,
+            unknown,
+            self._contract_of("container", "", strides),
         )
-        return Built(
-            (("so", str(made.container)),),
-            made,
-            "container",
-            output_strides=json.dumps(self._strides(call, outputs)),
-        )
+        return Built((("so", str(made.container)),), made, "container", output_strides=strides)
 
     def _prove(self, call: Call, probe: Any, natives: list[Native], kernel: Built) -> Outcome:
         outcome = super()._prove(call, probe, natives, kernel)

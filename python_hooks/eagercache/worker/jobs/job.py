@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from eagercache.base.operators import described_name
 from eagercache.base.toolchain import pick_isa
 from eagercache.base.trouble import is_passing
+from eagercache.calls import contract
 from eagercache.calls.call import Call
 from eagercache.calls.integers import known_ranges
 from eagercache.calls.numerics import CannotProve, is_device_error, is_out_of_memory
@@ -112,6 +113,7 @@ class Job:
         self._library: Path | None = None
         self._graph: torch.fx.GraphModule | None = None
         self._ranges: tuple[IndexRange, ...] = ()
+        self._strides_of_native: list[list[int]] = []
 
     def begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
         """Takes the key's lock, asks native, has Inductor lower the call."""
@@ -131,6 +133,7 @@ class Job:
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
             tools = find_tools(store)
+            self._strides_of_native = [list(output.stride()) for output in natives[0].outputs]
             self.lowered = self._lower(call, natives, tools, "bare", allow_bare=True)
         if sum(native.bytes for native in natives) <= KEPT_BYTES:
             self._natives = natives
@@ -202,6 +205,7 @@ class Job:
                 graph=self._graph,
                 ranges=self._ranges,
                 improves=self._improves(call),
+                contract=self._contract_of("container", "", json.dumps(self._strides_of_native)),
             )
         self.clock.add({f"compile.{step}": value for step, value in lowered.seconds.items()})
         return lowered
@@ -226,6 +230,21 @@ class Job:
     def plan(self) -> LaunchPlan | ShapePlan | None:
         """The launch plan that waits for its kernel to be built."""
         return self.lowered.plan if self.outcome is None and self.lowered is not None else None
+
+    @property
+    def contract(self) -> str:
+        """What the shared object says of this job's entry."""
+        assert isinstance(self.plan, LaunchPlan)
+        return self._contract_of("bare", self.plan.with_strides(self._strides_of_native).to_json())
+
+    def _contract_of(self, form: str, plan: str, strides: str = "") -> str:
+        return contract.contract_of(
+            self.description["digest"], form, plan, strides, self._cpu_features()
+        )
+
+    def _cpu_features(self) -> tuple[str, ...]:
+        """What code for this machine's processors needs of another one's."""
+        return tuple(pick_isa(self._core.host_cpu_features()).features)
 
     def give_library(self, library: Path, seconds: Mapping[str, float], jobs: int) -> None:
         """The shared object that holds this job's kernel and those of ``jobs`` - 1 others."""
@@ -293,9 +312,8 @@ class Job:
     ) -> Outcome:
         """A proved kernel: bare where that can be, else a container. Raises what both raise."""
         assert self.lowered is not None
-        strides = [list(output.stride()) for output in natives[0].outputs]
         if isinstance(self.lowered.plan, LaunchPlan) and self._library is not None:
-            plan = self.lowered.plan.with_strides(strides).to_json()
+            plan = self.lowered.plan.with_strides(self._strides_of_native).to_json()
             try:
                 bare = Built(_library(self._library), self.lowered, "bare", launch_plan=plan)
                 return self._prove(call, probe, natives, bare)
@@ -315,7 +333,7 @@ class Job:
             _library(self.lowered.container),
             self.lowered,
             "container",
-            output_strides=json.dumps(strides),
+            output_strides=json.dumps(self._strides_of_native),
         )
         return self._prove(call, probe, natives, container)
 
@@ -396,7 +414,7 @@ class Job:
         """Builds this job's own shared object."""
         assert self.plan is not None and self._directory is not None
         try:
-            library = tools.bare.build([self.plan], self._directory)
+            library = tools.bare.build([self.plan], self._directory, [self.contract])
         except CompileFailed as error:
             self.fail(error)
         else:
@@ -422,7 +440,7 @@ class Job:
                 for path in (outcome.module.path, *outcome.module.more):
                     sources.extend(_library(path))
             if any(kind == "so" for kind, _ in sources):
-                manifest["cpu_features"] = list(pick_isa(self._core.host_cpu_features()).features)
+                manifest["cpu_features"] = list(self._cpu_features())
         elif outcome.verdict == "failed":
             manifest["failure"] = "transient" if outcome.transient else "deterministic"
             if outcome.transient:

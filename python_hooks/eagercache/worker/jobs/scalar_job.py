@@ -65,6 +65,11 @@ class ScalarJob(FamilyJob):
         self._plan = self.lowered.plan.with_strides(strides)
         self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
 
+    @property
+    def contract(self) -> str:
+        """What the shared object says of this job's entry."""
+        return self._contract_of("scalars", self._plan.to_json())
+
     def _lower_marked(self, family: ScalarFamily, num_returns: int, tools: Tools) -> Lowered:
         """Inductor's text with arguments in the places of the numbers. Raises CompileRefused."""
         begin = time.process_time()

@@ -63,6 +63,12 @@ class ShapeJob(FamilyJob):
             self.lowered = self._lower_shapes(family, find_tools(store))
         self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
 
+    @property
+    def contract(self) -> str:
+        """What the shared object says of this job's entry, whatever it is chosen for."""
+        assert isinstance(self.plan, ShapePlan)
+        return self._contract_of("shapes", self.plan.to_json([]))
+
     def _symbolic_graph(
         self, family: ShapeFamily, fakes: Sequence[torch.Tensor], names: Sequence[str]
     ) -> torch.fx.GraphModule:

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from eagercache.callables import call_hooks
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import compare_structure
-from eagercache.callables.arguments import argument_tensors
+from eagercache.callables.arguments import OPEN, argument_tensors, sized_values, sizes_of, stand_in
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred, unpacked
 from eagercache.callables.objects import CallObjects, map_tensors
@@ -42,6 +42,7 @@ from eagercache.callables.trace_rows import rows_text
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.callables.written_tensors import counters
 from eagercache.calls.call import decode_state
+from eagercache.calls.contract import module_contracts
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
@@ -109,7 +110,7 @@ def compile_module(
         ):
             traced = trace_module(rebuilt, identity, open_sizes)
         seconds = {"trace": round(time.process_time() - begin, 3)}
-        path = _compile(traced, directory, tools)
+        path = _compile(traced, directory, tools, _contract(description, rebuilt, traced, tools))
         seconds.update(tools.commands.seconds)
         with autocast(description["autocast"], keeps_casts=False):
             judge = judge or _judge
@@ -217,7 +218,29 @@ def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = Fals
 # ---- compile -------------------------------------------------------------------------------------
 
 
-def _compile(traced: ModuleGraph, directory: Path, tools: Tools) -> Path:
+def _contract(
+    description: Mapping[str, Any], rebuilt: Transferred, traced: ModuleGraph, tools: Tools
+) -> str:
+    """What the container says of the request's entry (calls/contract.py)."""
+    form = "module_sizes" if description.get("open") else "module"
+    with autocast(description["autocast"], keeps_casts=False):
+        strides = output_strides(rebuilt, traced.outputs)
+    facts = {**call_facts(form, traced), "output_strides": json.dumps(strides)}
+    if traced.symbolic is not None:
+        facts["sizes"] = json.dumps(open_rows(rebuilt, traced))
+    (found,) = module_contracts(description["digest"], facts, tools.cpu_features, None)
+    return found
+
+
+def open_rows(rebuilt: Transferred, traced: ModuleGraph) -> list[list[int]]:
+    """The sizes of each tensor and the counts of a call, `OPEN` where any is taken."""
+    rows = [sizes_of(value) for value in sized_values(rebuilt.args, rebuilt.kwargs)]
+    for tensor, dimension in traced.symbolic.open_sizes if traced.symbolic is not None else ():
+        rows[tensor][dimension] = OPEN
+    return rows
+
+
+def _compile(traced: ModuleGraph, directory: Path, tools: Tools, contract: str) -> Path:
     def check(text: GeneratedText) -> None:
         if text.uses_proxy_executor:
             raise CompileRefused("the generated code needs the proxy executor")
@@ -231,7 +254,9 @@ def _compile(traced: ModuleGraph, directory: Path, tools: Tools) -> Path:
     if use_vector_products(traced.graph.graph):
         traced.graph.recompile()
     beside = traced.symbolic.shape_function if traced.symbolic is not None else None
-    return tools.container(traced.graph, traced.examples, directory, check, beside)
+    return tools.container(
+        traced.graph, traced.examples, directory, check, beside, contract=contract
+    )
 
 
 # ---- prove and time ------------------------------------------------------------------------------
@@ -372,7 +397,7 @@ def _judge(
     core: Any,
     seconds: dict[str, float],
 ) -> ModuleResult:
-    strides = output_strides(rebuilt)
+    strides = output_strides(rebuilt, traced.outputs)
     answers = Answers(rebuilt, identity, core)
     try:
         answers.install(path, traced, strides)
@@ -413,14 +438,9 @@ def kernel_facts(
 ) -> dict[str, str]:
     """What an entry says of its kernel. ``errors``: the kernel's and the forward's."""
     return {
-        "form": form,
+        **call_facts(form, traced),
         "device": traced.device.type,
         "numerics": numerics,
-        "inputs": json.dumps([[int(kind), index] for kind, index in traced.inputs]),
-        "ranges": json.dumps(traced.ranges),
-        "outputs": traced.outputs,
-        "writes": json.dumps(traced.writes),
-        "checks": str(int(traced.checks)),
         "output_strides": json.dumps(strides),
         "functions": rows_text([*functions, *map(list, traced.guards)]),
         "largest_error": f"{errors[0]:.4g}",
@@ -428,10 +448,30 @@ def kernel_facts(
     }
 
 
-def output_strides(rebuilt: Transferred) -> list[list[int]]:
-    """Those of the tensors that a kernel makes for the call."""
-    made = tensor_leaves(rebuilt.run())
-    return [list(tensor.stride()) for tensor in made[: len(made) - len(rebuilt.writes)]]
+def call_facts(form: str, traced: ModuleGraph | TrainingGraphs) -> dict[str, str]:
+    """Those of them that say how the kernel is called."""
+    return {
+        "form": form,
+        "inputs": json.dumps([[int(kind), index] for kind, index in traced.inputs]),
+        "ranges": json.dumps(traced.ranges),
+        "outputs": traced.outputs,
+        "writes": json.dumps(traced.writes),
+        "checks": str(int(traced.checks)),
+    }
+
+
+def output_strides(rebuilt: Transferred, outputs: str) -> list[list[int]]:
+    """Those of the tensors that a kernel makes for the call.
+
+    ``outputs``: how the answer is built of them, which says where one stands for a count.
+    """
+    made = iter(tensor_leaves(rebuilt.run()))
+    counted = list(stand_in(0).stride())
+    return [
+        counted if "count" in leaf else list(next(made).stride())
+        for leaf in json.loads(outputs)["leaves"]
+        if "count" in leaf or "tensor" in leaf
+    ]
 
 
 def tensor_leaves(answer: Any) -> list[torch.Tensor]:

@@ -20,9 +20,11 @@ from eagercache.callables.answer_structure import (
     stored_constant,
     take,
 )
+from eagercache.callables.arguments import stand_in
 from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
 from eagercache.callables.made_classes import find_class
-from eagercache.callables.objects import CallObjects, Change, is_object
+from eagercache.callables.objects import CallObjects, Change, is_count, is_object
+from eagercache.callables.outputs import COUNT_OFFSET
 from eagercache.worker.inductor.commands import CompileRefused
 
 # The name of the traced module in `OpenedCall`, which guards' paths leave out.
@@ -33,7 +35,9 @@ class OpenedCall(torch.nn.Module):
     """Calls a module with objects that it builds of tensors; `forward` is what is traced.
 
     It returns the leaves of the answer, and then what the forward put into the objects: see
-    `changes`, as a run of the forward left them.
+    `changes`, as a run of the forward left them. ``open_counts`` are those of the objects' counts,
+    by number, that are no constants of the trace: it takes tensors that stand for them behind the
+    call's own, and returns such for the counts that the forward put into the objects.
     """
 
     def __init__(
@@ -43,15 +47,16 @@ class OpenedCall(torch.nn.Module):
         kwargs: Mapping[str, Any],
         changes: Sequence[Change],
         structure: Structure,
+        open_counts: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.structure = structure
         self.add_module(INNER, module)
-        tensors: list[torch.Tensor] = []
-        self.template = _template((tuple(args), dict(kwargs)), tensors)
-        self.tensors_of_call = len(tensors)
+        templates = _Templates(open_counts)
+        self.template = templates.of((tuple(args), dict(kwargs)), inside=False)
+        self.tensors_of_call = templates.tensors
         self.places = tuple(
-            (change.index, change.place)
+            (change.index, change.place, bool(open_counts) and is_count(change.value))
             for change in changes
             if not isinstance(change.value, CONSTANTS)
         )
@@ -59,48 +64,69 @@ class OpenedCall(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The call, with the tensors of its arguments in the core's order."""
         objects: list[Any] = []
-        args, kwargs = _build(self.template, tensors, objects)
+        counts = [tensor.size(0) - COUNT_OFFSET for tensor in tensors[self.tensors_of_call :]]
+        args, kwargs = _build(self.template, tensors, counts, objects)
         answer = self.eagercache_opened(*args, **kwargs)
         leaves: list[Any] = []
         take(self.structure, answer, leaves)
-        for index, place in self.places:
+        for index, place, counts_on in self.places:
             held = getattr(objects[index], place[0])
             for key in place[1:]:
                 held = held[key]
-            leaves.append(held)
+            leaves.append(stand_in(held, tensors[0]) if counts_on else held)
         return leaves
 
 
-def _template(value: Any, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return ("tensor", len(tensors) - 1)
-    if isinstance(value, (tuple, list)):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return (kind, tuple(_template(item, tensors) for item in value))
-    if isinstance(value, dict):
-        return ("dict", tuple((key, _template(item, tensors)) for key, item in value.items()))
-    if is_object(value):
-        held = tuple((name, _template(item, tensors)) for name, item in vars(value).items())
-        return ("object", held, type(value))
-    return ("value", value)
+class _Templates:
+    """How arguments are built of tensors, in the core's order, and of counts that are open."""
+
+    def __init__(self, open_counts: Sequence[int]) -> None:
+        self.tensors = 0
+        self._counts = 0
+        self._open = list(open_counts)
+
+    def of(self, value: Any, inside: bool) -> tuple[Any, ...]:
+        """The template of a value. ``inside``: of an object."""
+        if isinstance(value, torch.Tensor):
+            self.tensors += 1
+            return ("tensor", self.tensors - 1)
+        if inside and is_count(value):
+            self._counts += 1
+            number = self._counts - 1
+            return ("count", self._open.index(number)) if number in self._open else ("value", value)
+        if isinstance(value, (tuple, list)):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return (kind, tuple(self.of(item, inside) for item in value))
+        if isinstance(value, dict):
+            return ("dict", tuple((key, self.of(item, inside)) for key, item in value.items()))
+        if is_object(value):
+            held = tuple((name, self.of(item, inside=True)) for name, item in vars(value).items())
+            return ("object", held, type(value))
+        return ("value", value)
 
 
-def _build(template: tuple[Any, ...], tensors: Sequence[torch.Tensor], objects: list[Any]) -> Any:
+def _build(
+    template: tuple[Any, ...],
+    tensors: Sequence[torch.Tensor],
+    counts: Sequence[Any],
+    objects: list[Any],
+) -> Any:
     kind, held = template[0], template[1]
     if kind == "tensor":
         return tensors[held]
+    if kind == "count":
+        return counts[held]
     if kind == "tuple":
-        return tuple([_build(item, tensors, objects) for item in held])
+        return tuple([_build(item, tensors, counts, objects) for item in held])
     if kind == "list":
-        return [_build(item, tensors, objects) for item in held]
+        return [_build(item, tensors, counts, objects) for item in held]
     if kind == "dict":
-        return {key: _build(item, tensors, objects) for key, item in held}
+        return {key: _build(item, tensors, counts, objects) for key, item in held}
     if kind == "object":
         made = object.__new__(template[2])
         objects.append(made)
         for name, item in held:
-            setattr(made, name, _build(item, tensors, objects))
+            setattr(made, name, _build(item, tensors, counts, objects))
         return made
     return held
 
@@ -142,7 +168,12 @@ def with_objects(outputs: str, answer: Any, structure: Structure, changes: Seque
         constant = isinstance(change.value, CONSTANTS)
         leaves.append(stored_constant(change.value) if constant else next(rest))
         values.append(change.value)
+    for leaf, value in zip(leaves[len(values) - len(changes) :], changes, strict=True):
+        if is_count(value.value) and "tensor" in leaf:
+            leaf["count"] = leaf.pop("tensor")
     for leaf, value in zip(leaves, values, strict=True):
+        if "count" in leaf:
+            continue
         is_tensor = isinstance(value, torch.Tensor)
         if is_tensor != ("tensor" in leaf) or not (is_tensor or _stored(value) == leaf):
             raise CompileRefused("what it makes besides tensors is another thing in a trace")

@@ -16,15 +16,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagercache.callables.arguments import OPEN, argument_tensors
+from eagercache.callables.arguments import sized_values, sizes_of
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import build_unflatten, takes_objects
+from eagercache.callables.outputs import COUNT_OFFSET, build_unflatten, takes_objects
 from eagercache.worker.modules.compile import (
     Answers,
     ModuleResult,
     decide,
     kernel_facts,
+    open_rows,
     output_strides,
     prove_calls,
     time_answers,
@@ -49,16 +50,19 @@ Values = tuple[int, ...]
 class _Guards:
     """The function beside the kernels."""
 
-    def __init__(self, path: Path, strides: int) -> None:
+    def __init__(self, path: Path, strides: int, counts: Sequence[bool]) -> None:
+        """``counts`` says of each open size whether it is a count."""
         self._function = getattr(ctypes.CDLL(str(path)), SHAPE_FUNCTION)
         self._function.restype = ctypes.c_int32
         self._strides = max(strides, 1)
+        self._offsets = [COUNT_OFFSET if count else 0 for count in counts]
 
     def admits(self, values: Sequence[int]) -> bool:
         """Whether the kernel holds for these open sizes."""
-        if min(values) < SMALLEST:
+        given = [value + offset for value, offset in zip(values, self._offsets, strict=True)]
+        if min(given) < SMALLEST:
             return False
-        sizes = (ctypes.c_int64 * len(values))(*values)
+        sizes = (ctypes.c_int64 * len(given))(*given)
         return bool(self._function(sizes, (ctypes.c_int64 * self._strides)()) == 0)
 
 
@@ -71,7 +75,9 @@ class _Members:
         self._rebuilt = rebuilt
         self._open = open_sizes
         self._guards = guards
-        self.sizes = [list(t.size()) for t in argument_tensors(rebuilt.args, rebuilt.kwargs)]
+        sized = sized_values(rebuilt.args, rebuilt.kwargs)
+        self.sizes = [sizes_of(value) for value in sized]
+        self._are_tensors = [not isinstance(value, int) for value in sized]
         self.own: Values = tuple(self.sizes[tensor][dim] for tensor, dim in open_sizes)
         begin = time.monotonic()
         rebuilt.run()
@@ -91,11 +97,21 @@ class _Members:
         member = {tensor: list(self.sizes[tensor]) for tensor, _ in self._open}
         for (tensor, dimension), value in zip(self._open, values, strict=True):
             member[tensor][dimension] = value
-        return max(math.prod(sizes) for sizes in member.values())
+        tensors = [sizes for place, sizes in member.items() if self._are_tensors[place]]
+        return max(map(math.prod, tensors), default=0)
 
     def seconds(self, values: Values) -> float:
         """About how long the forward takes at most: attention's time goes with the square."""
-        ratio = math.prod(values) / math.prod(self.own)
+        # A count costs nothing by itself.
+        now, own = (
+            math.prod(
+                value
+                for value, (place, _) in zip(all_values, self._open, strict=True)
+                if self._are_tensors[place]
+            )
+            for all_values in (values, self.own)
+        )
+        ratio = now / own
         return self._seconds * max(ratio, ratio * ratio)
 
     def proved(self, met: Sequence[Values]) -> list[Values]:
@@ -163,13 +179,14 @@ class JudgeSizes:
     ) -> ModuleResult:
         """The result. Raises ProofFailed."""
         assert traced.symbolic is not None
-        strides = output_strides(rebuilt)
+        strides = output_strides(rebuilt, traced.outputs)
         open_sizes = traced.symbolic.open_sizes
-        members = _Members(rebuilt, open_sizes, _Guards(path, sum(map(len, strides))))
-        met = self._met_values(members.own, open_sizes)
-        rows = [list(sizes) for sizes in members.sizes]
-        for tensor, dimension in open_sizes:
-            rows[tensor][dimension] = OPEN
+        sized = sized_values(rebuilt.args, rebuilt.kwargs)
+        counts = [isinstance(sized[place], int) for place, _ in open_sizes]
+        guards = _Guards(path, sum(map(len, strides)), counts)
+        members = _Members(rebuilt, open_sizes, guards)
+        met = self._met_values(members.own, open_sizes, guards)
+        rows = open_rows(rebuilt, traced)
         answers = _ClassAnswers(rebuilt, identity, core)
         try:
             answers.install_class(path, traced, strides, rows)
@@ -190,14 +207,16 @@ class JudgeSizes:
         }
         return ModuleResult(path, facts, measured, seconds, chosen)
 
-    def _met_values(self, own: Values, open_sizes: Sequence[tuple[int, int]]) -> list[Values]:
+    def _met_values(
+        self, own: Values, open_sizes: Sequence[tuple[int, int]], guards: _Guards
+    ) -> list[Values]:
         """Sizes that the program has met, of what stayed open."""
         found = []
         for row in self._met:
             by_place = dict(zip(self._open, row, strict=True))
             values = tuple(by_place[place] for place in open_sizes)
             # Those that became numbers must be the request's own: other sizes are another program.
-            if values != own and min(values) >= SMALLEST:
+            if values != own and guards.admits(values):
                 found.append(values)
         return list(dict.fromkeys(found))
 

@@ -20,7 +20,7 @@ from eagercache.callables.answer_structure import (
     lasting_part,
     structure_of,
 )
-from eagercache.callables.arguments import argument_tensors
+from eagercache.callables.arguments import argument_tensors, sized_values, stand_in
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
 from eagercache.worker.inductor import compat
@@ -96,19 +96,20 @@ def trace_module(
 
     Under autocast its casts are in the graph.
 
-    ``open_sizes`` are the (argument tensor, dimension) pairs whose sizes, at least 2, are to be
-    left open: what is assumed of them is in the graph's ``symbolic``.
+    ``open_sizes`` are the (place in `sized_values`, dimension) pairs whose sizes, at least 2, are
+    to be left open: what is assumed of them is in the graph's ``symbolic``.
     """
     module: torch.nn.Module = rebuilt.module
     args, kwargs = rebuilt.args, rebuilt.kwargs
-    arguments = argument_tensors(args, kwargs)
+    opens = _Open(sized_values(args, kwargs), open_sizes)
+    arguments = opens.tensors
     objects = rebuilt.objects
     answer, changes = rebuilt.run_once()
     opened = bool(objects.found) or holds_objects(answer)
     structure: Structure = []
     if opened:
         structure = _structure_of_new(answer, rebuilt)
-        module = OpenedCall(module, args, kwargs, changes, structure)
+        module = OpenedCall(module, args, kwargs, changes, structure, opens.counts)
         args, kwargs = tuple(arguments), {}
     casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if casts and open_sizes:
@@ -116,7 +117,7 @@ def trace_module(
     if casts and rebuilt.writes:
         raise CompileRefused("it writes into tensors of its arguments under autocast")
     try:
-        shapes = dynamic_shapes(module, args, kwargs, arguments, open_sizes)
+        shapes = dynamic_shapes(module, args, kwargs, arguments, opens.traced)
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     with torch.no_grad():
@@ -148,19 +149,21 @@ def trace_module(
             _make_constant(graph_module, node, value)
             continue
         sources[node.name] = source
-        inputs.append(source)
+        inputs.append((True, source[1]) if source[0] else (False, opens.input_of(source[1])))
         examples.append(node.meta["val"] if open_sizes else value)
         if kind == "USER_INPUT":
             fakes[source[1]] = node.meta["val"]
     if constant_bytes > MAX_CONSTANT_BYTES:
         raise CompileRefused("the forward holds large constants")
-    symbolic = symbolic_sizes(fakes, open_sizes) if open_sizes else None
+    symbolic = symbolic_sizes(fakes, opens.traced) if open_sizes else None
     write_at_the_end(program, sources, rebuilt.writes)
     outputs = _flatten_outputs(graph, program)
     if symbolic is not None and objects.found:
         held = {id(tensor) for tensor in argument_tensors(objects.found, {})}
         members = [index for index, tensor in enumerate(arguments) if id(tensor) in held]
         symbolic.tie(dict(enumerate(arguments)), members)
+    if symbolic is not None:
+        symbolic.open_sizes = tuple(map(opens.place_of, symbolic.open_sizes))
     if opened:
         outputs = with_objects(outputs, answer, structure, changes)
         guards = (*guards, *(tuple(row.to_row()) for row in class_rows(objects, structure)))
@@ -181,6 +184,44 @@ def trace_module(
     return ModuleGraph(
         plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards, writes, checks
     )
+
+
+class _Open:
+    """What of a call is left open, and where the trace has it: counts stand behind the tensors.
+
+    Attributes:
+        tensors: those of the call, and those that stand for its open counts.
+        counts: the numbers of these among the call's counts.
+        traced: (number among ``tensors``, dimension) of all that is open.
+    """
+
+    def __init__(
+        self, sized: Sequence[torch.Tensor | int], open_sizes: Sequence[tuple[int, int]]
+    ) -> None:
+        self.tensors = [value for value in sized if isinstance(value, torch.Tensor)]
+        self._of_call = len(self.tensors)
+        self._open = [tuple(place) for place in open_sizes]
+        self.counts: list[int] = []
+        self.traced: list[tuple[int, int]] = []
+        for place, dimension in open_sizes:
+            value = sized[place]
+            before = [isinstance(other, torch.Tensor) for other in sized[:place]]
+            if isinstance(value, torch.Tensor):
+                self.traced.append((sum(before), dimension))
+            else:
+                self.counts.append(len(before) - sum(before))
+                self.traced.append((len(self.tensors), 0))
+                self.tensors.append(stand_in(value, self.tensors[0]))
+
+    def input_of(self, number: int) -> int:
+        """What the core calls a tensor of the trace: a count is behind all of a call's tensors."""
+        of_call = self._of_call
+        return number if number < of_call else of_call + self.counts[number - of_call]
+
+    def place_of(self, traced: tuple[int, int]) -> tuple[int, int]:
+        """The one of ``open_sizes`` that a place of the trace is."""
+        place, dimension = self._open[self.traced.index(traced)]
+        return place, dimension
 
 
 def _structure_of_new(answer: Any, rebuilt: Transferred) -> Structure:

@@ -50,6 +50,7 @@ from eagercache.callables.surroundings import (
 )
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import decode_state
+from eagercache.calls.contract import module_contracts
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
@@ -60,6 +61,7 @@ from eagercache.worker.modules.compile import (
     SPREADS,
     Answers,
     ModuleResult,
+    call_facts,
     equal_answers,
     kernel_facts,
     read_beside,
@@ -131,7 +133,8 @@ def compile_training(
             raise CompileRefused("it draws random numbers that are no masks of dropout")
         _check_memory(rebuilt, watched, graphs)
         with _clocked(seconds, "containers"):
-            paths = _compile(graphs, directory, tools, seconds)
+            contracts = _contracts(description, graphs, tools)
+            paths = _compile(graphs, directory, tools, seconds, contracts)
         return _judge(rebuilt, watched, graphs, paths, core, seconds, description["autocast"])
 
 
@@ -319,8 +322,21 @@ def saved_bytes(rebuilt: Transferred, graphs: TrainingGraphs) -> int:
 # ---- compile -------------------------------------------------------------------------------------
 
 
+def _contracts(description: Mapping[str, Any], graphs: TrainingGraphs, tools: Tools) -> list[str]:
+    """What the two containers say of the request's entry (calls/contract.py)."""
+    plan = graphs.plan()
+    plan["buffers"] = [[index] for index in plan["buffers"]]
+    plan["gradients"] = list(zip(plan["gradients"], plan["reach"], strict=True))
+    facts = call_facts("module-training", graphs)
+    return module_contracts(description["digest"], facts, tools.cpu_features, plan)
+
+
 def _compile(
-    graphs: TrainingGraphs, directory: Path, tools: Tools, seconds: dict[str, float]
+    graphs: TrainingGraphs,
+    directory: Path,
+    tools: Tools,
+    seconds: dict[str, float],
+    contracts: Sequence[str],
 ) -> tuple[Path, Path]:
     texts: list[GeneratedText] = []
 
@@ -337,20 +353,34 @@ def _compile(
             raise CompileRefused("the generated code checks values")
 
     paths = []
-    for name, graph, examples, checked in (
-        ("forward", graphs.forward, graphs.examples, check_forward),
+    for contract, (name, graph, examples, checked) in zip(
+        contracts,
         (
-            "backward",
-            graphs.backward,
-            graphs.backward_examples,
-            lambda text: check(text, len(graphs.backward_examples)),
+            ("forward", graphs.forward, graphs.examples, check_forward),
+            (
+                "backward",
+                graphs.backward,
+                graphs.backward_examples,
+                lambda text: check(text, len(graphs.backward_examples)),
+            ),
         ),
+        strict=True,
     ):
         folder = directory / name
         folder.mkdir()
         plain = tuple(example.detach() for example in examples)
         draws = bool(graphs.draws)
-        paths.append(tools.container(graph, plain, folder, checked, improves=True, draws=draws))
+        paths.append(
+            tools.container(
+                graph,
+                plain,
+                folder,
+                checked,
+                improves=True,
+                draws=draws,
+                contract=contract,
+            )
+        )
         for step, value in tools.commands.seconds.items():
             seconds[f"{name}.{step}"] = value
     if all(not text.kernels for text in texts):

@@ -4,6 +4,10 @@
 
 extern "C" {
 
+// Tests put an entry's contract in the place of the digits (HookTest::object_made_for).
+__attribute__((visibility("default"), used)) char eagercache_made_for[] =
+    "0000000000000000000000000000000000000000000000000000000000000000\n";
+
 // out = 2 * in, five floats, through a scratch buffer.
 __attribute__((visibility("default"))) std::int32_t eagercache_kernel_2a(void* const* p) {
   const auto* in = static_cast<const float*>(p[0]);

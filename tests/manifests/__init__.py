@@ -1,0 +1,1 @@
+"""Manifests with edited values and a right digest, whose entries are then used."""
