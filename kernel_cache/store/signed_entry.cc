@@ -1,6 +1,5 @@
 #include "kernel_cache/store/signed_entry.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "kernel_cache/base/byte_fields.h"
@@ -11,6 +10,7 @@
 namespace eagercache {
 namespace {
 
+constexpr const char* kItself = "the entry";  // in messages, where files have their paths
 constexpr std::string_view kEntryMark = "eagercache-entry ";
 constexpr std::string_view kEntryFirstLine = "eagercache-entry 1\n";
 constexpr std::string_view kEntryDomain = "eagercache-signed-entry-v1";
@@ -23,7 +23,8 @@ Status read_entry_body(std::string_view body, SignedEntry* entry) {
   FieldReader reader(body);
   std::string_view environment;
   std::string_view manifest;
-  if (!reader.text(&environment) || !reader.text(&manifest) || !reader.at_end()) {
+  if (!take_validity(reader, &entry->validity) || !reader.text(&environment) ||
+      !reader.text(&manifest) || !reader.at_end()) {
     return no_entry("its fields do not fill it");
   }
   Result<Manifest> decoded = decode_manifest(manifest);
@@ -44,7 +45,7 @@ Status read_entry_body(std::string_view body, SignedEntry* entry) {
 }  // namespace
 
 Result<std::string> sign_entry(const Manifest& manifest, const std::string& environment,
-                               const SigningKey& key) {
+                               const SigningKey& key, const Validity& wanted) {
   if (manifest.kind == EntryKind::kFailed || manifest.environment != sha256(environment)) {
     return Status(StatusCode::kInvalidArgument,
                   manifest.key.hex() + " is a failure, or of another environment");
@@ -53,7 +54,12 @@ Result<std::string> sign_entry(const Manifest& manifest, const std::string& envi
   if (!text) {
     return text.status();
   }
+  const Result<Validity> validity = validity_to_sign(wanted);
+  if (!validity) {
+    return validity.status();
+  }
   std::string body;
+  put_validity(validity.value(), &body);
   put_text(environment, &body);
   put_text(text.value(), &body);
   const Result<Signature> signature = key.sign(digest_message(kEntryDomain, body));
@@ -70,7 +76,7 @@ Result<std::string> sign_entry(const Manifest& manifest, const std::string& envi
   return entry;
 }
 
-Result<SignedEntry> read_entry(std::string_view bytes, const std::vector<PublicKey>& trusted) {
+Result<SignedEntry> read_entry(std::string_view bytes, const SigningRules& rules) {
   return guarded([&]() -> Result<SignedEntry> {
     if (bytes.size() > kMaxSignedEntryBytes) {
       return no_entry("it is larger than one may be");
@@ -88,15 +94,18 @@ Result<SignedEntry> read_entry(std::string_view bytes, const std::vector<PublicK
     if (!reader.bytes(&entry.signer.bytes) || !reader.bytes(&signature.bytes)) {
       return no_entry("it ends in its signature");
     }
-    if (std::ranges::find(trusted, entry.signer) == trusted.end()) {
-      return Status(StatusCode::kRefused, "it is signed by the key " + entry.signer.hex() +
-                                              ", which is not among those that are trusted");
+    if (Status status = check_signer(kItself, entry.signer, rules); !status) {
+      return status;
     }
     if (!is_signed_by(entry.signer, signature, digest_message(kEntryDomain, reader.rest()))) {
       return Status(StatusCode::kRefused,
                     "it was altered or cut off: its signature is of other bytes");
     }
+    entry.digest = sha256(reader.rest());
     if (Status status = read_entry_body(reader.rest(), &entry); !status) {
+      return status;
+    }
+    if (Status status = check_validity(kItself, entry.digest, entry.validity, rules); !status) {
       return status;
     }
     return entry;
@@ -108,9 +117,10 @@ Result<bool> import_entry(const SignedEntry& entry, const std::vector<std::strin
   return guarded([&]() -> Result<bool> {
     Bundle bundle;
     bundle.signer = entry.signer;
+    bundle.digest = entry.digest;
+    bundle.validity = entry.validity;
     bundle.environment = entry.environment;
     bundle.manifests.push_back(entry.manifest);
-    bundle.manifests.front().facts["signer"] = entry.signer.hex();
     if (objects.size() != entry.manifest.objects.size()) {
       return no_entry("it comes with another number of objects than it names");
     }

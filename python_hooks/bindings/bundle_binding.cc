@@ -85,7 +85,7 @@ std::vector<PublicKey> public_keys(const std::vector<std::string>& hex_keys) {
 
 // The signed entry and its objects' contents.
 py::tuple sign_one(DiskStore& store, const std::string& digest, const std::string& environment,
-                   const std::string& key_path) {
+                   const std::string& key_path, std::int64_t expires) {
   const std::optional<Digest> key = Digest::from_hex(digest);
   if (!key) {
     throw py::value_error("'" + digest + "' is not 64 hexadecimal digits");
@@ -97,7 +97,8 @@ py::tuple sign_one(DiskStore& store, const std::string& digest, const std::strin
     const WithoutGil no_gil;
     const Result<Manifest> manifest = store.find(*key);
     if (!manifest) return manifest.status();
-    Result<std::string> bytes = sign_entry(manifest.value(), environment, signing);
+    Result<std::string> bytes =
+        sign_entry(manifest.value(), environment, signing, {.expires = expires});
     if (!bytes) return bytes.status();
     entry = std::move(bytes).value();
     for (std::size_t i = 0; i < manifest->objects.size(); ++i) {
@@ -118,8 +119,12 @@ py::tuple sign_one(DiskStore& store, const std::string& digest, const std::strin
 }
 
 std::unique_ptr<SignedEntry> read_one(const std::string& bytes,
-                                      const std::vector<std::string>& trusted) {
-  return std::make_unique<SignedEntry>(value_of(read_entry(bytes, public_keys(trusted))));
+                                      const std::vector<std::string>& trusted,
+                                      const std::string& revoked) {
+  SigningRules rules;
+  rules.trusted = public_keys(trusted);
+  rules.revoked = revocations_of(revoked);
+  return std::make_unique<SignedEntry>(value_of(read_entry(bytes, rules)));
 }
 
 bool import_one(const SignedEntry& entry, const std::vector<std::string>& objects,
@@ -134,13 +139,17 @@ bool import_one(const SignedEntry& entry, const std::vector<std::string>& object
 void bind_signed_entry(py::module_& module) {
   py::class_<SignedEntry>(module, "SignedEntry")
       .def_property_readonly("signer", [](const SignedEntry& entry) { return entry.signer.hex(); })
+      .def_property_readonly("digest", [](const SignedEntry& entry) { return entry.digest.hex(); })
+      .def_property_readonly("expires",
+                             [](const SignedEntry& entry) { return entry.validity.expires; })
       .def_readonly("environment", &SignedEntry::environment)
-      .def_property_readonly("entry",
-                             [](const SignedEntry& entry) { return manifest_dict(entry.manifest); });
+      .def_property_readonly(
+          "entry", [](const SignedEntry& entry) { return manifest_dict(entry.manifest); });
   module.attr("MAX_SIGNED_ENTRY_BYTES") = kMaxSignedEntryBytes;
   module.def("sign_entry", &sign_one, py::arg("store"), py::arg("digest"), py::arg("environment"),
-             py::arg("key"));
-  module.def("read_entry", &read_one, py::arg("content"), py::arg("trusted"));
+             py::arg("key"), py::arg("expires") = 0);
+  module.def("read_entry", &read_one, py::arg("content"), py::arg("trusted"),
+             py::arg("revoked") = "");
   module.def("import_entry", &import_one, py::arg("entry"), py::arg("objects"), py::arg("store"));
 }
 
@@ -172,8 +181,9 @@ void bind_bundle(py::module_& module) {
              py::arg("key"), py::arg("expires") = 0, py::arg("created") = 0);
   module.def("read_bundle", &read, py::arg("path"), py::arg("trusted"), py::arg("revoked") = "");
   module.def("import_bundle", &import, py::arg("bundle"), py::arg("store"));
-  module.def("public_key_of_signer",
-             [](const std::string& path) { return value_of(SigningKey::read(path)).public_key().hex(); });
+  module.def("public_key_of_signer", [](const std::string& path) {
+    return value_of(SigningKey::read(path)).public_key().hex();
+  });
   bind_signed_entry(module);
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from eagercache.base import config
+from eagercache.base import config, signed_times
 from eagercache.cli.common import (
     Unusable,
     directory_option,
     environment_text,
     json_option,
     print_json,
+    read_expiry,
     require_core,
     size_text,
     store_path,
@@ -81,12 +83,20 @@ def pull_command(
 
 @click.command("push")
 @_options
+@click.option(
+    "--expires",
+    metavar="WHEN",
+    callback=read_expiry,
+    help="When what is sent stops to be of use: a day (2027-01-31, its beginning in UTC) or days "
+    "from now (90d). Never if not given.",
+)
 def push_command(
     directory: Path | None,
     as_json: bool,
     urls: tuple[str, ...],
     trust: tuple[Path, ...],
     key: Path | None,
+    expires: datetime.datetime | datetime.timedelta | None,
 ) -> None:
     """Signs the store's kernels and decisions of this environment, and puts them into remotes.
 
@@ -97,7 +107,7 @@ def push_command(
 
     tiers, exchange = _open(directory, urls, trust, key, sends=True)
     with _progress("push", as_json) as progress:
-        outcome = transfer.push(tiers, exchange, progress)
+        outcome = transfer.push(tiers, exchange, progress, expires=signed_times.seconds_of(expires))
     _end(_pushed(outcome), outcome, as_json)
 
 
@@ -156,6 +166,7 @@ def _open(
             text,
             max_bytes=settings.max_bytes,
             allow_untrusted=settings.allow_untrusted,
+            revoked=settings.revoked_text,
         )
     except (core.StoreError, UnicodeEncodeError) as error:
         raise Unusable(f"the store at {path} cannot be used: {error}") from error

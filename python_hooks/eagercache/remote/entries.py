@@ -88,7 +88,7 @@ class Exchange:
         if content is None:
             return None
         try:
-            entry = core.read_entry(content, self.plan.trusted)
+            entry = core.read_entry(content, self.plan.trusted, self.plan.revoked)
         except core.StoreError as error:
             kinds = {"refused": "signature", "incompatible": "version"}
             raise Refused(kinds.get(error.code, "damaged"), str(error)) from error
@@ -110,8 +110,10 @@ class Exchange:
             raise Refused("damaged", f"{name} is not there")
         return content
 
-    def send(self, tier: Tier, key: str, *, replace: bool = False) -> bool:
+    def send(self, tier: Tier, key: str, *, replace: bool = False, expires: int = 0) -> bool:
         """Signs a key's entry and puts it into the remote, objects first; False where it is there.
+
+        ``expires``: in seconds since 1970; 0: never.
 
         ``replace``: one that is there is replaced, with its objects. One that this machine would
         refuse is replaced at any rate. Raises PlaceError, and StoreError where the store cannot
@@ -124,8 +126,8 @@ class Exchange:
                     return False
             except Refused:
                 pass
-        entry, contents = core.sign_entry(self.store, key, self.text, self.plan.key)
-        objects = core.read_entry(entry, self.plan.trusted).entry["objects"]
+        entry, contents = core.sign_entry(self.store, key, self.text, self.plan.key, expires)
+        objects = core.read_entry(entry, self.plan.trusted, self.plan.revoked).entry["objects"]
         for item, content in zip(objects, contents, strict=True):
             name = catalogue.object_name(item)
             if replace or tier.size(name) != len(content):

@@ -44,11 +44,13 @@ class RemotePlan:
         urls: in the order in which they are asked.
         trusted: public keys, in hexadecimal digits.
         key: the file of a private key; None: nothing is sent.
+        revoked: the list of what is not to be believed any more (EAGERCACHE_REVOKED); "": none.
     """
 
     urls: tuple[str, ...]
     trusted: tuple[str, ...]
     key: str | None = None
+    revoked: str = ""
 
 
 def plan_of(remote: Any, settings: config.Settings) -> RemotePlan | None:
@@ -75,7 +77,8 @@ def plan_of(remote: Any, settings: config.Settings) -> RemotePlan | None:
             f"remote {urls[0]!r}: no key is trusted; name the public key of who fills it in "
             "EAGERCACHE_REMOTE_TRUST (`eagercache bundle keygen` makes a pair)"
         )
-    return RemotePlan(urls, tuple(dict.fromkeys(trusted)), str(key.absolute()) if key else None)
+    signs = str(key.absolute()) if key else None
+    return RemotePlan(urls, tuple(dict.fromkeys(trusted)), signs, settings.revoked_text)
 
 
 def _urls(given: Any) -> tuple[str, ...]:

@@ -145,16 +145,23 @@ def _take(
 
 
 def push(
-    tiers: Sequence[Tier], exchange: Exchange, progress: OnProgress = lambda done, of: None
+    tiers: Sequence[Tier],
+    exchange: Exchange,
+    progress: OnProgress = lambda done, of: None,
+    *,
+    expires: int = 0,
 ) -> Transfer:
-    """Puts the store's entries into remotes without them. Never raises for a remote."""
+    """Puts the store's entries into remotes without them. Never raises for a remote.
+
+    ``expires``: what is sent holds until then, in seconds since 1970; 0: for ever.
+    """
     transfer = Transfer()
     keys = sorted(entry["key"] for entry in _verdicts(exchange.store))
     for tier in tiers:
         before = tier.bytes_read
 
         def send(key: str, tier: Tier = tier) -> bool:
-            return exchange.send(tier, key)
+            return exchange.send(tier, key, expires=expires)
 
         there = []
         for key, sent, error in _all(send, keys, progress):

@@ -77,6 +77,7 @@ def _open(settings: ServiceSettings) -> RemoteDesk | None:
             settings.environment,
             allow_untrusted=settings.allow_untrusted,
             max_bytes=settings.max_bytes,
+            revoked=settings.revoked,
         )
 
     return RemoteDesk(settings.remote, open_store, settings.environment)

@@ -30,16 +30,23 @@ class SignedEntryTest : public StoreTest {
   SigningKey key(const std::string& name = "own.pem") const {
     return std::move(SigningKey::read(at(name)).value());
   }
-  std::vector<PublicKey> trusted() const { return {read_public_key(at("own.pub")).value()}; }
+  PublicKey own() const { return read_public_key(at("own.pub")).value(); }
+  SigningRules trusted() const {
+    SigningRules rules;
+    rules.trusted = {own()};
+    return rules;
+  }
 
-  std::string signed_bytes(std::uint64_t n, const std::string& by = "own.pem") const {
+  std::string signed_bytes(std::uint64_t n, const std::string& by = "own.pem",
+                           const Validity& wanted = {}) const {
     const Manifest manifest = store_->find(key_of(n)).value();
-    return sign_entry(manifest, options().environment, key(by)).value();
+    return sign_entry(manifest, options().environment, key(by), wanted).value();
   }
 
   // A manifest as bytes, signed as it is, whatever it says.
   std::string sign_body(const std::string& environment, const Manifest& manifest) const {
     std::string body;
+    put_validity({.created = 1}, &body);
     put_text(environment, &body);
     put_text(encode_manifest(manifest).value(), &body);
     std::string entry = "eagercache-entry 1\n";
@@ -56,11 +63,11 @@ TEST_F(SignedEntryTest, AKernelAndADecisionReachAnotherStore) {
   const Result<SignedEntry> kernel = read_entry(signed_bytes(1), trusted());
   ASSERT_TRUE(kernel) << kernel.status().to_string();
   EXPECT_EQ(kernel->environment, options().environment);
-  EXPECT_EQ(kernel->signer, trusted().front());
+  EXPECT_EQ(kernel->signer, own());
   EXPECT_EQ(kernel->manifest.key, key_of(1));
   EXPECT_TRUE(import_entry(kernel.value(), {answer_object(1)}, *elsewhere_).value());
   EXPECT_EQ(use(*elsewhere_, 1).value(), 1U);
-  EXPECT_EQ(elsewhere_->find(key_of(1)).value().facts.at("signer"), trusted().front().hex());
+  EXPECT_EQ(elsewhere_->find(key_of(1)).value().facts.at("signer"), own().hex());
 
   const Result<SignedEntry> decision = read_entry(signed_bytes(3), trusted());
   ASSERT_TRUE(decision) << decision.status().to_string();
@@ -90,10 +97,33 @@ TEST_F(SignedEntryTest, EveryShorterOrLongerEntryIsRefused) {
 
 TEST_F(SignedEntryTest, AnotherSignerOrVersionIsNamed) {
   EXPECT_EQ(read_entry(signed_bytes(1, "other.pem"), trusted()).code(), StatusCode::kRefused);
-  EXPECT_EQ(read_entry(signed_bytes(1), {}).code(), StatusCode::kRefused);
+  EXPECT_EQ(read_entry(signed_bytes(1), SigningRules{}).code(), StatusCode::kRefused);
   std::string newer = signed_bytes(1);
   newer[std::string_view("eagercache-entry ").size()] = '2';
   EXPECT_EQ(read_entry(newer, trusted()).code(), StatusCode::kIncompatible);
+}
+
+TEST_F(SignedEntryTest, WhatIsRevokedOrHasExpiredIsRefusedAndNotUsedAnyMore) {
+  const std::string whole = signed_bytes(1, "own.pem", {.created = 1000, .expires = 2000});
+  SigningRules rules = trusted();
+  rules.now = 1999;
+  const SignedEntry entry = read_entry(whole, rules).value();
+  EXPECT_EQ(entry.validity.expires, 2000);
+  rules.now = 2000;
+  EXPECT_EQ(read_entry(whole, rules).code(), StatusCode::kRefused);
+  rules.now = 1000 - 25 * 3600;  // it was made tomorrow
+  EXPECT_EQ(read_entry(whole, rules).code(), StatusCode::kRefused);
+  for (const std::string& id : {entry.digest.hex(), own().hex()}) {
+    SigningRules without = trusted();
+    without.now = 1999;
+    without.revoked = Revocations::parse(id + " left the team\n", "a list").value();
+    const Status status = read_entry(whole, without).status();
+    EXPECT_EQ(status.code(), StatusCode::kRefused);
+    EXPECT_NE(status.message().find("revoked"), std::string::npos) << status.message();
+  }
+  // In a store it ends with its time, too.
+  ASSERT_TRUE(import_entry(entry, {answer_object(1)}, *elsewhere_).value());
+  EXPECT_EQ(elsewhere_->find(key_of(1)).code(), StatusCode::kNotFound);
 }
 
 TEST_F(SignedEntryTest, WhatATrustedKeySignedMustStillBeAnEntry) {
@@ -127,8 +157,7 @@ TEST_F(SignedEntryTest, AKernelForAnotherProcessorIsRefused) {
   manifest.cpu_features = {"no_such_feature"};
   ASSERT_TRUE(store_->publish(manifest, {{ObjectKind::kSharedObject, source_of(5)}}));
   const SignedEntry entry = read_entry(signed_bytes(5), trusted()).value();
-  EXPECT_EQ(import_entry(entry, {answer_object(5)}, *elsewhere_).code(),
-            StatusCode::kIncompatible);
+  EXPECT_EQ(import_entry(entry, {answer_object(5)}, *elsewhere_).code(), StatusCode::kIncompatible);
 }
 
 }  // namespace

@@ -211,9 +211,7 @@ def test_a_file_system_that_hangs_is_left_alone_and_not_asked_more_and_more(
         place._free.release()
 
 
-def test_a_file_is_never_seen_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = open_place(f"file://{tmp_path}/cache")
     place.put("name", b"whole", SECONDS)
     from fsspec.implementations.local import LocalFileOpener

@@ -123,9 +123,7 @@ def test_a_remote_that_does_not_answer_is_one_line_and_the_others_are_asked(
     both = ("--remote", server.url, "--remote", folder)
     pulled = run("pull", "--dir", world.folder / "b", *both)
     assert pulled.exit_code == 1
-    assert pulled.output == (
-        f"{server.url}: GET is answered with 500\n1 used, 0 unusable here\n"
-    )
+    assert pulled.output == (f"{server.url}: GET is answered with 500\n1 used, 0 unusable here\n")
     check = _remote_check(run("doctor", "--dir", world.folder / "b", "--json"))
     assert check["state"] == "problem" and "does not answer" in check["text"]
     assert "EAGERCACHE_REMOTE" in check["remedy"]
@@ -138,16 +136,14 @@ def _remote_check(result: Result) -> dict[str, Any]:
     return dict(row)
 
 
-def test_bad_usage_is_one_line(
-    world: World, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_bad_usage_is_one_line(world: World, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     world.filled("a", 1, text=text)
     store = ("--dir", world.folder / "a")
     expect_one_line(run("push", *store), "has to be signed", "--key")
     expect_one_line(run("pull", *store, "--remote", "ftp://x"), "'ftp://x' is none of")
     expect_one_line(run("pull", *store, "--trust", world.folder / "none.pub"), "cannot be read")
     expect_one_line(
-        run("push", *store, "--key", world.folder / "own.pub"), "is no private key of Ed25519"
+        run("push", *store, "--key", world.folder / "own.pub"), "is no private key (without"
     )
     monkeypatch.delenv("EAGERCACHE_REMOTE_TRUST")
     expect_one_line(run("pull", *store), "no key is trusted", "EAGERCACHE_REMOTE_TRUST")

@@ -23,7 +23,7 @@ class Clock:
 class Scripted:
     """A place that answers what it is told, one after the other; the last for ever."""
 
-    def __init__(self, *answers: bytes | None | Exception) -> None:
+    def __init__(self, *answers: bytes | Exception | None) -> None:
         self.answers = list(answers)
         self.asked = 0
 
@@ -41,9 +41,7 @@ class Scripted:
         self.get(name, 0, seconds)
 
 
-def tier_of(
-    place: Scripted, clock: Clock | None = None, slept: list[float] | None = None
-) -> Tier:
+def tier_of(place: Scripted, clock: Clock | None = None, slept: list[float] | None = None) -> Tier:
     slept = slept if slept is not None else []
     return Tier(
         "http://me:secret@host/cache",
