@@ -97,8 +97,7 @@ py::tuple sign_one(DiskStore& store, const std::string& digest, const std::strin
     const WithoutGil no_gil;
     const Result<Manifest> manifest = store.find(*key);
     if (!manifest) return manifest.status();
-    Result<std::string> bytes =
-        sign_entry(manifest.value(), environment, signing, {.expires = expires});
+    Result<std::string> bytes = sign_entry(manifest.value(), environment, signing, {0, expires});
     if (!bytes) return bytes.status();
     entry = std::move(bytes).value();
     for (std::size_t i = 0; i < manifest->objects.size(); ++i) {

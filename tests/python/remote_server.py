@@ -1,4 +1,4 @@
-"""A server on loopback that keeps bytes under paths, as remotes do, and misbehaves as it is told."""
+"""A server on loopback that keeps bytes under paths, as remotes do, and misbehaves."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagercache.base.entry_facts import number
 from eagercache.base.load import core
@@ -24,9 +24,6 @@ from eagercache.frontend.gains import (
 from eagercache.frontend.tables import html_table
 from eagercache.runtime.left_native import left_native
 from eagercache.runtime.session import session
-
-if TYPE_CHECKING:
-    from eagercache.service.service import CompileService
 
 # In the text of `kernels()`; its table in a notebook has more.
 MOST_LINES = 20
@@ -266,7 +263,7 @@ def stats() -> Stats:
     )
 
 
-def _remote_stats(services: Iterable[CompileService]) -> RemoteStats:
+def _remote_stats(services: Iterable[Any]) -> RemoteStats:
     total: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for service in services:

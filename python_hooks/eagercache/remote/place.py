@@ -87,14 +87,3 @@ def shown_url(url: str) -> str:
     except ValueError:
         return url
     return parts._replace(netloc=host, query="", fragment="").geturl()
-
-
-def open_place(url: str) -> Place:
-    """The place that a checked URL names. Connects to nothing."""
-    if urlsplit(url).scheme in HTTP_SCHEMES:
-        from eagercache.remote.http_place import HttpPlace
-
-        return HttpPlace(url)
-    from eagercache.remote.fsspec_place import FsspecPlace
-
-    return FsspecPlace(url)

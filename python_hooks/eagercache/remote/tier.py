@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from eagercache.base.log import event
 from eagercache.remote.breaker import Breaker
-from eagercache.remote.place import Denied, Place, PlaceError, TooLarge, open_place, shown_url
+from eagercache.remote.opening import open_place
+from eagercache.remote.place import Denied, Place, PlaceError, TooLarge, shown_url
 
 _T = TypeVar("_T")
 

@@ -46,7 +46,7 @@ class SignedEntryTest : public StoreTest {
   // A manifest as bytes, signed as it is, whatever it says.
   std::string sign_body(const std::string& environment, const Manifest& manifest) const {
     std::string body;
-    put_validity({.created = 1}, &body);
+    put_validity({1, 0}, &body);
     put_text(environment, &body);
     put_text(encode_manifest(manifest).value(), &body);
     std::string entry = "eagercache-entry 1\n";
@@ -104,7 +104,7 @@ TEST_F(SignedEntryTest, AnotherSignerOrVersionIsNamed) {
 }
 
 TEST_F(SignedEntryTest, WhatIsRevokedOrHasExpiredIsRefusedAndNotUsedAnyMore) {
-  const std::string whole = signed_bytes(1, "own.pem", {.created = 1000, .expires = 2000});
+  const std::string whole = signed_bytes(1, "own.pem", {1000, 2000});
   SigningRules rules = trusted();
   rules.now = 1999;
   const SignedEntry entry = read_entry(whole, rules).value();

@@ -12,6 +12,7 @@ import pytest
 import remote_server
 from eagercache.remote import fsspec_place
 from eagercache.remote.http_place import HttpPlace
+from eagercache.remote.opening import open_place
 from eagercache.remote.place import (
     BadUrl,
     Denied,
@@ -19,7 +20,6 @@ from eagercache.remote.place import (
     PlaceError,
     TooLarge,
     check_url,
-    open_place,
     shown_url,
 )
 from remote_server import RemoteServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eagercache.base import config
-from eagercache.cli.check import Check
+from eagercache.cli.diagnoses.check import Check
 from eagercache.remote import catalogue, transfer
 from eagercache.remote.place import PlaceError
 from eagercache.remote.plan import RemoteError, plan_of

@@ -21,7 +21,7 @@ from eagercache.base import (
     untried_torch,
 )
 from eagercache.base.load import core, platform_problem
-from eagercache.cli.check import Check
+from eagercache.cli.diagnoses.check import Check
 from eagercache.runtime import stores
 from eagercache.service import worker_process
 
@@ -192,7 +192,7 @@ def _store_checks(path: Path) -> Iterator[Check]:
 def _remote_checks() -> Iterator[Check]:
     settings = config.read_settings()
     if settings.remote:
-        from eagercache.cli.remote_diagnosis import remote_checks
+        from eagercache.cli.diagnoses.remote_diagnosis import remote_checks
 
         yield from remote_checks(environment.environment_text(cxx=settings.cxx))
 
