@@ -44,7 +44,8 @@ void note_origin(const Origin& origin, Manifest* manifest) {
 
 std::string withdrawal_of(const Manifest& manifest, const Revocations& revoked, std::int64_t now) {
   const auto said = [&manifest](const std::string& why) {
-    return "kernels of the bundle " + manifest.fact(kBundle) + " are not used any more: " + why +
+    return "kernels that " + manifest.fact(kBundle) +
+           " brought (a bundle, or an entry of a remote) " + "are not used any more: " + why +
            "; import a newer one";
   };
   if (is_revoked(manifest, kSigner, revoked)) {

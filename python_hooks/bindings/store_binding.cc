@@ -100,18 +100,6 @@ Manifest manifest_from_dict(const py::dict& source) {
   return manifest;
 }
 
-// Of the list in a file; nothing is revoked without one.
-Revocations revocations_of(const std::string& path) {
-  if (path.empty()) {
-    return {};
-  }
-  Result<Revocations> revoked = Revocations::read(path);
-  if (!revoked) {
-    throw StoreFailure(revoked.status());
-  }
-  return std::move(revoked).value();
-}
-
 std::shared_ptr<DiskStore> open_store(const std::string& root, const std::string& environment,
                                       bool read_only, const std::vector<std::string>& tiers,
                                       bool allow_untrusted, std::uint64_t max_bytes,
@@ -265,6 +253,17 @@ void quarantine(DiskStore& store, const std::string& digest, const std::string& 
 void throw_store_error(const Status& status) { throw StoreFailure(status); }
 
 py::dict manifest_dict(const Manifest& manifest) { return manifest_to_dict(manifest); }
+
+Revocations revocations_of(const std::string& path) {
+  if (path.empty()) {
+    return {};
+  }
+  Result<Revocations> revoked = Revocations::read(path);
+  if (!revoked) {
+    throw_store_error(revoked.status());
+  }
+  return std::move(revoked).value();
+}
 
 SigningRules signing_rules_of(const std::vector<std::string>& keys, const std::string& revoked) {
   SigningRules rules;

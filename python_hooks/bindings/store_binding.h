@@ -21,6 +21,9 @@ pybind11::dict manifest_dict(const Manifest& manifest);
 // is. Raises StoreError.
 SigningRules signing_rules_of(const std::vector<std::string>& keys, const std::string& revoked);
 
+// What is revoked by the list in a file; nothing for "". Raises StoreError.
+Revocations revocations_of(const std::string& path);
+
 // Adds Store, StoreError and StoreLock to the module.
 void bind_store(pybind11::module_& module);
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING or not IS_COMMAND_LINE:
         KernelInfo,
         KernelList,
         OperatorStats,
+        RemoteStats,
         Stats,
         kernels,
         stats,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     )
     from eagercache.deploy.export import Exported, export_module
     from eagercache.frontend.recording import Recording, record
+    from eagercache.remote.plan import Remote
 
 __all__ = [
     "ArtifactInfo",
@@ -72,6 +74,8 @@ __all__ = [
     "ModuleTotals",
     "OperatorStats",
     "Recording",
+    "Remote",
+    "RemoteStats",
     "Stats",
     "TensorInfo",
     "WarmError",
@@ -122,7 +126,7 @@ _LATER = {
         ("ModuleInfo", "ModuleReport", "explain_module"), "eagercache.frontend.module_report"
     ),
     **dict.fromkeys(
-        ("KernelInfo", "KernelList", "OperatorStats", "Stats", "kernels", "stats"),
+        ("KernelInfo", "KernelList", "OperatorStats", "RemoteStats", "Stats", "kernels", "stats"),
         "eagercache.frontend.report",
     ),
     "ModuleTotals": "eagercache.frontend.gains",
@@ -142,6 +146,7 @@ _LATER = {
     ),
     **dict.fromkeys(("Exported", "export_module"), "eagercache.deploy.export"),
     **dict.fromkeys(("Recording", "record"), "eagercache.frontend.recording"),
+    "Remote": "eagercache.remote.plan",
     **dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.ahead.warm"),
 }
 

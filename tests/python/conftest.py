@@ -298,3 +298,20 @@ def training_kernels(training_store: Any) -> Iterator[None]:
     assert training_store.report["rows"]["ConvNorm"]["hits"] == [3], training_store.report
     with module_kernels(training_store.store, training=True):
         yield
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A server on loopback that keeps bytes: a `remote_server.RemoteServer`."""
+    import remote_server
+
+    with remote_server.serving() as running:
+        yield running
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Any:
+    """Keys, and stores that share no disk: a `remote_world.World`."""
+    import remote_world
+
+    return remote_world.World(tmp_path)

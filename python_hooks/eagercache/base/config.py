@@ -192,6 +192,31 @@ VARIABLES: tuple[Variable, ...] = (
         "place where the store cannot be written.",
     ),
     Variable(
+        "EAGERCACHE_REMOTE",
+        "remote",
+        _names,
+        (),
+        "Remotes that machines share, asked in order before anything is compiled, separated by "
+        "spaces or commas: `https://`, `http://`, `s3://`, `gs://`, `az://` or `file://` URLs. "
+        "`enable(remote=...)` goes before.",
+    ),
+    Variable(
+        "EAGERCACHE_REMOTE_TRUST",
+        "remote_trust",
+        _paths,
+        (),
+        "Files of public keys, separated by colons: entries of remotes that these keys signed are "
+        "used, and no others.",
+    ),
+    Variable(
+        "EAGERCACHE_REMOTE_KEY",
+        "remote_key",
+        Path,
+        None,
+        "A file with a private key. What is compiled here is signed with it and sent to the "
+        "remotes, and what it signed is used, too.",
+    ),
+    Variable(
         "EAGERCACHE_ALLOW_UNTRUSTED",
         "allow_untrusted",
         _flag,
@@ -278,6 +303,9 @@ class Settings:
     choose: str | None
     max_bytes: int
     tiers: tuple[Path, ...]
+    remote: tuple[str, ...]
+    remote_trust: tuple[Path, ...]
+    remote_key: Path | None
     allow_untrusted: bool
     revoked: Path | None
     log: str

@@ -230,6 +230,21 @@ RUNNING_FIELDS = (
     "variable.ATEN_CPU_CAPABILITY",
 )
 
+# What machines must have in common to share kernels without anybody looking at each: that, the
+# instructions that their kernels are made for, and what changes native's answers.
+SHARED_FIELDS = (
+    *RUNNING_FIELDS,
+    "cpu.isa",
+    "cpu.features",
+    *(f"variable.{name}" for name in VARIABLES if f"variable.{name}" not in RUNNING_FIELDS),
+)
+
+
+def shared_text(text: str) -> str:
+    """The lines of a key's text whose fields are in `SHARED_FIELDS`."""
+    known = parse(text)
+    return "".join(f"{name}: {known[name]}\n" for name in SHARED_FIELDS if name in known)
+
 
 def running_text() -> str:
     """The lines of `RUNNING_FIELDS` alone, for which no compiler is asked."""
@@ -252,12 +267,14 @@ def diff(left: str, right: str) -> list[str]:
     return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
-def mismatches(theirs: str, ours: str) -> tuple[tuple[str, str, str], ...]:
+def mismatches(
+    theirs: str, ours: str, fields: Iterable[str] = RUNNING_FIELDS
+) -> tuple[tuple[str, str, str], ...]:
     """The fields that keep kernels made under one environment text from running under another."""
     there, here = parse(theirs), parse(ours)
     return tuple(
         (field, there.get(field, "(missing)"), here.get(field, "(missing)"))
-        for field in RUNNING_FIELDS
+        for field in fields
         if there.get(field) != here.get(field)
     )
 

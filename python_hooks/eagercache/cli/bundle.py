@@ -21,6 +21,7 @@ from eagercache.cli.common import (
     directory_option,
     json_option,
     print_json,
+    read_expiry,
     size_text,
     store_path,
 )
@@ -42,19 +43,6 @@ _REVOKED = click.option(
     help="A list of keys, bundles and artifacts that are not to be used any more, one a line: the "
     "64 digits that `verify` prints. EAGERCACHE_REVOKED if not given.",
 )
-
-
-def _expiry(
-    context: click.Context, parameter: click.Parameter, text: str | None
-) -> datetime.datetime | datetime.timedelta | None:
-    from eagercache.base.signed_times import parse_expiry
-
-    if text is None:
-        return None
-    try:
-        return parse_expiry(text)
-    except ValueError:
-        raise click.BadParameter("use a day, as 2027-01-31, or days from now, as 90d") from None
 
 
 @contextmanager
@@ -124,7 +112,7 @@ def keygen_command(as_json: bool, name: Path) -> None:
 @click.option(
     "--expires",
     metavar="WHEN",
-    callback=_expiry,
+    callback=read_expiry,
     help="When FILE stops to be of use: a day (2027-01-31, its beginning in UTC) or days from now "
     "(90d). Never if not given.",
 )

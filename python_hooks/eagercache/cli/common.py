@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import sys
@@ -155,3 +156,17 @@ def json_option(function: Any) -> Any:
 def _wishes_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
     Wish.json = value
     return value
+
+
+def read_expiry(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> datetime.datetime | datetime.timedelta | None:
+    """Of an option that says when what is signed stops to be of use."""
+    from eagercache.base.signed_times import parse_expiry
+
+    if text is None:
+        return None
+    try:
+        return parse_expiry(text)
+    except ValueError:
+        raise click.BadParameter("use a day, as 2027-01-31, or days from now, as 90d") from None

@@ -89,7 +89,7 @@ def doctor_command(directory: Path | None, as_json: bool) -> None:
     Says which field of the environment differs when a store that should hit does not. Exit code 1
     when something needs a remedy.
     """
-    from eagercache.cli.diagnosis import diagnose
+    from eagercache.cli.diagnoses.diagnosis import diagnose
 
     checks = diagnose(store_path(directory))
     if as_json:

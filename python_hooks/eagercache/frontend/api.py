@@ -23,6 +23,7 @@ from eagercache.runtime.session import Configuration, session
 
 if TYPE_CHECKING:
     from eagercache.callables.custom_operators import CustomOperator
+    from eagercache.remote.plan import Remote, RemotePlan
 
 _Module = TypeVar("_Module")
 
@@ -176,6 +177,7 @@ def _switch_on(
     chosen: Configuration,
     settings: config.Settings,
     cache_dir: str | os.PathLike[str] | None,
+    remote: RemotePlan | None,
     *,
     named: bool,
 ) -> bool:
@@ -203,7 +205,7 @@ def _switch_on(
     core.set_store(store)
     if chosen.on_miss != "native":
         stores.say_what_hinders_compiling(store, settings, environment_text)
-        compile_requests.start_service(settings, store, environment_text, chosen)
+        compile_requests.start_service(settings, store, environment_text, chosen, remote)
     if changed_store:
         session.configuration = None  # another store may know other kernels: ask it
     _apply(chosen)
@@ -254,6 +256,7 @@ def enable(
     modules: Any = None,
     training: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    remote: str | Iterable[str] | Remote | None = None,
     revoked: str | os.PathLike[str] | None = None,
 ) -> Enabled:
     """Lets compiled kernels answer eager operator calls in this process.
@@ -276,6 +279,10 @@ def enable(
         training: whether kernels of whole modules answer calls that need gradients too, with a
             kernel for their backward. Without, such calls go through the module's own forward.
         cache_dir: the store's directory; EAGERCACHE_DIR or a directory of the user's by default.
+        remote: where other machines' kernels are looked for before one is compiled: a URL, several,
+            or an `eagercache.Remote`, which names keys, too; () for none. EAGERCACHE_REMOTE by
+            default. No call waits for it that would not wait for the compiler. With
+            ``on_miss="native"`` nothing is looked for; `eagercache pull` does it before.
         revoked: a file of signing keys and bundles that are not to be used any more, one a line;
             EAGERCACHE_REVOKED by default. Kernels that such a bundle brought are not used, nor are
             those of one that has expired: one warning says so.
@@ -312,6 +319,7 @@ def enable(
         keys = choices.dispatch_keys(devices)
         if modules is not None:
             _check_modules(modules)
+        plan = choices.remote_plan(settings, remote)
         skipped = choices.skipped(settings, skip)
         pairs = choices.selected(ops, skipped, keys)
         _adopt_functions(pairs)
@@ -320,7 +328,7 @@ def enable(
         session.enables += 1
         _switch_off_others(pairs)
         named = ops not in (None, "default", "all")
-        active = _switch_on(pairs, chosen, settings, cache_dir, named=named)
+        active = _switch_on(pairs, chosen, settings, cache_dir, plan, named=named)
         _select_modules(modules if active else None)
         return Enabled(restore, active=active)
 
@@ -409,7 +417,8 @@ def register(op: Any, dispatch_key: str = "CPU") -> None:
                 core.set_active(name[0], name[1], key, True)
             return
         chosen = choices.configuration(settings, "background", "faster", "accurate")
-        _switch_on(pairs, chosen, settings, None, named=True)
+        plan = choices.remote_plan(settings, None)
+        _switch_on(pairs, chosen, settings, None, plan, named=True)
 
 
 def disable() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,31 @@ class OperatorStats:
 
 
 @dataclass(frozen=True)
+class RemoteStats:
+    """What this process asked of remotes; see `enable(remote=...)`.
+
+    Attributes:
+        hits: kernels and decisions that came from a remote, and were not compiled for that.
+        misses: keys that no remote had.
+        refused: entries that were not used, by kind: "signature", "damaged", "version", "code" (no
+            shared object, or for another processor), or "environment: FIELD" where that differs.
+        errors: keys that a remote did not answer for, or that could not be sent.
+        sent: entries that a remote got.
+        unsent: entries that wait for that; `eagercache push` sends what a program leaves.
+        bytes_read, bytes_sent: bytes of entries, objects and lists.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+    errors: int = 0
+    sent: int = 0
+    unsent: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass(frozen=True)
 class Stats:
     """Totals of this process. See `OperatorStats` for the call counters.
 
@@ -77,6 +102,7 @@ class Stats:
             processes.
         operators: per operator, those with any call first by number of calls.
         modules: per class of modules that are watched.
+        remote: what was asked of remotes.
     """
 
     hits: int
@@ -96,6 +122,7 @@ class Stats:
     seconds_saved: float = 0.0
     seconds_lost: float = 0.0
     modules: Mapping[str, ModuleTotals] = field(default_factory=dict, repr=False)
+    remote: RemoteStats = field(default_factory=RemoteStats, repr=False)
 
     @property
     def not_yet(self) -> int:
@@ -232,7 +259,18 @@ def stats() -> Stats:
         seconds_saved=sum(row.seconds_saved for row in rows) + sum(t for t in saved if t > 0),
         seconds_lost=sum(row.seconds_lost for row in rows) - sum(t for t in saved if t < 0),
         modules=modules,
+        remote=_remote_stats(services),
     )
+
+
+def _remote_stats(services: Iterable[Any]) -> RemoteStats:
+    total: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for service in services:
+        counts = service.remote_counts()
+        refused.update(counts.pop("refused", {}))
+        total.update(counts)
+    return RemoteStats(refused=dict(refused), **total)
 
 
 def _operator_rows(verdicts: Sequence[KernelInfo], unfinished: Unfinished) -> list[OperatorStats]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from eagercache.base import config, operators
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.runtime.session import Configuration
+
+if TYPE_CHECKING:
+    from eagercache.remote.plan import RemotePlan
 
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
@@ -62,6 +65,24 @@ def check_training(training: Any) -> None:
             f"training={training!r} is not True or False; with True, kernels of whole modules "
             "answer calls that need gradients, too"
         )
+
+
+def remote_plan(settings: config.Settings, remote: Any) -> RemotePlan | None:
+    """The remotes to ask; None for none. Raises ValueError for what ``remote`` itself says wrong.
+
+    Of the environment's variables it warns once, and then there are no remotes.
+    """
+    if remote is None and not settings.remote:
+        return None
+    from eagercache.remote.plan import RemoteError, plan_of
+
+    try:
+        return plan_of(remote, settings)
+    except RemoteError as error:
+        if remote is not None:
+            raise
+        warn_once(f"remote:{error}", f"EAGERCACHE_REMOTE is not used: {error}")
+        return None
 
 
 def _has_replicas() -> bool:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagercache.base import config, structured_trace
 from eagercache.base.load import core
 from eagercache.runtime.session import Configuration, session
 
+if TYPE_CHECKING:
+    from eagercache.remote.plan import RemotePlan
+
 
 def start_service(
-    settings: config.Settings, store: Any, environment_text: str, chosen: Configuration
+    settings: config.Settings,
+    store: Any,
+    environment_text: str,
+    chosen: Configuration,
+    remote: RemotePlan | None,
 ) -> None:
     """Plugs the compile service into the core; it and its workers start with the first compile."""
     assert core is not None
@@ -26,6 +33,7 @@ def start_service(
         cxx=settings.cxx,
         max_bytes=settings.max_bytes,
         allow_untrusted=settings.allow_untrusted,
+        remote=None if store.read_only else remote,
         revoked=settings.revoked_text,
     )
     session.linger = settings.linger

@@ -15,6 +15,7 @@ from eagercache.base.worker_variables import program_variables
 from eagercache.service.settings import ServiceSettings
 
 if TYPE_CHECKING:
+    from eagercache.remote.desk import RemoteDesk
     from eagercache.service.worker_process import WorkerLost
 
 Response = dict[str, Any]
@@ -40,6 +41,8 @@ class Request:
     alone: bool = False  # not in a batch: one that it was in has failed
     lost_batches: int = 0  # batches that it was in whose worker was lost
     answered: bool = False  # or about to be
+    desk: RemoteDesk | None = None  # where it was looked up in remotes
+    refused_remotely: bool = False  # one has an entry that must not be used
 
     @property
     def gain(self) -> float:

@@ -7,23 +7,28 @@ Threads and workers start with the first request. After a fork the child's copy 
 Whatever goes wrong here, every request is answered: somebody may be waiting.
 
 A request to measure something again waits until nothing else does and the machine is idle.
+
+Where there are remotes, a request is looked up there first (`remote/desk.py`), and what workers
+made is offered to them.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagercache.base import structured_trace
 from eagercache.base.log import event
 from eagercache.base.operators import described_name
+from eagercache.service.remote_requests import RemoteDesks, found_response, may_be_remote
 from eagercache.service.request import (
     OnDone,
     Request,
@@ -36,6 +41,9 @@ from eagercache.service.request import (
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.slots import Slot, Slots
 from eagercache.service.worker_process import WorkerLost, WorkerProcess, give_way_to_callers
+
+if TYPE_CHECKING:
+    from eagercache.remote.desk import LookedUp
 
 __all__ = ["CompileService", "ServiceSettings", "cpu_seconds"]
 
@@ -76,6 +84,7 @@ class CompileService:
             settings.slots or max(settings.workers, (os.cpu_count() or 2) // 2, 1),
             settings.slots_folder,
         )
+        self._remotes = RemoteDesks()
         self.compiles = 0
         self.failures = 0
         self.seconds = 0.0
@@ -128,14 +137,38 @@ class CompileService:
                     )
                     if not again:
                         self._unanswered[request.order] = request
-                    self._push(request, delay=settings.again_delay if again else 0.0)
-                    if not self._start_thread_locked():
-                        why_not = "no thread can be started"
-                        inert = True
-                        self._queue.remove(request)
-                        self._unanswered.pop(request.order, None)
         if inert:
             on_done(failure_of(description, why_not, transient=True))
+            return
+        if may_be_remote(request):
+            request.desk = self._remotes.desk_for(settings)
+        if request.desk is None:
+            self._ask_workers(request)
+        else:
+            done = functools.partial(self._looked_up, request)
+            request.desk.look_up(str(description["digest"]), done)
+
+    def _looked_up(self, request: Request, found: LookedUp) -> None:
+        """What remotes said, on a thread of theirs."""
+        request.refused_remotely = found.refused
+        if found.verdict:
+            self._finish(request, found_response(request, found.verdict))
+        else:
+            self._ask_workers(request)
+
+    def _ask_workers(self, request: Request) -> None:
+        """Queues a request for the workers."""
+        why_not = ""
+        with self._changed:
+            if self._closed:
+                why_not = "the compile service is closed"
+            else:
+                self._push(request, delay=request.settings.again_delay if request.again else 0.0)
+                if not self._start_thread_locked():
+                    why_not = "no thread can be started"
+                    self._queue.remove(request)
+        if why_not:
+            self._finish(request, failure_of(request.description, why_not, transient=True))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until every request is answered; False when ``timeout`` seconds passed first."""
@@ -157,6 +190,10 @@ class CompileService:
         with self._changed:
             return [one.description for one in (*self._cut_off, *self._unanswered.values())]
 
+    def remote_counts(self) -> dict[str, Any]:
+        """What was asked of remotes: the sums of `RemoteDesk.counts`; empty in a forked child."""
+        return self._remotes.counts() if os.getpid() == self._owner else {}
+
     def close(self, timeout: float = 2.0) -> None:
         """Ends the workers and their compilers. Requests under way are answered with a failure.
 
@@ -173,6 +210,7 @@ class CompileService:
             self.left_open = [replace(request) for request in self._unanswered.values()]
             processes, threads = list(self._processes), list(self._threads)
             self._changed.notify_all()
+        self._remotes.close()
         for process in processes:
             process.kill(wait=0.0)
         current = threading.current_thread()
@@ -489,6 +527,9 @@ class CompileService:
             response,
         )
         request.answered = True
+        if request.desk is not None and not failed and not response.get("found"):
+            key = str(request.description["digest"])
+            request.desk.offer(key, replace=request.refused_remotely)
         try:
             request.on_done(response)
         except BaseException:  # SystemExit too: this thread is not the callback's to end

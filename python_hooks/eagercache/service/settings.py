@@ -7,6 +7,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eagercache.remote.plan import RemotePlan
 
 # Of the machine's cores, what all processes of the last minute may have kept busy while it counts
 # as idle.
@@ -37,6 +41,7 @@ class ServiceSettings:
     margin: float = 0.03
     max_bytes: int = 10 << 30
     allow_untrusted: bool = False  # EAGERCACHE_ALLOW_UNTRUSTED
+    remote: RemotePlan | None = None  # asked before a worker is
     revoked: str = ""  # EAGERCACHE_REVOKED, as an absolute path
     workers: int = 0
     slots: int = 0

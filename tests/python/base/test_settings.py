@@ -103,6 +103,9 @@ def test_every_variable_sets_its_field() -> None:
             "EAGERCACHE_TIERS": "/one:/two",
             "EAGERCACHE_ALLOW_UNTRUSTED": "1",
             "EAGERCACHE_REVOKED": "/list",
+            "EAGERCACHE_REMOTE": "http://one/a, memory://b",
+            "EAGERCACHE_REMOTE_TRUST": "/one.pub:/two.pub",
+            "EAGERCACHE_REMOTE_KEY": "/own.pem",
         }
     )
     assert settings == config.Settings(
@@ -124,6 +127,9 @@ def test_every_variable_sets_its_field() -> None:
         tiers=(Path("/one"), Path("/two")),
         allow_untrusted=True,
         revoked=Path("/list"),
+        remote=("http://one/a", "memory://b"),
+        remote_trust=(Path("/one.pub"), Path("/two.pub")),
+        remote_key=Path("/own.pem"),
     )
     assert {v.field for v in config.VARIABLES} == set(vars(settings))
     table = config.environment_table()

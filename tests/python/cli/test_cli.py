@@ -323,7 +323,7 @@ def test_doctor_says_what_it_cannot_check(
     def fail(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied", "/somewhere")
 
-    monkeypatch.setattr(f"eagercache.cli.diagnosis.{broken}", fail)
+    monkeypatch.setattr(f"eagercache.cli.diagnoses.diagnosis.{broken}", fail)
     result = run("doctor", "--json")
     assert result.exit_code == 1 and result.exception.__class__ is SystemExit
     checks = json.loads(result.output)

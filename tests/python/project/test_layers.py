@@ -22,13 +22,16 @@ LATE = {
     "callables": {"callables"},  # function_transfer imports cloudpickle
     "cli": {
         *("ahead", "base", "calls", "cli", "cli.estimates", "cli.reports", "deploy"),
-        *("frontend", "runtime", "service", "worker.validation"),
+        *("cli.diagnoses", "frontend", "remote", "runtime", "service", "worker.validation"),
     },
+    "cli.diagnoses": {"cli.diagnoses"},  # without remotes nothing of them is imported
     "cli.reports": {"base", "frontend", "runtime"},  # a process that reports has them by then
     "deploy": {"base", "callables", "deploy"},  # an artifact opens without what exports it
     "frontend": {"callables", "modules"},  # where nobody asked for modules or operators
     "modules": {"callables"},
-    "runtime": {"callables", "service"},  # a process without a miss needs no service
+    "remote": {"remote"},  # one kind of place, and not the others
+    "runtime": {"callables", "remote", "service"},  # a process without a miss needs no service
+    "service": {"remote"},  # likewise
     "worker": {"base", "worker.inductor", "worker.jobs", "worker.timing"},  # ready before Inductor
     "worker.cuda": {"worker.inductor"},
 }

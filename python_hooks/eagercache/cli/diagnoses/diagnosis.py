@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +21,11 @@ from eagercache.base import (
     untried_torch,
 )
 from eagercache.base.load import core, platform_problem
+from eagercache.cli.diagnoses.check import Check
 from eagercache.runtime import stores
 from eagercache.service import worker_process
 
 LOW_SPACE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding. `state` is "ok", "note" or "problem"; a problem has a remedy."""
-
-    name: str
-    state: str
-    text: str
-    remedy: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def diagnose(store_path: Path) -> list[Check]:
@@ -52,6 +38,7 @@ def diagnose(store_path: Path) -> list[Check]:
     checks.extend(_safely("bytecode", lambda: _bytecode_checks(store_path)))
     checks.extend(_safely("file system", lambda: _directory_checks(store_path)))
     checks.extend(_safely("store", lambda: _store_checks(store_path)))
+    checks.extend(_safely("remote", _remote_checks))
     return checks
 
 
@@ -200,6 +187,14 @@ def _store_checks(path: Path) -> Iterator[Check]:
         f"{size >> 20} MB in all",
     )
     yield from _other_environments(path, entries, store.environment_id, text)
+
+
+def _remote_checks() -> Iterator[Check]:
+    settings = config.read_settings()
+    if settings.remote:
+        from eagercache.cli.diagnoses.remote_diagnosis import remote_checks
+
+        yield from remote_checks(environment.environment_text(cxx=settings.cxx))
 
 
 def _other_environments(

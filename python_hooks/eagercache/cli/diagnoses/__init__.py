@@ -1,0 +1,1 @@
+"""What `eagercache doctor` looks at."""

@@ -1,0 +1,1 @@
+"""Remotes: places from which stores on many machines take kernels, and to which they give them."""

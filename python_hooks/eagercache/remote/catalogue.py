@@ -1,0 +1,89 @@
+"""What lies where in a remote, and its lists of what is there.
+
+    v1/o/SHA256.KIND                an object, named by its content
+    v1/ENVIRONMENT/e/KEY            a signed entry (kernel_cache/store/signed_entry.h)
+    v1/ENVIRONMENT/keys             keys of entries, one a line
+    v1/ENVIRONMENT/environment      the text whose hash ENVIRONMENT is
+    v1/environments                 the ENVIRONMENTs, one a line
+
+An entry is found by its name alone. The last three are hints for `eagercache pull` and `doctor`:
+nobody signs them, and of two machines that write a list at the same time one may lose its lines,
+which its next `eagercache push` puts back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from eagercache.base import environment
+from eagercache.remote.tier import Tier
+
+ENVIRONMENTS = "v1/environments"
+
+_MOST_LIST_BYTES = 16 << 20
+_MOST_TEXT_BYTES = 64 << 10
+_MOST_ENVIRONMENTS = 100  # each costs who looks at them two requests
+_KEY = re.compile(r"[0-9a-f]{64}")
+_ENVIRONMENT = re.compile(r"[0-9a-f]{16}")
+
+
+def environment_id(text: str) -> str:
+    """Names the folder of all machines that share kernels with that of this environment key."""
+    return hashlib.sha256(environment.shared_text(text).encode()).hexdigest()[:16]
+
+
+def entry_name(identity: str, key: str) -> str:
+    """The name of a key's entry."""
+    return f"v1/{identity}/e/{key}"
+
+
+def object_name(item: Mapping[str, Any]) -> str:
+    """The name of one of an entry's objects."""
+    return f"v1/o/{item['digest']}.{item['kind']}"
+
+
+def keys(tier: Tier, identity: str) -> list[str]:
+    """The keys that the remote lists for an environment, sorted. Raises PlaceError."""
+    return _list(tier, f"v1/{identity}/keys", _KEY)
+
+
+def environments(tier: Tier) -> list[str]:
+    """The environments that the remote lists, sorted; not too many. Raises PlaceError."""
+    return _list(tier, ENVIRONMENTS, _ENVIRONMENT)[:_MOST_ENVIRONMENTS]
+
+
+def text_of(tier: Tier, identity: str) -> str | None:
+    """The text of an environment that the remote lists; None where it has no right one.
+
+    Raises PlaceError.
+    """
+    content = tier.get(f"v1/{identity}/environment", _MOST_TEXT_BYTES)
+    text = (content or b"").decode("ascii", errors="replace")
+    return text if content and text.isascii() and environment_id(text) == identity else None
+
+
+def add_keys(tier: Tier, text: str, more: Collection[str]) -> None:
+    """Adds keys of an environment, whose text this is, to the remote's lists. Raises PlaceError."""
+    identity = environment_id(text)
+    listed = keys(tier, identity)
+    if not set(more) <= set(listed):
+        _put(tier, f"v1/{identity}/keys", {*listed, *more})
+    if text_of(tier, identity) is None:
+        shared = environment.shared_text(text).encode("ascii", errors="replace")
+        tier.put(f"v1/{identity}/environment", shared)
+    known = environments(tier)
+    if identity not in known:
+        _put(tier, ENVIRONMENTS, {*known, identity})
+
+
+def _list(tier: Tier, name: str, form: re.Pattern[str]) -> list[str]:
+    content = tier.get(name, _MOST_LIST_BYTES)
+    lines = (content or b"").decode("ascii", errors="replace").split("\n")
+    return sorted({line for line in lines if form.fullmatch(line)})
+
+
+def _put(tier: Tier, name: str, lines: Collection[str]) -> None:
+    tier.put(name, "".join(f"{line}\n" for line in sorted(lines)).encode())

@@ -1,0 +1,150 @@
+"""One entry on its way between a store and a remote: nothing is believed before it is checked.
+
+What comes is checked in this order: its size, its signer, its signature, its form, its key, its
+environment; then each object's size and digest. Then the store publishes it as its own. All but key
+and environment is checked in C++ (kernel_cache/store/signed_entry.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from eagercache.base import environment
+from eagercache.base.load import core
+from eagercache.remote import catalogue
+from eagercache.remote.place import TooLarge
+from eagercache.remote.plan import RemotePlan
+from eagercache.remote.tier import Tier
+
+# Of all objects of an entry together; they are held in memory until they are checked.
+MOST_OBJECT_BYTES = 512 << 20
+
+
+class Refused(Exception):
+    """What a remote has under a key must not be used, or cannot be used here.
+
+    Attributes:
+        kind: "signature", "damaged", "version", "code" (no shared object, or for another
+            processor), or "environment: FIELD".
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A store that takes entries from remotes and gives them some. Thread-safe.
+
+    Attributes:
+        store: of the extension's, opened for the environment of ``text``.
+        text: the environment key's whole text.
+        plan: whose entries are believed, and with which key is signed.
+    """
+
+    store: Any
+    text: str
+    plan: RemotePlan
+
+    @property
+    def identity(self) -> str:
+        """The environment's folder in a remote."""
+        return catalogue.environment_id(self.text)
+
+    def fetch(self, tier: Tier, key: str) -> str | None:
+        """Publishes a key's entry in the store, where the remote has it: "kernel" or "native".
+
+        None where the remote has none. Raises Refused, PlaceError, and StoreError where the store
+        cannot take it.
+        """
+        assert core is not None
+        entry = self._read(tier, key)
+        if entry is None:
+            return None
+        row = entry.entry
+        if sum(item["size"] for item in row["objects"]) > MOST_OBJECT_BYTES:
+            raise Refused("damaged", f"its objects are larger than {MOST_OBJECT_BYTES} bytes")
+        contents = [self._object(tier, item) for item in row["objects"]]
+        try:
+            core.import_entry(entry, contents, self.store)
+        except core.StoreError as error:
+            if error.code == "corrupt":
+                raise Refused("damaged", str(error)) from error
+            if error.code == "incompatible":
+                raise Refused("code", str(error)) from error
+            raise
+        return str(row["kind"])
+
+    def _read(self, tier: Tier, key: str) -> Any:
+        """The checked entry of a key, None where there is none. Raises Refused and PlaceError."""
+        assert core is not None
+        try:
+            name = catalogue.entry_name(self.identity, key)
+            content = tier.get(name, core.MAX_SIGNED_ENTRY_BYTES)
+        except TooLarge as error:
+            raise Refused("damaged", str(error)) from error
+        if content is None:
+            return None
+        try:
+            entry = core.read_entry(content, self.plan.trusted, self.plan.revoked)
+        except core.StoreError as error:
+            kinds = {"refused": "signature", "incompatible": "version"}
+            raise Refused(kinds.get(error.code, "damaged"), str(error)) from error
+        if entry.entry["key"] != key:
+            raise Refused("damaged", f"it is the entry of {entry.entry['key']}")
+        differing = environment.mismatches(entry.environment, self.text, environment.SHARED_FIELDS)
+        if differing:
+            raise Refused(f"environment: {differing[0][0]}", describe(differing))
+        return entry
+
+    @staticmethod
+    def _object(tier: Tier, item: dict[str, Any]) -> bytes:
+        name = catalogue.object_name(item)
+        try:
+            content = tier.get(name, item["size"])
+        except TooLarge as error:
+            raise Refused("damaged", f"{name}: {error}") from error
+        if content is None:
+            raise Refused("damaged", f"{name} is not there")
+        return content
+
+    def send(self, tier: Tier, key: str, *, replace: bool = False, expires: int = 0) -> bool:
+        """Signs a key's entry and puts it into the remote, objects first; False where it is there.
+
+        ``expires``: in seconds since 1970; 0: never.
+
+        ``replace``: one that is there is replaced, with its objects. One that this machine would
+        refuse is replaced at any rate. Raises PlaceError, and StoreError where the store cannot
+        give it.
+        """
+        assert core is not None and self.plan.key is not None
+        if not replace:
+            try:
+                if self._read(tier, key) is not None:
+                    return False
+            except Refused:
+                pass
+        entry, contents = core.sign_entry(self.store, key, self.text, self.plan.key, expires)
+        objects = core.read_entry(entry, self.plan.trusted, self.plan.revoked).entry["objects"]
+        for item, content in zip(objects, contents, strict=True):
+            name = catalogue.object_name(item)
+            if replace or tier.size(name) != len(content):
+                tier.put(name, content)
+        tier.put(catalogue.entry_name(self.identity, key), entry)
+        return True
+
+
+def describe(differing: tuple[tuple[str, str, str], ...]) -> str:
+    """Fields that differ, in one line."""
+    return "; ".join(
+        f"{field} differs ({shortened(theirs)} there, {shortened(ours)} here)"
+        for field, theirs, ours in differing
+    )
+
+
+def shortened(value: str) -> str:
+    """A field's value for people; what came from elsewhere has no control characters."""
+    printable = "".join(c if c.isprintable() else "?" for c in value)
+    return printable if len(printable) <= 60 else f"{printable[:57]}..."

@@ -1,0 +1,160 @@
+"""`eagercache pull`, `push`, `sync` and `doctor` say what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import remote_server
+from click.testing import CliRunner, Result
+from eagercache import _C
+from eagercache.base import environment
+from eagercache.cli import main as cli
+from eagercache.remote import catalogue
+from remote_server import RemoteServer
+from remote_world import World, key_of, tier_of
+
+pytestmark = pytest.mark.once
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, [*map(str, arguments)])
+
+
+def expect_one_line(result: Result, *texts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.output.startswith("Error: ") and result.output.count("\n") == 1
+    for text in texts:
+        assert text in result.output, result.output
+
+
+@pytest.fixture(autouse=True)
+def variables(world: World, server: RemoteServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EAGERCACHE_CXX", raising=False)
+    monkeypatch.setenv("EAGERCACHE_REMOTE", server.url)
+    monkeypatch.setenv("EAGERCACHE_REMOTE_TRUST", str(world.folder / "own.pub"))
+
+
+@pytest.fixture
+def text() -> str:
+    return environment.environment_text()
+
+
+def keys_of(world: World, name: str, text: str) -> set[str]:
+    return {entry["key"] for entry in world.store(name, text).entries()}
+
+
+def test_what_is_pushed_is_pulled(world: World, server: RemoteServer, text: str) -> None:
+    world.filled("a", 1, 2, 3, text=text)
+    key = world.folder / "own.pem"
+    pushed = run("push", "--dir", world.folder / "a", "--key", key)
+    assert pushed.exit_code == 0 and pushed.output.startswith("3 sent ("), pushed.output
+    again = run("push", "--dir", world.folder / "a", "--key", key, "--json")
+    assert json.loads(again.output)["sent"] == 0
+
+    pulled = run("pull", "--dir", world.folder / "b")
+    assert pulled.output == "3 used, 0 unusable here\n" and pulled.exit_code == 0
+    assert keys_of(world, "b", text) == {key_of(n) for n in (1, 2, 3)}
+    counts = json.loads(run("pull", "--dir", world.folder / "b", "--json").output)
+    assert (counts["used"], counts["fetched"], counts["present"]) == (3, 0, 3)
+
+
+def test_sync_ends_with_the_same_entries_on_both_sides(
+    world: World, server: RemoteServer, text: str
+) -> None:
+    world.filled("a", 1, 2, text=text)
+    world.filled("b", 2, 3, text=text)
+    options = ("--key", world.folder / "own.pem", "--json")
+    assert run("push", "--dir", world.folder / "a", *options).exit_code == 0
+    counts = json.loads(run("sync", "--dir", world.folder / "b", *options).output)
+    assert (counts["fetched"], counts["present"], counts["sent"]) == (1, 1, 1)
+    assert keys_of(world, "b", text) == {key_of(n) for n in (1, 2, 3)}
+    listed = catalogue.keys(tier_of(server.url), catalogue.environment_id(text))
+    assert set(listed) == keys_of(world, "b", text)
+
+
+def test_what_is_unusable_here_is_counted_and_the_field_named(
+    world: World, server: RemoteServer, text: str
+) -> None:
+    ours = environment.parse(text)["torch.version"]
+    theirs = text.replace(f"torch.version: {ours}", "torch.version: 1.0.0")
+    for name, entries, of in (("a", (1, 2), text), ("c", (3, 4, 5), theirs)):
+        exchange = world.exchange(world.filled(name, *entries, text=of), server.url, of)
+        for number in entries:
+            exchange.send(tier_of(server.url), key_of(number))
+        catalogue.add_keys(tier_of(server.url), of, [key_of(number) for number in entries])
+    pulled = run("pull", "--dir", world.folder / "b")
+    assert pulled.output == (
+        f"2 used, 3 unusable here, because torch.version differs (1.0.0, {ours})\n"
+    )
+    assert pulled.exit_code == 0
+    (unusable,) = json.loads(run("pull", "--dir", world.folder / "b", "--json").output)["unusable"]
+    assert unusable["entries"] == 3
+    assert unusable["fields"] == [{"field": "torch.version", "remote": "1.0.0", "here": ours}]
+
+    said = _remote_check(run("doctor", "--dir", world.folder / "b", "--json"))
+    assert said["state"] == "ok" and "entries for this environment: 2" in said["text"]
+    assert f"torch.version differs (1.0.0 there, {ours} here)" in said["text"]
+
+
+def test_what_is_refused_is_counted_by_kind_and_makes_the_command_fail(
+    world: World, server: RemoteServer, text: str
+) -> None:
+    world.filled("a", 1, 2, text=text)
+    run("push", "--dir", world.folder / "a", "--key", world.folder / "own.pem")
+    server.content[f"/cache/v1/{catalogue.environment_id(text)}/e/{key_of(1)}"] += b"x"
+    pulled = run("pull", "--dir", world.folder / "b")
+    assert pulled.output == "1 used, 0 unusable here; refused: 1 signature\n"
+    assert pulled.exit_code == 1 and keys_of(world, "b", text) == {key_of(2)}
+    pulled = run("pull", "--dir", world.folder / "c", "--trust", world.folder / "other.pub")
+    assert pulled.output == "0 used, 0 unusable here; refused: 2 signature\n"
+
+
+def test_a_remote_that_does_not_answer_is_one_line_and_the_others_are_asked(
+    world: World, server: RemoteServer, text: str, tmp_path: Path
+) -> None:
+    world.filled("a", 1, text=text)
+    folder = f"file://{tmp_path}/remote"
+    options = ("--key", world.folder / "own.pem")
+    assert run("push", "--dir", world.folder / "a", "--remote", folder, *options).exit_code == 0
+    server.toxic = remote_server.status(500)
+    both = ("--remote", server.url, "--remote", folder)
+    pulled = run("pull", "--dir", world.folder / "b", *both)
+    assert pulled.exit_code == 1
+    assert pulled.output == (f"{server.url}: GET is answered with 500\n1 used, 0 unusable here\n")
+    check = _remote_check(run("doctor", "--dir", world.folder / "b", "--json"))
+    assert check["state"] == "problem" and "does not answer" in check["text"]
+    assert "EAGERCACHE_REMOTE" in check["remedy"]
+
+
+def _remote_check(result: Result) -> dict[str, Any]:
+    found = json.loads(result.output)
+    rows = found["checks"] if isinstance(found, dict) else found
+    (row,) = (row for row in rows if row["name"] == "remote")
+    return dict(row)
+
+
+def test_bad_usage_is_one_line(world: World, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    world.filled("a", 1, text=text)
+    store = ("--dir", world.folder / "a")
+    expect_one_line(run("push", *store), "has to be signed", "--key")
+    expect_one_line(run("pull", *store, "--remote", "ftp://x"), "'ftp://x' is none of")
+    expect_one_line(run("pull", *store, "--trust", world.folder / "none.pub"), "cannot be read")
+    expect_one_line(
+        run("push", *store, "--key", world.folder / "own.pub"), "is no private key (without"
+    )
+    monkeypatch.delenv("EAGERCACHE_REMOTE_TRUST")
+    expect_one_line(run("pull", *store), "no key is trusted", "EAGERCACHE_REMOTE_TRUST")
+    monkeypatch.delenv("EAGERCACHE_REMOTE")
+    expect_one_line(run("pull", *store), "no remote is named")
+    missing = ("--dir", world.folder / "missing", "--key", world.folder / "own.pem")
+    expect_one_line(run("push", *missing, "--remote", "memory://x"), "there is no store at")
+
+
+def test_a_store_that_is_not_there_is_made_by_what_is_pulled(
+    world: World, server: RemoteServer, text: str
+) -> None:
+    assert run("pull", "--dir", world.folder / "new").output == "0 used, 0 unusable here\n"
+    assert _C.Store(str(world.folder / "new"), text, read_only=True).entries() == []
