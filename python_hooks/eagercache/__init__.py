@@ -30,6 +30,7 @@ if TYPE_CHECKING or not IS_COMMAND_LINE:
     )
     from eagercache.frontend.explanation import Explanation, explain
     from eagercache.frontend.gains import ModuleTotals
+    from eagercache.frontend.metrics import metrics
     from eagercache.frontend.module_report import ModuleInfo, ModuleReport, explain_module
     from eagercache.frontend.report import (
         KernelInfo,
@@ -95,6 +96,7 @@ __all__ = [
     "is_frozen",
     "kernels",
     "load_module",
+    "metrics",
     "op",
     "record",
     "register",
@@ -130,6 +132,7 @@ _LATER = {
         "eagercache.frontend.report",
     ),
     "ModuleTotals": "eagercache.frontend.gains",
+    "metrics": "eagercache.frontend.metrics",
     "wait": "eagercache.frontend.waiting",
     **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
     **dict.fromkeys(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from eagercache.ahead.shards import Shard, ShardError, read_shard
 from eagercache.base import config, entry_facts, environment, facts, operators
 from eagercache.base.load import core
 from eagercache.calls import operator_log, trace
@@ -274,6 +275,13 @@ def _read_file(
     except _MALFORMED as error:
         raise WarmError(f"{file} is damaged ({_one_line(error)}); record the trace anew") from error
     return True
+
+
+def _shard(text: str) -> Shard:
+    try:
+        return read_shard(text)
+    except ShardError as error:
+        raise WarmError(str(error)) from error
 
 
 def _wanted(
@@ -557,6 +565,7 @@ def warm_up(
     cache_dir: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     progress: Progress = _no_progress,
+    shard: str | None = None,
 ) -> WarmReport:
     """Compiles into the store what traces need, largest expected gain first.
 
@@ -576,6 +585,8 @@ def warm_up(
         cache_dir: the store; EAGERCACHE_DIR or a directory of the user's by default.
         executor: compiles in the place of processes of this machine; see `Executor`.
         progress: called a few times a second.
+        shard: "INDEX/COUNT": only this part of the keys, for one of several machines. "auto": as a
+            job array's task is told.
 
     Returns:
         What was compiled, what native keeps, what failed and why. Doing it again compiles nothing
@@ -600,6 +611,9 @@ def warm_up(
     store, text = _open_store(settings, cache_dir)
     experience = Experience(store.entries())
     entries = _plan(calls, store, chosen.choose, experience)
+    if shard is not None:
+        part = _shard(shard)
+        entries = [entry for entry in entries if part.has(entry.digest)]
     workers = workers or settings.workers or len(os.sched_getaffinity(0))
     report = WarmReport(entries, workers, problems=merged.problems, dry_run=dry_run)
     todo = [entry for entry in entries if entry.state == "left"]

@@ -233,6 +233,14 @@ VARIABLES: tuple[Variable, ...] = (
         "line, as `eagercache bundle verify` prints them. A list that cannot be read refuses all.",
     ),
     Variable(
+        "EAGERCACHE_METRICS",
+        "metrics",
+        Path,
+        None,
+        "A file that gets the counters in Prometheus' text format, each minute and at the end, for "
+        "the node exporter's textfile collector. `{pid}` in it is the process's number.",
+    ),
+    Variable(
         "EAGERCACHE_LOG",
         "log",
         _choice(tuple(LOG_LEVELS)),
@@ -308,6 +316,7 @@ class Settings:
     remote_key: Path | None
     allow_untrusted: bool
     revoked: Path | None
+    metrics: Path | None
     log: str
     cxx: str | None
     workers: int

@@ -62,6 +62,12 @@ class Compiling(Protocol):
     help="Divide the batch dimension of calls out of operator logs by this.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="All cores by default.")
+@click.option(
+    "--shard",
+    metavar="INDEX/COUNT",
+    help="Only this part of the keys, as 0/8; auto: as the task of a Slurm array or of an indexed "
+    "Kubernetes job is told.",
+)
 @click.argument("traces", nargs=-1, type=click.Path(path_type=Path))
 @click.pass_context
 def warm_command(
@@ -77,6 +83,7 @@ def warm_command(
     numerics: config.Numerics,
     scale: int,
     workers: int | None,
+    shard: str | None,
     traces: tuple[Path, ...],
 ) -> None:
     """Compiles into the store what TRACES need, largest expected gain first.
@@ -109,6 +116,7 @@ def warm_command(
                 workers=workers or 0,
                 cache_dir=directory,
                 progress=progress,
+                shard=shard,
             )
         except warm.WarmError as error:
             raise Unusable(str(error)) from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eagercache.base import callbacks, config, environment, facts, log, operators
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
+from eagercache.frontend.metrics import metrics_file
 from eagercache.frontend.module_report import require_module
 from eagercache.runtime import choices, compile_requests, open_requests, stores
 from eagercache.runtime.left_native import left_native, note_calls
@@ -330,6 +331,8 @@ def enable(
         named = ops not in (None, "default", "all")
         active = _switch_on(pairs, chosen, settings, cache_dir, plan, named=named)
         _select_modules(modules if active else None)
+        if active and settings.metrics is not None:
+            metrics_file.start(settings.metrics)
         return Enabled(restore, active=active)
 
 
@@ -454,6 +457,7 @@ def _close() -> None:
     if core is None or core.forked():
         return
     note_calls()
+    metrics_file.end()
     core.set_handler(None)
     core.set_modules_active(False)
     core.set_module_handlers(None, None, None, None)

@@ -27,18 +27,25 @@ class RemoteDesks:
 
     def desk_for(self, settings: ServiceSettings) -> RemoteDesk | None:
         """The desk for these settings; None where they name no remote. Asks nobody anything."""
-        wanted = (settings.remote, settings.store_root, settings.environment)
+        wanted = (
+            settings.remote,
+            settings.store_root,
+            settings.environment,
+            settings.max_bytes,
+            settings.allow_untrusted,
+            settings.revoked,
+        )
         with self._lock:
             if self._closed:
                 return None
             if self._of == wanted:
                 return self._desk
             closing, self._of = self._desk, wanted
-            self._desk = _open(settings)
+            desk = self._desk = _open(settings)
             self._add_locked(closing)
         if closing is not None:
             closing.close()
-        return self._desk
+        return desk
 
     def counts(self) -> dict[str, Any]:
         """What was asked of all remotes: the sums of `RemoteDesk.counts`."""
