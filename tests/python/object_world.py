@@ -122,6 +122,23 @@ class Reader(nn.Module):
         cache.layers[1].calls = 2 * layer.calls + cache.layers[1].calls
         return y * layer.calls if layer.calls < 9 else (y - layer.calls).relu()
 
+    def at_least(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """Changes a number only where it is small."""
+        layer = cache.layers[0]
+        layer.calls = max(layer.calls, 1)
+        return (y * layer.calls).relu()
+
+    def longest(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
+        """Changes a number only where a size is large."""
+        box.value = max(box.value, y.size(1))
+        return (y * 2.0).sum(dim=1).relu()
+
+    def mark(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
+        """Says of a number whether it is large, without asking."""
+        layer = cache.layers[0]
+        layer.ready = layer.calls > 0
+        return (y + layer.calls).relu()
+
     def slide(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
         """Keeps the last keys, as a part of what it made of all of them, and counts them all."""
         total = torch.zeros_like(y)
@@ -239,6 +256,10 @@ def _counted(calls: int) -> Callable[[], Any]:
     return _changed(lambda cache: setattr(cache.layers[0], "calls", calls))
 
 
+def _boxed_tokens(count: int) -> Callable[[], Any]:
+    return lambda: ((tokens(count), Box(value=50)), {})
+
+
 def _slid(calls: int) -> Callable[[], Any]:
     def change(cache: Cache) -> None:
         for layer in cache.layers:
@@ -277,6 +298,9 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
     "start": (Reader.grow, [_changed(lambda c: setattr(c.layers[1], "keys", None))], 1),
     "count": (Reader.count, [lambda: ((tokens(2), Cache(3)), {})], 1),
     "count on": (Reader.count_on, [_counted(n) for n in range(16)], 40),
+    "at least": (Reader.at_least, [_counted(n) for n in (12, 14, 3, 0, 1, 13)], 6),
+    "longest": (Reader.longest, [_boxed_tokens(n) for n in (3, 5, 4, 60, 12, 70)], 6),
+    "mark": (Reader.mark, [_counted(n) for n in (12, 14, 3, 0, 1, 13)], 6),
     "slide": (Reader.slide, [_slid(n) for n in range(3, 15)], 30),
     "below zero": (Reader.attribute, _boxes(-3, -2, -1), 3),
     "mode": (Reader.mode, _modes(), 5),

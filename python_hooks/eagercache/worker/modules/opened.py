@@ -7,8 +7,10 @@ objects that it makes itself, and what they hold in the end is part of what the 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,12 +25,80 @@ from eagercache.callables.answer_structure import (
 from eagercache.callables.arguments import stand_in
 from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
 from eagercache.callables.made_classes import find_class
-from eagercache.callables.objects import CallObjects, Change, is_count, is_object
+from eagercache.callables.objects import CallObjects, Change, Place, is_count, is_object
 from eagercache.callables.outputs import COUNT_OFFSET
 from eagercache.worker.inductor.commands import CompileRefused
 
 # The name of the traced module in `OpenedCall`, which guards' paths leave out.
 INNER = "eagercache_opened"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A plain value in an object, which a run of the forward left as it was.
+
+    Attributes:
+        index: of the object among those of the call.
+        place: where in it.
+        value: the value.
+        count: its number among the call's counts; None where it is none.
+    """
+
+    index: int
+    place: Place
+    value: Any
+    count: int | None
+
+
+def kept_values(objects: CallObjects, changes: Sequence[Change]) -> list[Kept]:
+    """The plain values of a call's objects but for those that are among ``changes``."""
+    changed = {(change.index, change.place) for change in changes}
+    numbers = itertools.count()
+    found: list[Kept] = []
+
+    def walk(value: Any, index: int, place: Place) -> None:
+        if is_object(value):  # in the core's order, as `found` is
+            index, place = next(i for i, one in enumerate(objects.found) if one is value), ()
+            held: Any = vars(value)
+        else:
+            held = value
+        for key, part in held.items() if isinstance(held, dict) else enumerate(held):
+            where = (*place, key)
+            if isinstance(part, (tuple, list, dict)) or is_object(part):
+                walk(part, index, where)
+            elif part is None or type(part) in (bool, int, float, str):
+                number = next(numbers) if is_count(part) else None
+                if (index, where) not in changed:
+                    found.append(Kept(index, where, part, number))
+
+    inside: set[int] = set()
+    for index, owner in enumerate(objects.found):
+        if id(owner) not in inside:
+            inside |= {id(one) for one in CallObjects([owner], {}).found}
+            walk(owner, index, ())
+    return found
+
+
+def drop_kept(
+    graph: torch.fx.Graph, kept: Sequence[Kept], sizes: Mapping[int, torch.SymInt | int]
+) -> None:
+    """Takes the values of `kept_values` out of what the graph returns.
+
+    Raises CompileRefused unless each is, for all sizes, what it was: a forward may change it for
+    others than those of the run. ``sizes`` are the graph's of the counts that are open.
+    """
+    (output,) = graph.find_nodes(op="output")
+    values = output.args[0]
+    for one, value in zip(kept, values[len(values) - len(kept) :], strict=True):
+        now = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+        if isinstance(now, torch.SymInt):
+            size = sizes.get(one.count) if one.count is not None else None
+            same = isinstance(size, torch.SymInt) and now.node.expr == size.node.expr - COUNT_OFFSET
+        else:
+            same = type(now) is type(one.value) and repr(now) == repr(one.value)
+        if not same:
+            raise CompileRefused(f"it changes {one.place[-1]!r} of an argument for some sizes")
+    output.args = (tuple(values[: len(values) - len(kept)]),)
 
 
 class OpenedCall(torch.nn.Module):
@@ -37,7 +107,8 @@ class OpenedCall(torch.nn.Module):
     It returns the leaves of the answer, and then what the forward put into the objects: see
     `changes`, as a run of the forward left them. ``open_counts`` are those of the objects' counts,
     by number, that are no constants of the trace: it takes tensors that stand for them behind the
-    call's own, and returns such for the counts that the forward put into the objects.
+    call's own, and returns such for the counts that the forward put into objects. With ``kept``,
+    where sizes or counts are open, it returns the values in these places last: see `drop_kept`.
     """
 
     def __init__(
@@ -48,6 +119,7 @@ class OpenedCall(torch.nn.Module):
         changes: Sequence[Change],
         structure: Structure,
         open_counts: Sequence[int] = (),
+        kept: Sequence[Kept] | None = None,
     ) -> None:
         super().__init__()
         self.structure = structure
@@ -56,10 +128,11 @@ class OpenedCall(torch.nn.Module):
         self.template = templates.of((tuple(args), dict(kwargs)), inside=False)
         self.tensors_of_call = templates.tensors
         self.places = tuple(
-            (change.index, change.place, bool(open_counts) and is_count(change.value))
+            (change.index, change.place, kept is not None and is_count(change.value))
             for change in changes
             if not isinstance(change.value, CONSTANTS)
         )
+        self.places += tuple((one.index, one.place, False) for one in kept or ())
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The call, with the tensors of its arguments in the core's order."""

@@ -33,8 +33,11 @@ from eagercache.worker.modules.nodes import (
     operator_name,
 )
 from eagercache.worker.modules.opened import (
+    Kept,
     OpenedCall,
     class_rows,
+    drop_kept,
+    kept_values,
     with_objects,
     without_empty_parts,
 )
@@ -107,9 +110,11 @@ def trace_module(
     answer, changes = rebuilt.run_once()
     opened = bool(objects.found) or holds_objects(answer)
     structure: Structure = []
+    kept: list[Kept] | None = None
     if opened:
         structure = _structure_of_new(answer, rebuilt)
-        module = OpenedCall(module, args, kwargs, changes, structure, opens.counts)
+        kept = kept_values(objects, changes) if open_sizes else None
+        module = OpenedCall(module, args, kwargs, changes, structure, opens.counts, kept)
         args, kwargs = tuple(arguments), {}
     casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if casts and open_sizes:
@@ -157,6 +162,9 @@ def trace_module(
         raise CompileRefused("the forward holds large constants")
     symbolic = symbolic_sizes(fakes, opens.traced) if open_sizes else None
     write_at_the_end(program, sources, rebuilt.writes)
+    if kept:
+        sizes = {count: fakes[number].size(0) for number, count in opens.numbers if number in fakes}
+        drop_kept(graph, kept, sizes)
     outputs = _flatten_outputs(graph, program)
     if symbolic is not None and objects.found:
         held = {id(tensor) for tensor in argument_tensors(objects.found, {})}
@@ -212,6 +220,11 @@ class _Open:
                 self.counts.append(len(before) - sum(before))
                 self.traced.append((len(self.tensors), 0))
                 self.tensors.append(stand_in(value, self.tensors[0]))
+
+    @property
+    def numbers(self) -> list[tuple[int, int]]:
+        """(number among ``tensors``, number among the call's counts) of each open count."""
+        return [(self._of_call + at, count) for at, count in enumerate(self.counts)]
 
     def input_of(self, number: int) -> int:
         """What the core calls a tensor of the trace: a count is behind all of a call's tensors."""
