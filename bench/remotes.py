@@ -3,9 +3,9 @@
     .venv/bin/python bench/remotes.py [--rounds 5] [--misses 1000] [--entries 1000]
 
 Callers: processes take turns in which every size is a key of its own (`neg_`), is called six times
-and never has a kernel, as the compiler only sleeps: without a remote, with one that has nothing, and
-with servers that are stopped, hang, or take half a second. A second machine: a store whose entries
-are pushed to a server on loopback is pulled into an empty one; and a process with an empty store and
+and never has a kernel, as the compiler only sleeps: without a remote, with an empty one, and with
+servers that are stopped, hang, or take half a second. A second machine: a store whose entries are
+pushed to a server on loopback is pulled into an empty one; and a process with an empty store and
 that remote calls an operator until a kernel answers.
 """
 
