@@ -18,13 +18,13 @@ from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.frontend.metrics import metrics_file
 from eagercache.frontend.module_report import require_module
+from eagercache.remote.plan import Remote, RemotePlan
 from eagercache.runtime import choices, compile_requests, open_requests, stores
 from eagercache.runtime.left_native import left_native, note_calls
 from eagercache.runtime.session import Configuration, session
 
 if TYPE_CHECKING:
     from eagercache.callables.custom_operators import CustomOperator
-    from eagercache.remote.plan import Remote, RemotePlan
 
 _Module = TypeVar("_Module")
 

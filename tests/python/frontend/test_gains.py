@@ -62,7 +62,9 @@ def test_other_hits_are_shared_by_the_kernels_of_their_operator(
 def test_what_was_cut_off_is_not_yet_and_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     call = {"op": "aten::var", "overload": "", "dispatch_key": "CPU", "digest": "open"}
     module = {"kind": "module", "op": "torch.nn.Linear", "digest": "m", "dispatch_key": "CPU"}
-    service = SimpleNamespace(unfinished=lambda: [call, module], compiles=1, failures=0)
+    service = SimpleNamespace(
+        unfinished=lambda: [call, module], compiles=1, failures=0, remote_counts=lambda: {}
+    )
     monkeypatch.setattr(gains.session, "services", lambda: [service])
     found = Unfinished.now()
     assert found.operators == {VAR: 1} and found.modules == {"torch.nn.Linear": 1}
