@@ -71,6 +71,9 @@ class Server(ThreadingHTTPServer):
         self.content: dict[str, bytes] = {}
         self.delay = 0.0
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is none."""
+
     @property
     def url(self) -> str:
         """Of the remote."""
