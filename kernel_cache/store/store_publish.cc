@@ -142,8 +142,8 @@ Status DiskStore::Impl::commit_object(const PendingObject& object) {
 }
 
 // An entry that forbids publishing another one of kind `wanted`, kNotFound when there is none, or
-// why that cannot be known. Damaged entries and withdrawn ones are
-// moved aside.
+// why that cannot be known. Damaged entries and
+// withdrawn ones are moved aside.
 Result<Manifest> DiskStore::Impl::existing_entry(const Digest& key, EntryKind wanted) {
   Result<FoundEntry> found = local.find_kernel_or_decision(key);
   const bool withdrawn = found && !withdrawal(found->manifest, /*tells=*/false).empty();

@@ -65,12 +65,7 @@ py::object call_handler(const py::object& handler, const Args&... args) noexcept
   try {
     return handler(args...);
   } catch (py::error_already_set& error) {
-    if (is_first_thread() && !error.matches(PyExc_Exception)) {
-      error.restore();
-      raise_later();
-    } else {
-      error.discard_as_unraisable("eagercache");
-    }
+    put_off_or_discard(error);
   } catch (...) {
   }
   return py::none();

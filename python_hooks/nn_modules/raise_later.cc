@@ -41,4 +41,13 @@ void raise_later() noexcept {
   PyErr_WriteUnraisable(nullptr);
 }
 
+void put_off_or_discard(pybind11::error_already_set& error) noexcept {
+  if (is_first_thread() && !error.matches(PyExc_Exception)) {
+    error.restore();
+    raise_later();
+  } else {
+    error.discard_as_unraisable("eagercache");
+  }
+}
+
 }  // namespace eagercache

@@ -160,13 +160,7 @@ const std::string& ModuleRecord::shown_name(const py::object& name) {
     try {
       shown_ = py::cast<std::string>(name(py::handle(module)));
     } catch (py::error_already_set& error) {
-      // What a signal's handler raised meanwhile (KeyboardInterrupt) is the program's.
-      if (is_first_thread() && !error.matches(PyExc_Exception)) {
-        error.restore();
-        raise_later();
-      } else {
-        error.discard_as_unraisable("eagercache");
-      }
+      put_off_or_discard(error);
     } catch (const py::cast_error&) {
     }
   }

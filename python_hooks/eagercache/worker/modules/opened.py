@@ -54,11 +54,14 @@ def kept_values(objects: CallObjects, changes: Sequence[Change]) -> list[Kept]:
     """The plain values of a call's objects but for those that are among ``changes``."""
     changed = {(change.index, change.place) for change in changes}
     numbers = itertools.count()
+    indices = {id(owner): index for index, owner in enumerate(objects.found)}
+    walked: set[int] = set()
     found: list[Kept] = []
 
     def walk(value: Any, index: int, place: Place) -> None:
-        if is_object(value):  # in the core's order, as `found` is
-            index, place = next(i for i, one in enumerate(objects.found) if one is value), ()
+        if is_object(value):
+            walked.add(id(value))
+            index, place = indices[id(value)], ()
             held: Any = vars(value)
         else:
             held = value
@@ -71,11 +74,9 @@ def kept_values(objects: CallObjects, changes: Sequence[Change]) -> list[Kept]:
                 if (index, where) not in changed:
                     found.append(Kept(index, where, part, number))
 
-    inside: set[int] = set()
-    for index, owner in enumerate(objects.found):
-        if id(owner) not in inside:
-            inside |= {id(one) for one in CallObjects([owner], {}).found}
-            walk(owner, index, ())
+    for owner in objects.found:  # one that another holds comes behind it
+        if id(owner) not in walked:
+            walk(owner, 0, ())
     return found
 
 
