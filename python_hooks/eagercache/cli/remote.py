@@ -105,9 +105,13 @@ def push_command(
     """
     from eagercache.remote import transfer
 
+    try:
+        ends = signed_times.seconds_of(expires)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
     tiers, exchange = _open(directory, urls, trust, key, sends=True)
     with _progress("push", as_json) as progress:
-        outcome = transfer.push(tiers, exchange, progress, expires=signed_times.seconds_of(expires))
+        outcome = transfer.push(tiers, exchange, progress, expires=ends)
     _end(_pushed(outcome), outcome, as_json)
 
 

@@ -145,6 +145,8 @@ def test_bad_usage_is_one_line(world: World, monkeypatch: pytest.MonkeyPatch, te
     expect_one_line(
         run("push", *store, "--key", world.folder / "own.pub"), "is no private key (without"
     )
+    signs = (*store, "--key", world.folder / "own.pem")
+    expect_one_line(run("push", *signs, "--expires", "1960-01-01"), "is not after 1970")
     monkeypatch.delenv("EAGERCACHE_REMOTE_TRUST")
     expect_one_line(run("pull", *store), "no key is trusted", "EAGERCACHE_REMOTE_TRUST")
     monkeypatch.delenv("EAGERCACHE_REMOTE")
