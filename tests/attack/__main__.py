@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from attack import crowds, formats, limits, planted, signals, tampered
+from attack import crowds, endings, formats, limits, machines, planted, signals, tampered
 from attack.arena import Arena, Row
 
 SCENES: tuple[Callable[[Arena], Row], ...] = (
@@ -25,6 +25,8 @@ SCENES: tuple[Callable[[Arena], Row], ...] = (
     *formats.SCENES,
     *signals.SCENES,
     *limits.SCENES,
+    *machines.SCENES,
+    *endings.SCENES,
     *crowds.SCENES,
 )
 _COLUMNS = ("tried", "hangs", "foreign", "wrong", "permanent", "leftovers", "died")

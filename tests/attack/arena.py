@@ -211,6 +211,11 @@ class Arena:
         words = [*prefix, sys.executable, "-c", code, *arguments]
         return Started(words, environment, folder or store)
 
+    def start_script(self, script: Path, store: Path, *arguments: str) -> Started:
+        """Starts a program that is a file, as `multiprocessing` needs it to spawn."""
+        words = [sys.executable, str(script), *arguments]
+        return Started(words, self.environment(store), store)
+
     def forget_processes(self, known: set[int], seconds: float = 6.0) -> int:
         """How many processes are left that were not ``known``, after a while; they are ended."""
         end = time.monotonic() + seconds

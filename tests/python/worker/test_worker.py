@@ -436,6 +436,8 @@ def test_calls_go_on_while_the_compiler_is_blocked_and_a_killed_process_leaves_n
         assert not any(gone(pid) for pid in below)
         for pid in below:  # the compiler and the worker
             assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + NICENESS)
+            # Where memory ends, it is taken from them before it is taken from the program.
+            assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
             limit, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
             assert 0 < limit <= memory_of_this_machine() // 2  # -1 is no limit
             assert os.getpgid(pid) == below[1]

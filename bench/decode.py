@@ -1,0 +1,400 @@
+"""One token of Qwen2-0.5B with caches of both kinds: eager, kernels and torch.compile by turns.
+
+    .venv/bin/python bench/decode.py [--device cuda] [--programs static,dynamic,generate]
+                                     [--rounds 12] [--layers 24] [--hidden 896] [--no-compile]
+                                     [--store DIR] [--prepare] [--output bench/results/x.md]
+
+Batch 1, bfloat16, random weights. ``static`` decodes with a StaticCache of 1,088 positions, whose
+sizes stay, so that a GPU may replay the call as a graph; ``dynamic`` with a DynamicCache, at a few
+lengths; ``generate`` is transformers' own loop, its Python too. Prompts are eager's in the first
+two. Kernels, and what torch.compile makes, are made first (``--prepare`` ends there), in processes
+of their own. Then each program has a process, in which its sides take turns; a figure is the wall
+time of a block of steps, its end waited for, by the step, and ``host`` that of the calls alone.
+Ends with 1 where the logits of kernels are further from eager's than rounding explains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import frame
+import generate
+
+BARS = {"static": 1.9, "dynamic": 2.6, "generate": 5.0}  # milliseconds of kernels, on a GPU
+POSITIONS = 1088
+PROMPT = 64
+LENGTHS = (64, 256, 512, 984)  # before the first step of a block
+CALLS = 40
+CHECKED = 8
+TOKENS = 64
+# Of the largest logit: a few units in the last place of bfloat16, added up over the layers.
+ROUNDING = 0.05
+REDUCED = {"mode": "reduce-overhead"}
+COMPILED: dict[str, dict[str, dict[str, Any]]] = {
+    "static": {"torch.compile default": {}, "torch.compile reduce-overhead": REDUCED},
+    "dynamic": {"torch.compile dynamic": {"dynamic": True}},
+    "generate": {},
+}
+KERNELS = "kernels"
+NOT_REPLAYED = "kernels, not replayed"
+Times = tuple[float, float]
+
+
+@dataclass
+class Decoder:
+    """One side of ``static`` or ``dynamic``: what it calls, with a cache of its own.
+
+    Attributes:
+        model: reads prompts.
+        call: decodes; ``model`` itself, or a compiled copy of it.
+        static: whether the cache is a StaticCache, which then stays where it lies.
+    """
+
+    model: Any
+    call: Callable[..., Any]
+    static: bool
+    cache: Any = None
+    used: int = POSITIONS
+    token: Any = None
+
+    def begin(self, length: int) -> None:
+        """Reads a prompt of ``length`` tokens. Only eager may do that: see `Sides.begin`."""
+        import torch
+        import transformers
+
+        config = self.model.config
+        if not self.static:
+            self.cache = transformers.DynamicCache(config=config)
+        elif self.cache is None:
+            self.cache = transformers.StaticCache(config=config, max_cache_len=POSITIONS)
+        else:
+            self.cache.reset()
+        ids = torch.randint(3, 999, (1, length), generator=torch.Generator().manual_seed(length))
+        ids = ids.to(self.model.device)
+        self.model(ids, past_key_values=self.cache, use_cache=True)
+        self.token = ids[0, -1:].clone().view(1, 1)  # aligned, with strides as an argmax has
+        self.used = length
+
+    def step(self, token: Any = None) -> Any:
+        """The logits after one more token."""
+        token = self.token if token is None else token
+        self.used += 1
+        return self.call(token, past_key_values=self.cache, use_cache=True).logits
+
+
+class Sides:
+    """The sides of one program, of which one is active at a time."""
+
+    def __init__(self, model: Any, static: bool, not_replayed: bool) -> None:
+        self.model = model
+        self.static = static
+        self.decoders: dict[str, Decoder] = {"eager": Decoder(model, model, static)}
+        mine = Decoder(model, model, static)
+        if not_replayed:
+            self.decoders[NOT_REPLAYED] = mine
+        self.decoders[KERNELS] = mine
+        self.failed: list[str] = []
+
+    def add_compiled(self, name: str, options: Mapping[str, Any]) -> None:
+        """A copy under torch.compile, called often enough to be compiled and recorded."""
+        import torch
+
+        other = copy.deepcopy(self.model)
+        compiled = torch.compile(other.forward, **options)
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(*args, **keywords)
+
+        decoder = Decoder(self.model, call, self.static)
+        try:
+            for length in LENGTHS[:2]:
+                decoder.begin(length)
+                for _ in range(6):
+                    decoder.step()
+        except Exception as error:  # what torch.compile cannot do is said, not measured
+            self.failed.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+            return
+        self.decoders[name] = decoder
+
+    def begin(self, name: str, length: int) -> Decoder:
+        """A decoder with a prompt read, whose side is active now."""
+        from eagercache.base.load import core
+        from eagercache.modules import replay
+        from eagercache.runtime.session import session
+
+        assert core is not None
+        core.set_answering(False)
+        decoder = self.decoders[name]
+        if not self.static or decoder.used + CALLS > POSITIONS:
+            decoder.begin(length)
+        core.set_answering(name in (KERNELS, NOT_REPLAYED))
+        replay.set_limit(0 if name == NOT_REPLAYED else session.graph_bytes)
+        return decoder
+
+
+def synchronize(device: str) -> None:
+    """Waits for what the device was given."""
+    import torch
+
+    torch.get_device_module(device).synchronize()
+
+
+def block(decoder: Decoder, device: str) -> Times:
+    """(milliseconds of one step, those of the host alone)."""
+    synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        decoder.step()
+    host = time.perf_counter() - begin
+    synchronize(device)
+    return (time.perf_counter() - begin) / CALLS * 1e3, host / CALLS * 1e3
+
+
+def settle(sides: Sides, device: str, seconds: float) -> bool:
+    """Decodes until nothing is compiled any more, then until replays are decided.
+
+    False where the time was over before.
+    """
+    import eagercache
+    from eagercache.modules.manager import manager
+
+    end = time.monotonic() + seconds
+    done = False
+    while not done and time.monotonic() < end:
+        before = eagercache.stats().compiles
+        for length in LENGTHS:
+            decoder = sides.begin(KERNELS, length)
+            for _ in range(CALLS):
+                decoder.step()
+            idle = manager.wait(max(0.0, end - time.monotonic()))
+        done = idle and eagercache.stats().compiles == before
+    for _ in range(4 if sides.static else 0):
+        decoder = sides.begin(KERNELS, PROMPT)
+        for _ in range(CALLS):
+            decoder.step()
+            synchronize(device)
+    return done
+
+
+def check(sides: Sides) -> tuple[float, float, int]:
+    """The largest difference of kernels' logits from eager's, eager's largest logit, kernel calls.
+
+    Where no kernel answered, eager was compared with itself.
+    """
+    from eagercache.modules.manager import manager
+
+    def hits() -> int:
+        return sum(row.hits for part, row in manager.stats() if part is sides.model)
+
+    before = hits()
+    tokens: list[Any] = []
+    logits: dict[str, list[Any]] = {}
+    for name in ("eager", KERNELS):
+        sides.decoders[name].used = POSITIONS
+        decoder = sides.begin(name, PROMPT)
+        logits[name] = []
+        for index in range(CHECKED):
+            found = decoder.step(tokens[index - 1] if index else None)
+            logits[name].append(found.float().cpu())
+            if name == "eager":
+                tokens.append(found[:, -1:].argmax(-1))
+    pairs = zip(logits[KERNELS], logits["eager"], strict=True)
+    differences = [float((one - other).abs().max()) for one, other in pairs]
+    largest = max(float(one.abs().max()) for one in logits["eager"])
+    return max(differences), largest, hits() - before
+
+
+def measure_steps(options: argparse.Namespace) -> dict[str, Any]:
+    """All sides of ``static`` or ``dynamic``, in this process."""
+    import eagercache
+    import torch
+    from eagercache.modules.manager import explain_module
+
+    torch.set_grad_enabled(False)
+    model = generate.make_model("qwen2", options.device)
+    static = options.program == "static"
+    sides = Sides(model, static, static and options.device == "cuda")
+    if options.role != "kernels" and not options.no_compile:
+        for name, settings in COMPILED[options.program].items():
+            if not options.side or options.side == name:
+                sides.add_compiled(name, settings)
+    if options.role == "compiled":
+        return {}
+    times: dict[str, dict[str, list[Times]]] = {}
+    with eagercache.enable((), modules="auto"):
+        settled = settle(sides, options.device, options.seconds)
+        if options.role == "kernels":
+            return {"settled": settled, "said": explain_module(model)}
+        difference, largest, by_kernel = check(sides)
+        before = eagercache.stats().compiles
+        for _ in range(options.rounds):
+            for length in (PROMPT,) if static else LENGTHS:
+                label = "static" if static else f"dynamic, from {length}"
+                for name in sides.decoders:
+                    decoder = sides.begin(name, length)
+                    found = times.setdefault(label, {}).setdefault(name, [])
+                    found.append(block(decoder, options.device))
+        late = eagercache.stats().compiles - before
+        lines = [f"{late} compiles while it was measured", *sides.failed]
+        if not settled:
+            lines.insert(0, "kernels were still being made when it began: its times are disturbed")
+        said = [*lines, *explain_module(model)]
+    return {
+        "times": times,
+        "said": said,
+        "checked": f"{difference:.4f} at most, where the largest logit is {largest:.3f} "
+        f"({CHECKED} steps, {by_kernel} by kernel)",
+        "wrong": not difference <= ROUNDING * largest,
+    }
+
+
+def measure_generate(options: argparse.Namespace) -> dict[str, Any]:
+    """`generate()` by eager and by kernels, in this process."""
+    import eagercache
+    from eagercache.base.load import core
+    from eagercache.modules.manager import explain_module
+
+    assert core is not None
+    model = generate.make_model("qwen2", options.device)
+    call = generate.generator(model, TOKENS)
+    expected = call()
+    sides: dict[str, list[Times]] = {"eager": [], KERNELS: []}
+    with eagercache.enable((), modules="auto"):
+        generate.settle(call, options.seconds)
+        if options.role == "kernels":
+            return {"said": explain_module(model)}
+        alike = generate.equal_tokens(call(), expected)
+        for _ in range(options.rounds):
+            for name, found in sides.items():
+                core.set_answering(name == KERNELS)
+                wall = generate.milliseconds(call, TOKENS)
+                found.append((wall, wall))
+        core.set_answering(True)
+        said = explain_module(model)
+    checked = f"{alike} of {TOKENS} tokens are eager's before one is not"
+    return {"times": {"generate": sides}, "said": said, "checked": checked, "wrong": False}
+
+
+def run(options: argparse.Namespace, role: str, program: str, side: str = "") -> dict[str, Any]:
+    """What one process says."""
+    arguments = ["--role", role, "--program", program, "--side", side]
+    for name in ("device", "layers", "hidden", "rounds", "seconds"):
+        arguments += [f"--{name}", str(getattr(options, name))]
+    if options.no_compile:
+        arguments.append("--no-compile")
+    store = str(options.store)
+    caches = {"EAGERCACHE_DIR": store, "TORCHINDUCTOR_CACHE_DIR": f"{store}/inductor"}
+    result: dict[str, Any] = frame.in_process(__file__, *arguments, **caches)
+    return result
+
+
+def prepare(options: argparse.Namespace, programs: list[str]) -> None:
+    """Makes everything that is measured later, all programs at a time."""
+    tasks = {name: functools.partial(run, options, "kernels", name) for name in programs}
+    for program in programs if not options.no_compile else ():
+        for side in COMPILED[program]:
+            tasks[f"{program}, {side}"] = functools.partial(run, options, "compiled", program, side)
+    begin = time.monotonic()
+    with futures.ThreadPoolExecutor(len(tasks)) as pool:
+        started = {pool.submit(task): name for name, task in tasks.items()}
+        for future in futures.as_completed(started):
+            took = f"{time.monotonic() - begin:.0f} s"
+            said = future.exception() or future.result().get("said", [])[:3]
+            print(f"prepared {started[future]} in {took}: {said}", file=sys.stderr, flush=True)
+
+
+def rows_of(
+    program: str, result: dict[str, Any], barred: bool
+) -> tuple[list[list[str]], list[str]]:
+    """The rows of a program's table, and a sentence for each bar that is missed."""
+    rows, missed = [], []
+    for label, sides in result["times"].items():
+        eager = statistics.median(wall for wall, _ in sides["eager"])
+        for side, pairs in sides.items():
+            low, middle, high = frame.quartiles([wall for wall, _ in pairs])
+            host = statistics.median(host for _, host in pairs)
+            spread = f"{low:.3f} to {high:.3f}"
+            shown = (f"{middle:.3f}", spread, f"{host:.3f}", f"x{eager / middle:.2f}")
+            rows.append([label, side, *shown])
+            if barred and side == KERNELS and middle > BARS[program]:
+                bar = f"the {BARS[program]} ms that are wanted"
+                missed.append(f"{label}: kernels take {middle:.3f} ms, more than {bar}.")
+    return rows, missed
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", help="cpu or cuda")
+    parser.add_argument("--programs", default=",".join(BARS))
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=generate.QWEN2["num_hidden_layers"])
+    parser.add_argument("--hidden", type=int, default=generate.QWEN2["hidden_size"])
+    parser.add_argument("--seconds", type=float, default=400, help="for kernels, each process")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--store", type=Path, help="kept; by default one of its own, which is not")
+    parser.add_argument("--prepare", action="store_true", help="make kernels and end")
+    parser.add_argument("--output", type=Path)
+    for name in ("role", "program", "side"):
+        parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def shrink(options: argparse.Namespace) -> bool:
+    """Gives the model the sizes that were asked for; whether they are others than its own."""
+    asked = {"num_hidden_layers": options.layers, "hidden_size": options.hidden}
+    if all(generate.QWEN2[name] == value for name, value in asked.items()):
+        return False
+    if options.hidden != generate.QWEN2["hidden_size"]:
+        heads = max(1, options.hidden // 64)
+        asked |= {"num_attention_heads": heads, "num_key_value_heads": 1}
+        asked |= {"intermediate_size": 2 * options.hidden, "vocab_size": 1000}
+    generate.QWEN2.update(asked)
+    return True
+
+
+def main() -> int:
+    """Measures each program and prints a table; see the module's text."""
+    options = parse()
+    shrunk = shrink(options)
+    if options.role:
+        steps = options.program != "generate"
+        print(json.dumps(measure_steps(options) if steps else measure_generate(options)))
+        return 0
+    programs = options.programs.split(",")
+    with tempfile.TemporaryDirectory() as kept_for_now:
+        prepared = options.store is not None and options.store.is_dir() and not options.prepare
+        options.store = options.store or Path(kept_for_now)
+        if not prepared:
+            prepare(options, programs)
+        if options.prepare:
+            return 0
+        results = {name: run(options, "measure", name) for name in programs}
+    where = ", ".join(f"{name} {value}" for name, value in frame.machine().items())
+    rows, sentences = [], []
+    for name, result in results.items():
+        found, missed = rows_of(name, result, options.device == "cuda" and not shrunk)
+        rows += found
+        sentences += [*missed, f"{name}: differs from eager: {result['checked']}"]
+        sentences += [f"{name}: {line}" for line in result["said"][:5]]
+    head = ["program", "side", "ms a token", "quartiles", "host ms", "eager's / its"]
+    text = [f"{options.device}; {where}", "", *frame.markdown(head, rows), "", *sentences, ""]
+    frame.write("\n".join(text), options.output)
+    return int(any(result["wrong"] for result in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
