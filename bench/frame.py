@@ -146,6 +146,38 @@ def commit() -> str:
     return done.stdout.strip() or os.environ.get("EAGERCACHE_COMMIT", "unknown")
 
 
+def block(call: Callable[[], Any], calls: int, device: str) -> tuple[float, float]:
+    """(milliseconds of one call, those of the host alone), the mean of ``calls``.
+
+    The first is until the device has ended, the second until all calls have returned.
+    """
+    import torch
+
+    synchronize = torch.get_device_module(device).synchronize
+    synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    host = time.perf_counter() - begin
+    synchronize()
+    return (time.perf_counter() - begin) / calls * 1e3, host / calls * 1e3
+
+
+BLOCK_COLUMNS = ("ms", "quartiles", "host ms", "eager's / its")
+
+
+def block_rows(label: str, sides: Mapping[str, Sequence[tuple[float, float]]]) -> list[list[str]]:
+    """A row for each side of what `block` gave: label, side, then BLOCK_COLUMNS."""
+    eager = statistics.median(wall for wall, _ in sides["eager"])
+    rows = []
+    for side, pairs in sides.items():
+        low, middle, high = quartiles([wall for wall, _ in pairs])
+        host = statistics.median(host for _, host in pairs)
+        spread = f"{low:.3f} to {high:.3f}"
+        rows.append([label, side, f"{middle:.3f}", spread, f"{host:.3f}", f"x{eager / middle:.2f}"])
+    return rows
+
+
 def in_process(script: str, *options: str, **settings: str) -> Any:
     """What ``script`` prints as its last line, in JSON, when it is run in a fresh process.
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -54,19 +53,6 @@ def make(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     model = modules.make_llama("cuda").to("cuda", torch.bfloat16)
     ids = torch.randint(0, 32000, (4, 1), device="cuda")
     return model, (ids,), {"use_cache": False}
-
-
-def block(call: Callable[[], Any]) -> tuple[float, float]:
-    """(milliseconds of one call, those of the host alone)."""
-    import torch
-
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    host = time.perf_counter() - begin
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / CALLS * 1e3, host / CALLS * 1e3
 
 
 def settle(call: Callable[[], Any]) -> None:
@@ -114,15 +100,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         settle(mine)
         for _ in range(options.rounds):
             core.set_answering(False)
-            sides.setdefault("eager", []).append(block(mine))
+            sides.setdefault("eager", []).append(frame.block(mine, CALLS, "cuda"))
             core.set_answering(True)
             core.set_replay_handler(None)
-            sides.setdefault("kernels, not replayed", []).append(block(mine))
+            sides.setdefault("kernels, not replayed", []).append(frame.block(mine, CALLS, "cuda"))
             replay.set_limit(64 << 20)
-            sides.setdefault("kernels", []).append(block(mine))
+            sides.setdefault("kernels", []).append(frame.block(mine, CALLS, "cuda"))
             core.set_answering(False)
             for name, call in calls.items():
-                sides.setdefault(name, []).append(block(call))
+                sides.setdefault(name, []).append(frame.block(call, CALLS, "cuda"))
             core.set_answering(True)
         said = explain_module(model)[:1]
     return {"sides": sides, "said": said, "pool": replay.pool_bytes()}
@@ -153,16 +139,9 @@ def main() -> int:
             list(pool.map(lambda name: run("warm", name, store), names))
         for name in names:
             result = run("measure", name, store)
-            eager = statistics.median(wall for wall, _ in result["sides"]["eager"])
-            for side, pairs in result["sides"].items():
-                walls = sorted(wall for wall, _ in pairs)
-                middle = statistics.median(walls)
-                host = statistics.median(host for _, host in pairs)
-                spread = f"{walls[len(walls) // 4]:.3f} to {walls[3 * len(walls) // 4]:.3f}"
-                row = [name, side, f"{middle:.3f}", spread, f"{host:.3f}", f"x{eager / middle:.2f}"]
-                rows.append(row)
+            rows += frame.block_rows(name, result["sides"])
             said.append(f"{name}: {result['said']}; pools {result['pool']:,} bytes")
-    head = ["program", "side", "ms", "quartiles", "host ms", "eager's / its"]
+    head = ["program", "side", *frame.BLOCK_COLUMNS]
     where = ", ".join(f"{name} {value}" for name, value in frame.machine().items())
     frame.write("\n".join([where, "", *frame.markdown(head, rows), "", *said]), options.output)
     return 0

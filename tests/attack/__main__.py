@@ -34,7 +34,7 @@ _COLUMNS = ("tried", "hangs", "foreign", "wrong", "permanent", "leftovers", "die
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/attack", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a minute or two, for every day")
+    parser.add_argument("--quick", action="store_true", help="three minutes, for every day")
     parser.add_argument("--only", default="", help="scenes whose name has this word")
     parser.add_argument("--jobs", type=int, default=2, help="scenes at a time")
     parser.add_argument("--part", type=int, default=-1, help=argparse.SUPPRESS)

@@ -183,13 +183,20 @@ class Arena:
         *arguments: str,
         timeout: float = 60.0,
         workers: bool = False,
+        folder: Path | None = None,
+        launcher: Launcher | None = None,
         **variables: str,
     ) -> Ran:
-        """Runs a program that is forked, and with ``workers`` forks its workers too."""
+        """Runs a program that is forked, and with ``workers`` forks its workers too.
+
+        Its folder is the store, and the process that forks is the arena's, unless others are given.
+        """
         environment = self.environment(store, **variables)
         address = self.preparer.address if workers else ""
         try:
-            done = self.launcher.run(code, arguments, environment, store, timeout, address)
+            done = (launcher or self.launcher).run(
+                code, arguments, environment, folder or store, timeout, address
+            )
         except subprocess.TimeoutExpired as error:
             return Ran(-9, str(error.stderr or ""), hung=True)
         return Ran(done.returncode, done.stderr, read_report(done.stdout))
@@ -277,6 +284,20 @@ class Started:
             out, err = self.process.communicate()
             return Ran(-9, err, read_report(out), hung=True)
         return Ran(self.process.returncode, err, read_report(out))
+
+
+def can_run(prefix: Sequence[str]) -> bool:
+    """Whether this user may run programs behind ``prefix`` (unshare, mount, ...)."""
+    return not subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode
+
+
+def preloaded(source: Path) -> dict[str, str]:
+    """Variables for programs with a library of the C file ``source``; empty where gcc fails."""
+    library = source.with_suffix(".so")
+    command = ["gcc", "-shared", "-fPIC", "-O1", str(source), "-o", str(library), "-ldl"]
+    if shutil.which("gcc") is None or subprocess.run(command, check=False).returncode != 0:
+        return {}
+    return {"LD_PRELOAD": str(library)}
 
 
 def permanent_failures(store: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 
 from attack.arena import Arena, Row
@@ -84,19 +85,20 @@ def interpreters_that_end(arena: Arena) -> Row:
     program has it.
     """
     row = Row("sys.exit in a thread, an end while kernels run")
+    natively_aborted = functools.cache(lambda: _aborted_natively(arena))
     with arena.watching(row):
         for how in ("daemons", "thread", "exit"):
             for round_number in range(3 if arena.quick else 60):
                 store = arena.warm_copy() if round_number % 3 else arena.new_store()
                 wait = str(arena.random.randrange(40))
                 ran = arena.fork(_ENDS, store, how, wait, "kernels", workers=True, timeout=60)
-                if ran.code == -signal.SIGABRT and how == "daemons" and _ends_natively(arena):
+                if ran.code == -signal.SIGABRT and how == "daemons" and natively_aborted():
                     ran.code = 0
                 row.count(ran)
     return row
 
 
-def _ends_natively(arena: Arena) -> bool:
+def _aborted_natively(arena: Arena) -> bool:
     """Whether the program with daemon threads is aborted without kernels, in one of five runs."""
     store = arena.new_store()
     return any(

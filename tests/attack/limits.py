@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attack.arena import VICTIM, Arena, Row, permanent_failures
+from attack.arena import VICTIM, Arena, Row, can_run, permanent_failures, preloaded
 
 _LIMIT = """
 import resource
@@ -101,7 +101,7 @@ def no_shared_memory(arena: Arena) -> Row:
     row = Row("no /dev/shm")
     command = "umount -l /dev/shm && mount -t tmpfs -o ro,size=4k none /dev/shm"
     prefix = ["unshare", "-m", "sh", "-c", f'{command} && exec "$@"', "sh"]
-    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode != 0:
+    if not can_run(prefix):
         row.note = "not tried: no rights to mount"
         return row
     with arena.watching(row):
@@ -116,16 +116,10 @@ def clock_goes_back(arena: Arena) -> Row:
     row = Row("a clock that goes back a day")
     folder = arena.new_folder()
     (folder / "clock.c").write_text(_CLOCK)
-    made = subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-O1", "clock.c", "-o", "clock.so", "-ldl"],
-        cwd=folder,
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode != 0:
+    preload = preloaded(folder / "clock.c")
+    if not preload:
         row.note = "not tried: no gcc"
         return row
-    preload = {"LD_PRELOAD": str(folder / "clock.so")}
     check = [sys.executable, "-c", "import time; print(int(time.time()))"]
     told = subprocess.run(
         check, env={**os.environ, **preload}, capture_output=True, text=True, check=True

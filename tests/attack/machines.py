@@ -20,74 +20,54 @@ from attack.arena import (
     Ran,
     Row,
     Started,
+    can_run,
     files_left,
     permanent_failures,
-    read_report,
+    preloaded,
 )
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FAILING_CALLS = Path(__file__).with_name("failing_calls.c")
 
 
-class _FailingDisk:
-    """Programs whose file calls below their store end with EIO."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        library = arena.new_folder() / "failing.so"
-        command = [
-            "gcc",
-            "-shared",
-            "-fPIC",
-            "-O1",
-            str(_FAILING_CALLS),
-            "-o",
-            str(library),
-            "-ldl",
-        ]
-        subprocess.run(command, check=True, capture_output=True)
-        self._launcher = Launcher({**arena.environment(library), "LD_PRELOAD": str(library)})
-
-    def run(self, store: Path, at: int, *, all_after: bool = False) -> tuple[Ran, int]:
-        """A program of two misses on ``store``, and how many of such calls it made."""
-        count = store.parent / f"count-{at}-{all_after}"
-        variables = {
-            "FAILING_BELOW": str(store),
-            "FAILING_AT": str(at),
-            "FAILING_COUNT": str(count),
-            "EAGERCACHE_WAIT_SECONDS": "20",
-            **({"FAILING_ALL": "1"} if all_after else {}),
-        }
-        try:
-            done = self._launcher.run(
-                VICTIM,
-                ("wait", "2"),
-                self._arena.environment(store, **variables),
-                store.parent,
-                60.0,
-                self._arena.preparer.address,
-            )
-        except subprocess.TimeoutExpired as error:
-            return Ran(-9, str(error.stderr or ""), hung=True), 0
-        calls = int(count.read_text()) if count.exists() else 0
-        return Ran(done.returncode, done.stderr, read_report(done.stdout)), calls
-
-    def close(self) -> None:
-        self._launcher.close()
+def _on_failing_disk(
+    arena: Arena, launcher: Launcher, store: Path, at: int, *, all_after: bool = False
+) -> tuple[Ran, int]:
+    """A program of two misses whose file call ``at`` below its store fails; its number of calls."""
+    count = store.parent / f"count-{at}-{all_after}"
+    variables = {
+        "FAILING_BELOW": str(store),
+        "FAILING_AT": str(at),
+        "FAILING_COUNT": str(count),
+        "EAGERCACHE_WAIT_SECONDS": "20",
+        **({"FAILING_ALL": "1"} if all_after else {}),
+    }
+    ran = arena.fork(
+        VICTIM,
+        store,
+        *("wait", "2"),
+        workers=True,
+        folder=store.parent,
+        launcher=launcher,
+        **variables,
+    )
+    return ran, int(count.read_text()) if count.exists() else 0
 
 
 def failing_disk(arena: Arena) -> Row:
     """EIO at every file call below a store: once, and from there on."""
     row = Row("EIO at a file call of the program")
-    if shutil.which("gcc") is None:
+    folder = arena.new_folder()
+    preload = preloaded(Path(shutil.copy(_FAILING_CALLS, folder)))
+    if not preload:
         row.note = "not tried: no gcc"
         return row
-    disk = _FailingDisk(arena)
+    launcher = Launcher({**arena.environment(folder), **preload})
     try:
         with arena.watching(row):
             for warm in (True, False):
                 make = arena.warm_copy if warm else arena.new_store
-                ran, calls = disk.run(make(), 0)
+                ran, calls = _on_failing_disk(arena, launcher, make(), 0)
                 row.count(ran)
                 if calls < 40:
                     row.note, row.died = f"only {calls} file calls were seen", row.died + 1
@@ -97,11 +77,14 @@ def failing_disk(arena: Arena) -> Row:
                 for number in numbers:
                     for all_after in (False, True):
                         store = make()
-                        row.count(disk.run(store, number, all_after=all_after)[0])
+                        ran, _ = _on_failing_disk(
+                            arena, launcher, store, number, all_after=all_after
+                        )
+                        row.count(ran)
                         row.permanent += permanent_failures(store)
                         shutil.rmtree(store)
     finally:
-        disk.close()
+        launcher.close()
     return row
 
 
@@ -176,7 +159,7 @@ def equal_process_ids(arena: Arena) -> Row:
     """Containers that share a store: their programs and workers have the same process ids."""
     row = Row("processes of equal ids on one store (pid namespaces)")
     own = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    if subprocess.run([*own, "true"], capture_output=True, check=False).returncode != 0:
+    if not can_run(own):
         row.note = "not tried: no rights to make a namespace"
         return row
     with arena.watching(row):
@@ -195,14 +178,14 @@ def equal_process_ids(arena: Arena) -> Row:
     return row
 
 
-def _other_torches() -> Iterator[tuple[str, list[str], str]]:
+def _built_torches() -> Iterator[tuple[str, Path, Path]]:
     """Version, interpreter and package folder of each built tree of this repository."""
     for tree in sorted((_ROOT / "build").glob("dev-*/python")):
         version = tree.parent.name.removeprefix("dev-")
         for name in (f".venv-{version}", ".venv"):
             interpreter = _ROOT / name / "bin/python"
             if interpreter.exists() and _torch_of(interpreter) == version:
-                yield version, [str(interpreter)], str(tree)
+                yield version, interpreter, tree
                 break
 
 
@@ -217,7 +200,7 @@ def _torch_of(interpreter: Path) -> str:
 def two_torches(arena: Arena) -> Row:
     """Each version of torch has its own entries, at the same time in one store."""
     row = Row("versions of torch on one store at once")
-    versions = list(_other_torches())
+    versions = list(_built_torches())
     if len(versions) < 2:
         row.note = "not tried: one version of torch is built here"
         return row
@@ -226,8 +209,8 @@ def two_torches(arena: Arena) -> Row:
         for _ in range(1 if arena.quick else 4):
             running = []
             for _, interpreter, tree in versions:
-                environment = arena.environment(store, PYTHONPATH=tree)
-                words = [*interpreter, "-c", VICTIM, "wait", "3"]
+                environment = arena.environment(store, PYTHONPATH=str(tree))
+                words = [str(interpreter), "-c", VICTIM, "wait", "3"]
                 running.append(Started(words, environment, store))
             for started in running:
                 ran = started.finish(240.0)
@@ -253,7 +236,7 @@ def layered_file_system(arena: Arena) -> Row:
     row = Row("a store on overlayfs")
     probe = ["unshare", "-m", "sh", "-c", _LAYERS, "sh"]
     folders = [str(arena.new_folder()), str(arena.new_folder())]
-    if subprocess.run([*probe, *folders, "true"], capture_output=True, check=False).returncode:
+    if not can_run([*probe, *folders]):
         row.note = "not tried: no rights to mount"
         return row
     with arena.watching(row):

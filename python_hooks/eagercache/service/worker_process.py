@@ -210,6 +210,10 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # now, before it imports anything
             nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
             os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
+        # A container's limit of memory holds for the program and its workers together. Where it is
+        # reached, the kernel ends the largest process, unless one says that it is to be the first.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("1000")
         assert self._process.stdout is not None
         assert self._process.stdin is not None
         self._pipe = WorkerPipe(self._process.stdin.fileno(), self._process.stdout.fileno())

@@ -241,16 +241,6 @@ def limit_memory(limit: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def end_before_others() -> None:
-    """Where memory ends, the kernel takes it from this process and its children, not the program.
-
-    A container's limit (cgroup) holds for the program and its workers together, and would else end
-    the largest of them, which is often the program.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
 def main(arguments: list[str]) -> int:
     """Serves until the end of the input."""
     from eagercache.base.worker_environment import add_late_paths
@@ -263,7 +253,6 @@ def main(arguments: list[str]) -> int:
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
     watch_parent(int(arguments[-1]))
-    end_before_others()
     if len(arguments) > 1:
         limit_memory(int(arguments[0]))
     add_late_paths(os.environ)
