@@ -25,6 +25,11 @@ def check_selection(selection: Selection) -> None:
     """Raises ValueError for what `modules.ModuleManager.select` does not take."""
     parts = _parts(selection)
     for part in parts:
+        if isinstance(part, torch.nn.Module):  # callable, but no function of a module
+            raise ValueError(  # noqa: TRY004 - a bad value among several kinds
+                f"modules= selects modules by their class, not a model itself ({class_name(part)}); "
+                "for one model call eagercache.accelerate(model) after enable()"
+            )
         if not isinstance(part, (str, type)) and not callable(part):
             raise ValueError(  # noqa: TRY004 - a bad value among several kinds
                 f"modules={part!r} is not 'auto', a module class, the name of one, a function of a "

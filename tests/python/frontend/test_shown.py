@@ -15,6 +15,7 @@ from eagercache.frontend.module_report import ModuleReport
 from eagercache.frontend.report import KernelInfo, KernelList
 from eagercache.modules import gains
 from eagercache.modules.stats import ModuleStats
+from torch import nn
 
 pytestmark = pytest.mark.once
 
@@ -134,6 +135,8 @@ def test_choices_are_literal_types() -> None:
     ("options", "said"),
     [
         ({"modules": 3}, "modules=3 is not 'auto', a module class, the name of one"),
+        ({"modules": nn.ReLU()}, "for one model call eagercache.accelerate"),
+        ({"modules": [nn.ReLU()]}, "for one model call eagercache.accelerate"),
         ({"devices": 3}, "devices: 3 is not one of 'cpu', 'cuda'"),
         ({"skip": 3}, "an operator is named by a string such as"),
         ({"ops": 3}, "an operator is named by a string such as"),
