@@ -29,8 +29,10 @@ MOST_LINES = 200_000
 _ERROR_BYTES = 1 << 16
 
 _PR_SET_CHILD_SUBREAPER = 36
-# In the environment of compile workers, and of the compilers that they start.
+# In the environment of compile workers.
 _WORKER_MARK = b"EAGERCACHE_INSIDE_WORKER="
+# An argument of the process that goes on with what a program asked for; it has no such mark.
+_LINGERING = b"eagercache.service.linger_main"
 
 
 @dataclass
@@ -184,18 +186,25 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _descendants(before: set[int]) -> Iterator[int]:
-    """All processes below this one but those of ``before``, and what is below those."""
-    left = [pid for pid in _children(os.getpid()) if pid not in before]
+def _descendants(before: set[int]) -> Iterator[tuple[int, bool]]:
+    """All processes below this one but those of ``before``, and whether each is a worker's.
+
+    Compilers have an environment without the mark: they are known by what is above them.
+    """
+    left = [(pid, False) for pid in _children(os.getpid()) if pid not in before]
     while left:
-        pid = left.pop()
-        yield pid
-        left.extend(_children(pid))
+        pid, below = left.pop()
+        works = below or _is_worker(pid)
+        yield pid, works
+        left.extend((child, works) for child in _children(pid))
 
 
 def _is_worker(pid: int) -> bool:
+    """Whether it is a compile worker, or the process that goes on with a program's requests."""
+    folder = Path(f"/proc/{pid}")
     try:
-        return _WORKER_MARK in Path(f"/proc/{pid}/environ").read_bytes()
+        words = (folder / "cmdline").read_bytes().split(b"\0")
+        return _LINGERING in words or _WORKER_MARK in (folder / "environ").read_bytes()
     except OSError:
         return False
 
@@ -231,12 +240,12 @@ class _Memory:
         workers = 0
         found = False
         seen, self._seen = self._seen, set()
-        for pid in _descendants(before):
+        for pid, works in _descendants(before):
             status = _status(pid)
             self._seen.add(pid)
             if status.get("State", "").split()[:1] == ["Z"]:
                 self._reap(pid, status)
-            elif _is_worker(pid):
+            elif works:
                 found = True
                 workers += _kilobytes(status, "VmRSS") if pid in seen else 0
             elif pid in seen:

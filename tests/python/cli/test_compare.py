@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from eagercache.cli import main as cli
 from eagercache.cli.compared_output import compare_outputs, distance, numbers_of
 from eagercache.cli.comparison import Comparison, Ratio, progress_of
 from eagercache.cli.comparison_text import lines_of
-from eagercache.cli.measured_process import Run
+from eagercache.cli.measured_process import Run, measured
+from eagercache.cli.program import Settings
 from eagercache.cli.progress_bars import BarReader
 
 pytestmark = pytest.mark.once
@@ -73,6 +77,35 @@ def test_a_program_runs_both_ways_by_turns_and_is_not_changed(folder: Path) -> N
     assert memory["native_bytes"][0] > 1 << 26 and memory["warm_bytes"][0] > 1 << 26
     assert memory["gpu_ratio"] is None
     assert said["hits"] == said["not_yet"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "child"),
+    [
+        (["eagercache.service.linger_main"], {}, False),
+        ([], {"EAGERCACHE_INSIDE_WORKER": "1"}, False),
+        ([], {"EAGERCACHE_INSIDE_WORKER": "1"}, True),  # a compiler, with another environment
+    ],
+)
+def test_what_compiles_behind_a_program_is_waited_for_and_no_memory_of_the_program(
+    tmp_path: Path, words: list[str], variables: dict[str, str], child: bool
+) -> None:
+    holds = "import time; held = b'x' * (300 << 20); time.sleep(1.5)"
+    command = [sys.executable, "-I", "-c", holds]
+    if child:
+        starts = f"import subprocess; subprocess.run({command!r}, env={{}})"
+        command = [sys.executable, "-I", "-c", starts]
+    (tmp_path / "script.py").write_text(
+        "import os, subprocess, time\n"
+        f"subprocess.Popen({command + words!r}, env={{**os.environ, **{variables!r}}},\n"
+        "    start_new_session=True)\n"
+        "time.sleep(0.5)\n"
+    )
+    began = time.monotonic()
+    program = [sys.executable, str(tmp_path / "script.py")]
+    run = measured(program, Settings(native=True), os.environ, settle=30.0)
+    assert time.monotonic() - began > 1.5 > run.seconds and not run.workers_left
+    assert run.worker_bytes > 300 << 20 > run.program_bytes > 0
 
 
 def test_a_program_without_torch_is_compared_and_told_so(folder: Path) -> None:
