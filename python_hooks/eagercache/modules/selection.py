@@ -27,8 +27,8 @@ def check_selection(selection: Selection) -> None:
     for part in parts:
         if isinstance(part, torch.nn.Module):  # callable, but no function of a module
             raise ValueError(  # noqa: TRY004 - a bad value among several kinds
-                f"modules= selects modules by their class, not a model itself ({class_name(part)}); "
-                "for one model call eagercache.accelerate(model) after enable()"
+                f"modules= takes classes of modules, not a model ({class_name(part)}); for one "
+                "model call eagercache.accelerate(model) after enable()"
             )
         if not isinstance(part, (str, type)) and not callable(part):
             raise ValueError(  # noqa: TRY004 - a bad value among several kinds
