@@ -34,6 +34,15 @@ std::string made_for(const void* symbol) {
   return symbol == nullptr ? std::string() : std::string(static_cast<const char*>(symbol));
 }
 
+std::string cubin_made_for(std::string_view cubin) {
+  const std::string head = std::string("\n") + kMadeForSymbol + "\n";
+  if (cubin.size() < head.size() + kContractLine) {
+    return {};
+  }
+  const std::string_view tail = cubin.substr(cubin.size() - head.size() - kContractLine);
+  return tail.starts_with(head) ? std::string(tail.substr(head.size())) : std::string();
+}
+
 Status check_contract(std::string_view text, const Digest& contract) {
   const std::string line = contract.hex();
   for (std::size_t begin = 0; begin + line.size() < text.size(); begin += line.size() + 1) {

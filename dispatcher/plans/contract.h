@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,15 @@ inline constexpr const char* kMadeForSymbol = "eagercache_made_for";
 
 // The text at the address that kMadeForSymbol has in a library; empty for nullptr.
 std::string made_for(const void* symbol);
+
+// A cubin has no symbol of ours. Its line stands behind the ELF file, which the driver reads by the
+// file's own headers and no further: '\n', kMadeForSymbol, '\n', 64 digits, '\n'. The form in its
+// digest is that of the entry, a blank and the cubin's number among the entry's, so that two of one
+// entry cannot stand in for each other. The line with its end; empty where there is none.
+std::string cubin_made_for(std::string_view cubin);
+
+// A line, with its end.
+inline constexpr std::size_t kContractLine = 65;
 
 // kCorrupt unless `text` has the contract's line.
 Status check_contract(std::string_view text, const Digest& contract);

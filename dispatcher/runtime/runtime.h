@@ -161,11 +161,10 @@ class Runtime final : public MissQueue {
                   const void* kernel);
   // `put`, which puts a kernel into a table, unless frozen; whether it did.
   bool put_unless_frozen(const std::function<void()>& put);
-  // A kernel that entries share, and what its object says it was made for (plans/contract.h);
-  // nothing of one without.
+  // A kernel that entries share, and what its objects say they were made for (plans/contract.h).
   struct Loaded {
     LoadedKernel* kernel = nullptr;
-    std::optional<std::string> made_for;
+    std::string made_for;
   };
   std::optional<Loaded> find_loaded(const std::string& identity) const;
   Result<LoadedKernel*> load_kernel(OperatorHook& hook, std::span<const Word> words,

@@ -2,8 +2,10 @@
 // object is compared with what the object says of itself, and with the call, before anything of it
 // runs.
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,11 +17,29 @@
 namespace eagercache {
 namespace {
 
-// A kernel, and what its object says it was made for (contract.h); nothing of cubins.
+// A kernel, and what its object says it was made for (contract.h); of cubins a line for each.
 struct Opened {
   std::unique_ptr<LoadedKernel> kernel;
-  std::optional<std::string> made_for;
+  std::string made_for;
 };
+
+// kCorrupt unless the objects, which say `text`, were made for the entry.
+Status check_made_for(const Manifest& manifest, const KernelForm& form, std::string_view text) {
+  if (manifest.objects.front().kind != ObjectKind::kCubin) {
+    return check_contract(text, contract_of(manifest.key, form, manifest.cpu_features));
+  }
+  for (std::size_t i = 0; i < manifest.objects.size(); ++i) {
+    KernelForm part = form;
+    part.form += ' ' + std::to_string(i);
+    const std::string_view line =
+        text.substr(std::min(i * kContractLine, text.size()), kContractLine);
+    const Digest contract = contract_of(manifest.key, part, manifest.cpu_features);
+    if (Status status = check_contract(line, contract); !status) {
+      return status;
+    }
+  }
+  return Status::ok();
+}
 
 // `status`; an entry whose facts are malformed, or not what its object was made for, is put aside.
 Status checked(DiskStore& files, const Manifest& manifest, Status status) {
@@ -49,8 +69,7 @@ Result<Opened> load_library(DiskStore& files, const Manifest& manifest, c10::Dev
     return library.status();
   }
   std::string text = made_for(library->symbol(kMadeForSymbol));
-  const Digest contract = contract_of(manifest.key, form, manifest.cpu_features);
-  if (Status status = checked(files, manifest, check_contract(text, contract)); !status) {
+  if (Status status = checked(files, manifest, check_made_for(manifest, form, text)); !status) {
     return status;
   }
   Result<std::unique_ptr<LoadedKernel>> kernel = make_kernel(library.value(), device, form);
@@ -63,6 +82,7 @@ Result<Opened> load_library(DiskStore& files, const Manifest& manifest, c10::Dev
 Result<Opened> load_cubins(DiskStore& files, const Manifest& manifest, c10::Device device,
                            const KernelForm& form) {
   std::vector<std::string> objects;
+  std::string text;
   for (std::size_t i = 0; i < manifest.objects.size(); ++i) {
     if (manifest.objects[i].kind != ObjectKind::kCubin) {
       return Status(StatusCode::kIncompatible, "an object of a CUDA kernel is no cubin");
@@ -71,13 +91,18 @@ Result<Opened> load_cubins(DiskStore& files, const Manifest& manifest, c10::Devi
     if (!bytes) {
       return bytes.status();
     }
+    const std::string line = cubin_made_for(bytes.value());
+    text += line.empty() ? std::string(kContractLine, '\n') : line;
     objects.push_back(std::move(bytes).value());
+  }
+  if (Status status = checked(files, manifest, check_made_for(manifest, form, text)); !status) {
+    return status;
   }
   Result<std::unique_ptr<LoadedKernel>> kernel = make_cuda_kernel(objects, device, form);
   if (!kernel) {
     return checked(files, manifest, kernel.status());
   }
-  return Opened{std::move(kernel).value(), std::nullopt};
+  return Opened{std::move(kernel).value(), std::move(text)};
 }
 
 std::size_t count_tensors(const std::vector<DecodedArgument>& arguments) {
@@ -130,12 +155,9 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   const std::shared_ptr<DiskStore> files = store();
   if (const std::optional<Loaded> known = find_loaded(identity)) {
     // Another entry's, as far as is known: what its object says may not hold for this one.
-    if (known->made_for) {
-      const Digest contract = contract_of(manifest.key, form, manifest.cpu_features);
-      Status status = checked(*files, manifest, check_contract(*known->made_for, contract));
-      if (!status) return status;
-    }
-    if (Status status = check_fit(hook, words, *known->kernel); !status) return status;
+    Status status = checked(*files, manifest, check_made_for(manifest, form, known->made_for));
+    if (!status) return status;
+    if (status = check_fit(hook, words, *known->kernel); !status) return status;
     return known->kernel;
   }
   if (Status status = files->check_attempts(manifest.key); !status) {

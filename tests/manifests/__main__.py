@@ -27,8 +27,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m manifests", description=__doc__)
     parser.add_argument("--edits", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--store", type=Path, help="where entries are, or will be made")
     options = parser.parse_args()
+    os.environ["MANIFESTS_DEVICE"] = options.device
     with tempfile.TemporaryDirectory(prefix="eagercache-manifests-") as folder:
         store = options.store or Path(folder) / "store"
         forms = fill(store)

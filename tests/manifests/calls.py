@@ -5,6 +5,7 @@ Sizes are odd, so that a kernel which is called for other sizes than its own is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,11 @@ import torch
 from torch import nn
 
 OPERATORS = ("var.correction", "_softmax", "add.Tensor", "mul_.Tensor")
-FORMS = ("bare", "shapes", "scalars", "container", "module", "module_sizes", "module-training")
+DEVICE = os.environ.get("MANIFESTS_DEVICE", "cpu")
+FORMS = {
+    "cpu": {"bare", "shapes", "scalars", "container", "module", "module_sizes", "module-training"},
+    "cuda": {"cuda", "module", "module-training"},
+}[DEVICE]
 
 
 @eagercache.op("manifests::scaled")
@@ -47,7 +52,7 @@ class Call:
 
 def _data(*sizes: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(sum(sizes))
-    return torch.randn(*sizes, generator=generator)
+    return torch.randn(*sizes, generator=generator).to(DEVICE)
 
 
 def operator_calls(shift: int = 0) -> list[Call]:
@@ -103,7 +108,7 @@ def training_call(model: Small) -> Call:
 def make_model() -> Small:
     """The same every time."""
     torch.manual_seed(3)
-    return Small()
+    return Small().to(DEVICE)
 
 
 def same(mine: list[torch.Tensor], native: list[torch.Tensor]) -> bool:

@@ -99,7 +99,7 @@ class Trial:
         _C.set_log_level(0)
         self._others = subjects_of(store)
         self.subjects = [subject for subject in self._others if self._answers(subject)]
-        missing = set(calls.FORMS) - {subject.form for subject in self.subjects}
+        missing = calls.FORMS - {subject.form for subject in self.subjects}
         if missing:
             raise RuntimeError(f"no call is answered by an entry of the forms {missing}")
         note.write_bytes(bytes(_NOTE_BYTES))

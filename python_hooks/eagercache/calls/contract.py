@@ -3,7 +3,8 @@
 A manifest says how an object's functions are called: with which outputs, scratch, inputs and
 strides. Code that is called otherwise writes where it should not. So each object has a text,
 `SYMBOL`, with one line for each entry that it is of: a digest of the entry's key and of all that is
-said about calling it. Whoever loads the object compares (dispatcher/plans/contract.h).
+said about calling it. Whoever loads the object compares (dispatcher/plans/contract.h). A cubin has
+its line at the end.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def definition(contracts: Iterable[str]) -> str:
     lines = "".join(f'    "{contract}\\n"\n' for contract in sorted(set(contracts)))
     attributes = '__attribute__((visibility("default"), used))'
     return f'\nextern "C" {{\n{attributes} char {SYMBOL}[] =\n{lines}    "";\n}}\n'
+
+
+def cubin_with(cubin: bytes, contract: str) -> bytes:
+    """A cubin with its line behind the ELF file, where the driver does not read."""
+    return cubin + f"\n{SYMBOL}\n{contract}\n".encode()
 
 
 def module_contracts(

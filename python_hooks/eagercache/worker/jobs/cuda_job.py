@@ -11,6 +11,7 @@ import torch
 
 from eagercache.base.toolchain import ToolchainError
 from eagercache.calls.call import Call
+from eagercache.calls.contract import contract_of, cubin_with
 from eagercache.worker.cuda import compile as cuda_compile
 from eagercache.worker.cuda.compile import PlanUnknown
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused
@@ -74,12 +75,13 @@ class CudaJob(Job):
         if bool(written) != bool(call.written) or not call.written.issuperset(written):
             raise CompileRefused("the generated code writes other arguments than the operator")
         plan = made.plan.with_strides(self._strides(call, outputs))
-        objects = []
+        objects, text = [], plan.to_json()
         for index, cubin in enumerate(plan.cubins()):
             path = self._directory / f"{index}.cubin"
-            path.write_bytes(cubin)
+            made_for = contract_of(self.description["digest"], f"cuda {index}", text, "", ())
+            path.write_bytes(cubin_with(cubin, made_for))
             objects.append(("cubin", str(path)))
-        return Built(tuple(objects), made.lowered, "cuda", launch_plan=plan.to_json())
+        return Built(tuple(objects), made.lowered, "cuda", launch_plan=text)
 
     def _contained(
         self,
