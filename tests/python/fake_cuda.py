@@ -173,9 +173,9 @@ def write_drawing_attention(folder: str) -> dict[str, Any]:
     """What a forward draws whose attention drops weights on a GPU, and what its text calls."""
     install_for_containers()
     from eagercache.base.toolchain import AVX2, find_compiler
+    from eagercache.worker.graphs.dropout_masks import drawn_within
     from eagercache.worker.inductor import compat as _compat
     from eagercache.worker.inductor.compile import Tools, _TextReader
-    from eagercache.worker.modules.dropout_masks import drawn_within
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn import functional
 

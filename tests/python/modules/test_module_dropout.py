@@ -12,9 +12,7 @@ import pytest
 import torch
 from conftest import run_program
 from eagercache.callables.replay import Replayed
-from eagercache.worker.inductor import compat
-from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.dropout_masks import (
+from eagercache.worker.graphs.dropout_masks import (
     Attention,
     Noise,
     drawn_layouts,
@@ -22,7 +20,9 @@ from eagercache.worker.modules.dropout_masks import (
     keep_draws,
     take_noise,
 )
-from eagercache.worker.modules.nodes import operator_name
+from eagercache.worker.graphs.nodes import operator_name
+from eagercache.worker.inductor import compat
+from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.trace import refuse_operators
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -225,7 +225,7 @@ class Finder:
 
         def exec_module(module):
             run(module)
-            from eagercache.worker.modules.dropout_masks import _noise_of, draws_numbers
+            from eagercache.worker.graphs.dropout_masks import _noise_of, draws_numbers
 
             module.drawn_within = lambda graph: [
                 _noise_of(node) for node in graph.nodes if draws_numbers(node)

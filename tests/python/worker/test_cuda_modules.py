@@ -290,7 +290,7 @@ def test_products_of_one_row_become_sums_and_stay_what_they_are() -> None:
         sys.path.insert(0, {HERE!r})
         import fake_cuda, torch
         fake_cuda.install()
-        from eagercache.worker.modules.vector_products import use_vector_products
+        from eagercache.worker.graphs.vector_products import use_vector_products
         from torch import nn
         from torch._subclasses.fake_tensor import FakeTensorMode
 

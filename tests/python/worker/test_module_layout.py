@@ -11,12 +11,13 @@ import torch
 from eagercache.base.load import core
 from eagercache.base.toolchain import find_compiler, pick_isa
 from eagercache.callables.module_identity import identify
+from eagercache.worker.graphs.layout import is_channels_last, use_channels_last
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
-from eagercache.worker.modules.joint_graph import TrainingGraphs, trace_training
-from eagercache.worker.modules.layout import is_channels_last, use_channels_last
+from eagercache.worker.modules.joint_graph import trace_training
+from eagercache.worker.modules.training_graphs import TrainingGraphs
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training_checks import assert_alike

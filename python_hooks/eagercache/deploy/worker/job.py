@@ -32,6 +32,7 @@ from eagercache.deploy.layout import (
     program_text,
 )
 from eagercache.deploy.worker.fold import Split, split_weights
+from eagercache.worker.graphs.indices import indexes
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
@@ -43,7 +44,6 @@ from eagercache.worker.modules.compile import (
     time_answers,
     watch_forward,
 )
-from eagercache.worker.modules.indices import indexes
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 
 # Values of all open sizes at which the program is compared with the forward, where it holds.

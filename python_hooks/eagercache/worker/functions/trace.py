@@ -26,18 +26,18 @@ from eagercache.callables.function_identity import identify_function
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import FILLS, Call, flatten_returns
-from eagercache.worker.inductor import compat
-from eagercache.worker.inductor.commands import CompileRefused, FunctionRefused
-from eagercache.worker.inductor.compile import example_inputs
-from eagercache.worker.inductor.launch_plan import IndexRange
-from eagercache.worker.modules.indices import INDEXING
-from eagercache.worker.modules.nodes import (
+from eagercache.worker.graphs.indices import INDEXING
+from eagercache.worker.graphs.nodes import (
     behind,
     counts_from_the_storage,
     divides_integers,
     is_made_here,
     operator_name,
 )
+from eagercache.worker.inductor import compat
+from eagercache.worker.inductor.commands import CompileRefused, FunctionRefused
+from eagercache.worker.inductor.compile import example_inputs
+from eagercache.worker.inductor.launch_plan import IndexRange
 from eagercache.worker.modules.reads import Reads
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.validation import validate

@@ -23,15 +23,12 @@ from eagercache.callables.answer_structure import (
 from eagercache.callables.arguments import argument_tensors, sized_values, stand_in
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
+from eagercache.worker.graphs.indices import Range, check_inside, index_ranges
+from eagercache.worker.graphs.nodes import counts_from_the_storage, draws_numbers, operator_name
+from eagercache.worker.graphs.writes import is_write, without_writes, write_at_the_end
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
-from eagercache.worker.modules.indices import Range, check_inside, index_ranges
-from eagercache.worker.modules.nodes import (
-    counts_from_the_storage,
-    draws_numbers,
-    operator_name,
-)
 from eagercache.worker.modules.opened import (
     Kept,
     OpenedCall,
@@ -41,12 +38,7 @@ from eagercache.worker.modules.opened import (
     with_objects,
     without_empty_parts,
 )
-from eagercache.worker.modules.symbolic import (
-    SymbolicSizes,
-    dynamic_shapes,
-    symbolic_sizes,
-)
-from eagercache.worker.modules.writes import is_write, without_writes, write_at_the_end
+from eagercache.worker.modules.symbolic import SymbolicSizes, dynamic_shapes, symbolic_sizes
 
 MAX_CONSTANT_BYTES = 1 << 20
 
