@@ -44,7 +44,9 @@ if TYPE_CHECKING or not IS_COMMAND_LINE:
     from eagercache.frontend.waiting import wait
 
 if TYPE_CHECKING:
-    from eagercache.ahead.warm import WarmError, WarmReport, warm_up
+    from eagercache.ahead.errors import WarmError
+    from eagercache.ahead.report import WarmReport
+    from eagercache.ahead.warm import warm_up
     from eagercache.callables.custom_operators import CustomOperator, op
     from eagercache.deploy.artifact import (
         ArtifactInfo,
@@ -150,7 +152,9 @@ _LATER = {
     **dict.fromkeys(("Exported", "export_module"), "eagercache.deploy.export"),
     **dict.fromkeys(("Recording", "record"), "eagercache.frontend.recording"),
     "Remote": "eagercache.remote.plan",
-    **dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.ahead.warm"),
+    "WarmError": "eagercache.ahead.errors",
+    "WarmReport": "eagercache.ahead.report",
+    "warm_up": "eagercache.ahead.warm",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import clean_environment, run_program
 from eagercache.ahead import warm
+from eagercache.ahead.errors import WarmError
 from eagercache.cli import program
 from eagercache.deploy import artifact as deploy
 from eagercache.deploy.artifact import DeployedModule, DeployError
@@ -49,7 +50,7 @@ def test_altered_traces_are_read_or_refused_in_one_line(tmp_path: Path, cache: P
         path.write_text(BEGIN + json.dumps(altered(whole, random_)) + "\n")
         try:
             warm.warm_up(path, cache_dir=cache, dry_run=True)
-        except warm.WarmError as error:
+        except WarmError as error:
             refused += 1
             assert "\n" not in str(error), (seed, number)
         path.unlink()
