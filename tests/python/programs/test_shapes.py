@@ -106,7 +106,7 @@ GUARDS = """
 import ctypes, dataclasses, json, os, sys, tempfile
 from pathlib import Path
 from eagercache.worker.inductor import compat
-from eagercache.worker.validation import validate
+from eagercache.worker.validation.native import native_answers
 from eagercache.base.load import core
 from eagercache.worker.inductor.compile import Tools, build_graph, example_inputs
 from eagercache.worker.samples.shape_class import ShapeFamily
@@ -130,7 +130,7 @@ for name, description in json.loads(sys.argv[1]).items():
         place.mkdir()
         tools.read_texts(graph, tuple(fakes), place, lambda *both: texts.append(both))
         guards = tuple(compat.assumptions(environment, names))
-        outputs = validate.native_answers(family.call)[0].outputs
+        outputs = native_answers(family.call)[0].outputs
         strides = [(family.values, [list(output.stride()) for output in outputs])]
     for number in range(-1, len(guards)):
         kept = tuple(guard for index, guard in enumerate(guards) if index != number)

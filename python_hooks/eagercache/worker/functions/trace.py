@@ -26,6 +26,7 @@ from eagercache.callables.function_identity import identify_function
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import FILLS, Call, flatten_returns
+from eagercache.calls.numerics import same_bits
 from eagercache.worker.graphs.indices import INDEXING
 from eagercache.worker.graphs.nodes import (
     behind,
@@ -40,7 +41,6 @@ from eagercache.worker.inductor.compile import example_inputs
 from eagercache.worker.inductor.launch_plan import IndexRange
 from eagercache.worker.modules.reads import Reads
 from eagercache.worker.samples.draws import SEED
-from eagercache.worker.validation import validate
 
 _SINGLE_VALUES = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
 
@@ -91,7 +91,7 @@ def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:
     for code, module in recorder.ran():
         if code_digest(code) not in operator.codes:
             raise Unfit(f"it runs {module}.{code.co_name}, which its code does not name")
-    if any(not validate.same_bits(a, b) for a, b in zip(given, inputs, strict=True)):
+    if any(not same_bits(a, b) for a, b in zip(given, inputs, strict=True)):
         raise Unfit("it writes to its arguments")
     with torch.no_grad(), Reads(gradients=False) as reads:
         function(*args, **kwargs)

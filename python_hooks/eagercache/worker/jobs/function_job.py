@@ -12,6 +12,7 @@ import torch.fx
 
 from eagercache.callables import custom_operators
 from eagercache.calls.call import Call, autocast_set
+from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.functions.trace import (
     fixed_bounds,
     index_ranges,
@@ -23,8 +24,7 @@ from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.jobs.cuda_job import CudaJob
 from eagercache.worker.jobs.job import Job, Outcome
-from eagercache.worker.validation import validate
-from eagercache.worker.validation.validate import ProofFailed
+from eagercache.worker.validation.native import Native
 
 
 class FunctionJob(Job):
@@ -62,7 +62,7 @@ class FunctionJob(Job):
         self,
         call: Call,
         probe: Any,
-        natives: list[validate.Native],
+        natives: list[Native],
         find_tools: Callable[..., Tools],
     ) -> Outcome:
         try:

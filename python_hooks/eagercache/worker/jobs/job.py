@@ -20,7 +20,13 @@ from eagercache.base.trouble import is_passing
 from eagercache.calls import contract
 from eagercache.calls.call import Call
 from eagercache.calls.integers import known_ranges
-from eagercache.calls.numerics import CannotProve, is_device_error, is_out_of_memory
+from eagercache.calls.numerics import (
+    CannotProve,
+    NotBitwise,
+    ProofFailed,
+    is_device_error,
+    is_out_of_memory,
+)
 from eagercache.worker.inductor.commands import (
     CompileFailed,
     CompileRefused,
@@ -31,7 +37,7 @@ from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan
 from eagercache.worker.timing import timing
 from eagercache.worker.validation import validate
-from eagercache.worker.validation.validate import NotBitwise, ProofFailed, Reshaped
+from eagercache.worker.validation.native import Reshaped, native_answers
 
 if TYPE_CHECKING:
     import torch.fx
@@ -41,7 +47,8 @@ if TYPE_CHECKING:
     from eagercache.worker.inductor.shape_plan import ShapePlan
     from eagercache.worker.modules.compile import ModuleResult
     from eagercache.worker.timing.timing import Timing
-    from eagercache.worker.validation.validate import Native, Proof
+    from eagercache.worker.validation.native import Native
+    from eagercache.worker.validation.validate import Proof
 
 TRANSIENT_RETRY_SECONDS = 600
 
@@ -220,7 +227,7 @@ class Job:
             [i for i, a in enumerate(description["args"]) if a["kind"] == "undefined_tensor"]
         )
         if natives is None:
-            natives = validate.native_answers(call)
+            natives = native_answers(call)
         digest = validate.capture(call, probe, natives[0].sample.clone(), self.request["choose"])
         if digest != description["digest"]:
             raise Failure("call could not be rebuilt: its key is another one here")

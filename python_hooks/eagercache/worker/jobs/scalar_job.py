@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eagercache.calls.call import Call
+from eagercache.calls.numerics import NotBitwise
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import (
     Lowered,
@@ -29,7 +30,7 @@ from eagercache.worker.samples.ordinary_operands import ordinary_inputs
 from eagercache.worker.samples.scalar_class import ScalarFamily
 from eagercache.worker.timing import timing
 from eagercache.worker.validation import validate
-from eagercache.worker.validation.validate import NotBitwise, Reshaped
+from eagercache.worker.validation.native import Reshaped, native_answers
 
 # Says of a decision for native that it holds for every number, so that none is tried by itself.
 _OF_ALL = {"of_all_numbers": "1"}
@@ -53,7 +54,7 @@ class ScalarJob(FamilyJob):
         with call.state.applied():
             with self.clock.step("native"):
                 try:
-                    natives = validate.native_answers(call)
+                    natives = native_answers(call)
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
             with self.clock.step("compile"):

@@ -33,6 +33,7 @@ from eagercache.worker.samples.shape_class import (
 )
 from eagercache.worker.timing import timing
 from eagercache.worker.validation import validate
+from eagercache.worker.validation.native import native_answers
 
 if TYPE_CHECKING:
     import torch.fx
@@ -73,7 +74,7 @@ class ShapeJob(FamilyJob):
         self, family: ShapeFamily, fakes: Sequence[torch.Tensor], names: Sequence[str]
     ) -> torch.fx.GraphModule:
         """The graph for ``fakes``, whose sizes are the symbols ``names`` where they are open."""
-        natives = validate.native_answers(family.call)
+        natives = native_answers(family.call)
         return build_graph(family.symbolic(), len(natives[0].outputs), family.tied_sizes)
 
     def _member(self, family: ShapeFamily, values: Sequence[int]) -> Call:
@@ -138,7 +139,7 @@ class ShapeJob(FamilyJob):
         known = self._strides.get(tuple(values))
         if known is None:
             member = self._member(family, values)
-            known = [list(o.stride()) for o in validate.native_answers(member)[0].outputs]
+            known = [list(o.stride()) for o in native_answers(member)[0].outputs]
             self._strides[tuple(values)] = known
         return known
 

@@ -43,6 +43,7 @@ from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.callables.written_tensors import counters
 from eagercache.calls.call import decode_state
 from eagercache.calls.contract import module_contracts
+from eagercache.calls.numerics import ProofFailed, same_bits
 from eagercache.worker.graphs.indices import indexes
 from eagercache.worker.graphs.vector_products import use_vector_products
 from eagercache.worker.inductor.commands import CompileRefused
@@ -54,7 +55,6 @@ from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.modules.wide_reference import in_float64
 from eagercache.worker.timing import cuda_timing, timing
-from eagercache.worker.validation.validate import ProofFailed, same_bits
 
 if TYPE_CHECKING:
     from eagercache.worker.modules.training_graphs import TrainingGraphs

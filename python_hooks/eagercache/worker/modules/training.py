@@ -51,6 +51,7 @@ from eagercache.callables.surroundings import (
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import decode_state
 from eagercache.calls.contract import module_contracts
+from eagercache.calls.numerics import ProofFailed, same_bits
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
@@ -74,7 +75,6 @@ from eagercache.worker.modules.compile import (
 from eagercache.worker.modules.joint_graph import OpenedAnswer, trace_training
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.training_graphs import TrainingGraphs
-from eagercache.worker.validation.validate import ProofFailed, same_bits
 
 
 @dataclass(frozen=True)
