@@ -28,8 +28,9 @@ from typing import Any
 import torch
 from conformance.database import detached_copy
 from eagercache import _C
-from eagercache.calls.call import Call, Sample
+from eagercache.calls.call import Call
 from eagercache.calls.numerics import ProofFailed, Tolerance, compare_with_reference, same_bits
+from eagercache.calls.samples import Sample
 from eagercache.runtime.session import session
 from eagercache.worker.validation.accuracy import compare_values
 from eagercache.worker.validation.native import Native

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from eagercache.calls.call import GlobalState
+from eagercache.calls.global_state import GlobalState
 from eagercache.calls.trace import LOG_MARK, Trace, TracedCall, TraceError
 
 _DTYPES = {

@@ -26,7 +26,7 @@ from eagercache.callables.module_identity import Unfit, identify
 from eagercache.callables.module_transfer import NotTransferable, pack
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast_here
-from eagercache.calls.call import GlobalState
+from eagercache.calls.global_state import GlobalState
 from eagercache.calls.storage import extent
 from eagercache.deploy.layout import CannotDeploy, constant_rows, input_names, program_text
 from eagercache.modules.selection import class_name

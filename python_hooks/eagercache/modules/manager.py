@@ -30,7 +30,7 @@ from eagercache.callables.module_transfer import NotTransferable
 from eagercache.callables.surroundings import autocast_here
 from eagercache.callables.trace_rows import rows_in
 from eagercache.callables.used_functions import changed_function
-from eagercache.calls.call import GlobalState
+from eagercache.calls.global_state import GlobalState
 from eagercache.modules import replay
 from eagercache.modules.forms import (
     Form,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import Program
 from eagercache.calls import numerics
-from eagercache.calls.call import FILLS, Call, Sample
+from eagercache.calls.call import Call
 from eagercache.calls.numerics import (
     CannotProve,
     NotBitwise,
@@ -21,6 +21,7 @@ from eagercache.calls.numerics import (
     Tolerance,
     compare_with_reference,
 )
+from eagercache.calls.samples import FILLS, Sample
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.validation import native_errors, tolerances, validate, written
 from eagercache.worker.validation.accuracy import _magnitudes, _squares_overflow, compare_values
@@ -611,7 +612,7 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
         from eagercache.worker.validation import native_errors
         from eagercache.calls import numerics
         from eagercache.worker.validation import validate
-        from eagercache.calls.call import Sample
+        from eagercache.calls.samples import Sample
         from eagercache.calls.numerics import CannotProve
         from eagercache.base.load import core
         core.register("aten::var", "correction", "CPU")

@@ -20,7 +20,7 @@ from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred, unpacked
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast, main_of
-from eagercache.calls.call import decode_state
+from eagercache.calls.description import decode_state
 from eagercache.calls.storage import extent
 from eagercache.deploy.layout import (
     CannotDeploy,

@@ -25,8 +25,9 @@ from eagercache.callables.function_gradient import tensors_of
 from eagercache.callables.function_identity import identify_function
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.used_functions import FunctionRecorder
-from eagercache.calls.call import FILLS, Call, flatten_returns
+from eagercache.calls.call import Call, flatten_returns
 from eagercache.calls.numerics import same_bits
+from eagercache.calls.samples import FILLS
 from eagercache.worker.graphs.indices import INDEXING
 from eagercache.worker.graphs.nodes import (
     behind,

@@ -24,7 +24,8 @@ import torch.fx
 from eagercache.base.toolchain import Compiler, Isa
 from eagercache.base.trouble import causes, is_passing
 from eagercache.calls import contract as contracts
-from eagercache.calls.call import Call, TensorSpec
+from eagercache.calls.call import Call
+from eagercache.calls.description import TensorSpec
 from eagercache.calls.numerics import in_double
 from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.bare import BareBuilder

@@ -11,7 +11,8 @@ import torch
 import torch.fx
 
 from eagercache.callables import custom_operators
-from eagercache.calls.call import Call, autocast_set
+from eagercache.calls.call import Call
+from eagercache.calls.global_state import autocast_set
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.functions.trace import (
     fixed_bounds,

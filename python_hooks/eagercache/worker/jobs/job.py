@@ -42,7 +42,7 @@ from eagercache.worker.validation.native import Reshaped, native_answers
 if TYPE_CHECKING:
     import torch.fx
 
-    from eagercache.calls.call import Sample
+    from eagercache.calls.samples import Sample
     from eagercache.worker.inductor.compile import Lowered
     from eagercache.worker.inductor.shape_plan import ShapePlan
     from eagercache.worker.modules.compile import ModuleResult

@@ -41,8 +41,8 @@ from eagercache.callables.surroundings import (
 from eagercache.callables.trace_rows import rows_text
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.callables.written_tensors import counters
-from eagercache.calls.call import decode_state
 from eagercache.calls.contract import module_contracts
+from eagercache.calls.description import decode_state
 from eagercache.calls.numerics import ProofFailed, same_bits
 from eagercache.worker.graphs.indices import indexes
 from eagercache.worker.graphs.vector_products import use_vector_products

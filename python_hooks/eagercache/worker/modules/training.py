@@ -49,8 +49,8 @@ from eagercache.callables.surroundings import (
     torch_states,
 )
 from eagercache.callables.used_functions import FunctionRecorder
-from eagercache.calls.call import decode_state
 from eagercache.calls.contract import module_contracts
+from eagercache.calls.description import decode_state
 from eagercache.calls.numerics import ProofFailed, same_bits
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.inductor.commands import CompileRefused

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from eagercache.calls.call import Call, Sample, Value
+from eagercache.calls.call import Call
 from eagercache.calls.numerics import (
     FLOAT64_NOISE,
     FORMATS,
@@ -18,6 +18,7 @@ from eagercache.calls.numerics import (
     same_bits,
     size_of_terms,
 )
+from eagercache.calls.samples import Sample, Value
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.validation import written
 from eagercache.worker.validation.native import Native

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from eagercache.calls.call import FILLS, Call, CallError, Sample
+from eagercache.calls.call import Call
+from eagercache.calls.description import CallError
 from eagercache.calls.numerics import CannotProve, is_device_error, is_out_of_memory, same_bits
+from eagercache.calls.samples import FILLS, Sample
 from eagercache.worker.samples.draws import SEED
 
 # Above this many bytes of input only the first fills are tried: each costs a native and a kernel

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eagercache.calls.call import FILLS, Call, Sample
+from eagercache.calls.call import Call
 from eagercache.calls.numerics import (
     FORMATS,
     CannotProve,
@@ -23,6 +23,7 @@ from eagercache.calls.numerics import (
     same_bits,
     same_bytes,
 )
+from eagercache.calls.samples import FILLS, Sample
 from eagercache.worker.samples.draws import SEED, computes_alike, extra_draws, telling_draws
 from eagercache.worker.samples.ordinary_operands import is_ordinary
 from eagercache.worker.timing.timing import Probe

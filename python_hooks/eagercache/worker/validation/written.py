@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from eagercache.calls.call import Call, Sample
+from eagercache.calls.call import Call
 from eagercache.calls.numerics import NotBitwise, ProofFailed, same_bits
+from eagercache.calls.samples import Sample
 from eagercache.worker.validation.metadata import version_of
 from eagercache.worker.validation.native import tensors_at
 
