@@ -48,16 +48,11 @@ if TYPE_CHECKING:
     from eagercache.ahead.report import WarmReport
     from eagercache.ahead.warm import warm_up
     from eagercache.callables.custom_operators import CustomOperator, op
-    from eagercache.deploy.artifact import (
-        ArtifactInfo,
-        ConstantInfo,
-        DeployedModule,
-        DeployError,
-        TensorInfo,
-        load_module,
-        verify_module,
-    )
+    from eagercache.deploy.artifact import ArtifactInfo, load_module, verify_module
+    from eagercache.deploy.deployed_module import DeployedModule
+    from eagercache.deploy.errors import DeployError
     from eagercache.deploy.export import Exported, export_module
+    from eagercache.deploy.tensors import ConstantInfo, TensorInfo
     from eagercache.frontend.recording import Recording, record
     from eagercache.remote.plan import Remote
 
@@ -137,18 +132,10 @@ _LATER = {
     "metrics": "eagercache.frontend.metrics",
     "wait": "eagercache.frontend.waiting",
     **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
-    **dict.fromkeys(
-        (
-            "ArtifactInfo",
-            "ConstantInfo",
-            "DeployError",
-            "DeployedModule",
-            "TensorInfo",
-            "load_module",
-            "verify_module",
-        ),
-        "eagercache.deploy.artifact",
-    ),
+    **dict.fromkeys(("ArtifactInfo", "load_module", "verify_module"), "eagercache.deploy.artifact"),
+    **dict.fromkeys(("ConstantInfo", "TensorInfo"), "eagercache.deploy.tensors"),
+    "DeployError": "eagercache.deploy.errors",
+    "DeployedModule": "eagercache.deploy.deployed_module",
     **dict.fromkeys(("Exported", "export_module"), "eagercache.deploy.export"),
     **dict.fromkeys(("Recording", "record"), "eagercache.frontend.recording"),
     "Remote": "eagercache.remote.plan",

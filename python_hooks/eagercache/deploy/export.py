@@ -148,7 +148,7 @@ def export_module(
     Raises:
         DeployError: why the module cannot be deployed, in one line.
     """
-    from eagercache.deploy.artifact import DeployError
+    from eagercache.deploy.errors import DeployError
 
     if core is None:
         raise DeployError("eagercache works on Linux x86-64 only", "unsupported")

@@ -21,7 +21,9 @@ from eagercache import _C
 from eagercache.ahead import bundle, warm
 from eagercache.ahead.errors import WarmError
 from eagercache.base import config, environment, warn
-from eagercache.deploy.artifact import DeployedModule, DeployError, load_module
+from eagercache.deploy.artifact import load_module
+from eagercache.deploy.deployed_module import DeployedModule
+from eagercache.deploy.errors import DeployError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile_inputs import Program
