@@ -159,7 +159,7 @@ def compiler_script(folder: Path, body: str) -> Compiler:
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildCommands:
     """Commands on a compiler that only notes its arguments. Inductor itself is left alone."""
     for name in ("prepare_inductor", "set_vector_isa", "set_command_runner"):
-        monkeypatch.setattr(container.compat, name, lambda *_: None)
+        monkeypatch.setattr(container.aot_inductor, name, lambda *_: None)
     headers = tmp_path / "headers"
     headers.mkdir()
     return BuildCommands(compiler_script(tmp_path, ""), SCALAR, headers)
@@ -236,7 +236,7 @@ def test_bare_kernels_share_a_precompiled_header_and_do_without_where_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, included: int
 ) -> None:
     compiler = compiler_script(tmp_path, body)
-    monkeypatch.setattr(bare.compat, "kernel_compile_command", lambda path: [path, "-O3"])
+    monkeypatch.setattr(bare.aot_inductor, "kernel_compile_command", lambda path: [path, "-O3"])
     private = tmp_path / "private"
     private.mkdir()
     builder = bare.BareBuilder(compiler, SCALAR, private)
@@ -270,7 +270,7 @@ class Builds:
         self.store.mkdir(mode=0o700)
         body = MAKES_HEADERS.format(source=self.source, makes=MAKES_FILES)
         self.compiler = compiler_script(folder, body)
-        monkeypatch.setattr(bare.compat, "kernel_compile_command", lambda path: [path, "-O3"])
+        monkeypatch.setattr(bare.aot_inductor, "kernel_compile_command", lambda path: [path, "-O3"])
 
     def builder(self, compiler: Compiler | None = None) -> bare.BareBuilder:
         self.made += 1

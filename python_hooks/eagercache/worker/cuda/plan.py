@@ -126,9 +126,9 @@ class TritonKernel:
 
     def grid_of(self, numbers: Mapping[str, int]) -> tuple[int, int, int]:
         """Blocks in each dimension, for the launch's integer arguments."""
-        from eagercache.worker.inductor import compat
+        from eagercache.worker.compat import triton_kernels
 
-        return compat.triton_grid(self.grid, numbers)
+        return triton_kernels.triton_grid(self.grid, numbers)
 
 
 def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPlan:

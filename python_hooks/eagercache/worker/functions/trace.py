@@ -28,6 +28,7 @@ from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import Call, flatten_returns
 from eagercache.calls.numerics import same_bits
 from eagercache.calls.samples import FILLS
+from eagercache.worker.compat import symbolic_shapes
 from eagercache.worker.graphs.indices import INDEXING
 from eagercache.worker.graphs.nodes import (
     behind,
@@ -36,7 +37,6 @@ from eagercache.worker.graphs.nodes import (
     is_made_here,
     operator_name,
 )
-from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused, FunctionRefused
 from eagercache.worker.inductor.compile import example_inputs
 from eagercache.worker.inductor.launch_plan import IndexRange
@@ -293,7 +293,7 @@ def fixed_bounds(ranges: Iterable[IndexRange]) -> dict[int, tuple[int, int]]:
 
 
 def _number(value: Any) -> int | str:
-    return value if isinstance(value, int) else compat.size_text(value)
+    return value if isinstance(value, int) else symbolic_shapes.size_text(value)
 
 
 def _within_both(

@@ -27,7 +27,7 @@ from eagercache.calls import contract as contracts
 from eagercache.calls.call import Call
 from eagercache.calls.description import TensorSpec
 from eagercache.calls.numerics import in_double
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import aot_inductor, triton_kernels
 from eagercache.worker.inductor.bare import BareBuilder
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused
 from eagercache.worker.inductor.container import SEAMS, BuildCommands
@@ -191,7 +191,7 @@ class Tools:
         self.commands = BuildCommands(compiler, isa, private)
         self.bare = BareBuilder(compiler, isa, private, store)
         self._taker: _TextTaker | _TextChecker | _TextReader | None = None
-        compat.set_text_handler(self._take)
+        aot_inductor.set_text_handler(self._take)
 
     def _take(self, wrapper: str, kernel: str) -> str | tuple[str, str] | None:
         return None if self._taker is None else self._taker.take(wrapper, kernel)
@@ -221,7 +221,9 @@ class Tools:
         inputs = example_inputs(call)
         if graph is None:
             graph = build_graph(call, num_returns)
-        options = compat.aot_options(directory, self.commands.compiler.path, call.state.num_threads)
+        options = aot_inductor.aot_options(
+            directory, self.commands.compiler.path, call.state.num_threads
+        )
         taker = _TextTaker(call, allow_bare, ranges, improves=improves, contract=contract)
         path = self._compile(graph, inputs, options, directory, taker, seams=True)
         if taker.text is None:
@@ -252,17 +254,17 @@ class Tools:
         native's. One that ``draws`` random numbers does it by native's operators. It says that it
         is of the entry ``contract`` (calls/contract.py). Raises CompileRefused or CompileFailed.
         """
-        options = compat.aot_options(
+        options = aot_inductor.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
         )
-        options.update(compat.aot_graph_options(draws=draws))
+        options.update(aot_inductor.aot_graph_options(draws=draws))
         for_gpu = any(tensor.is_cuda for tensor in inputs)
         better = improved_container if improves else corrected_container
         taker = _TextChecker(check, beside, _as_it_is if for_gpu else better, contract)
         if for_gpu:
             path = self._compile_for_gpu(graph, inputs, options, directory, taker)
         else:
-            with compat.max_pool_gradients_by_native():
+            with aot_inductor.max_pool_gradients_by_native():
                 path = self._compile(graph, inputs, options, directory, taker)
         if not taker.checked:
             raise CompileRefused("nothing was generated")
@@ -282,8 +284,8 @@ class Tools:
         As `container`, but for its layouts, which stay what the call's are, and its few Triton
         kernels, which are compiled in this process.
         """
-        options = compat.aot_options(directory, self.commands.compiler.path, 1)
-        options.update(compat.aot_cuda_options(1))
+        options = aot_inductor.aot_options(directory, self.commands.compiler.path, 1)
+        options.update(triton_kernels.aot_cuda_options(1))
         taker = _TextChecker(check, None, _as_it_is, contract)
         path = self._compile(graph, inputs, options, directory, taker, for_gpu=True)
         if not taker.checked:
@@ -301,13 +303,13 @@ class Tools:
     ) -> str:
         """With processes that compile Triton kernels, and once more without where those fail."""
         compilers = _triton_compilers()
-        compat.start_triton_compilers(compilers)
+        triton_kernels.start_triton_compilers(compilers)
         while True:
-            options.update(compat.aot_cuda_options(compilers))
+            options.update(triton_kernels.aot_cuda_options(compilers))
             try:
                 return self._compile(graph, inputs, options, directory, taker, for_gpu=True)
             except CompileFailed as failure:
-                if compilers == 1 or compat.OF_A_COMPILER not in str(failure):
+                if compilers == 1 or triton_kernels.OF_A_COMPILER not in str(failure):
                     raise
                 log.warning("Triton's compilers failed (%s): compiling one by one", failure)
                 self.rest()
@@ -316,7 +318,7 @@ class Tools:
     @staticmethod
     def rest() -> None:
         """Lets go of what only further whole graphs need soon."""
-        compat.stop_triton_compilers()
+        triton_kernels.stop_triton_compilers()
 
     def read_texts(
         self,
@@ -329,7 +331,7 @@ class Tools:
 
         Nothing is compiled. Raises what ``read`` raises of ours, CompileRefused or CompileFailed.
         """
-        options = compat.aot_options(
+        options = aot_inductor.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
         )
         self._compile(graph, inputs, options, directory, _TextReader(read))
@@ -349,7 +351,7 @@ class Tools:
         self._taker = taker
         try:
             with torch.no_grad():
-                return compat.aot_compile(graph, inputs, options)
+                return aot_inductor.aot_compile(graph, inputs, options)
         except BaseException as error:
             self.commands.abandon()
             ours = find_cause(error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagercache.base.toolchain import pick_isa
 from eagercache.calls.call import Call
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import symbolic_shapes
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Lowered, Tools, build_graph, example_inputs
 from eagercache.worker.inductor.generated_text import admit, read_generated_text
@@ -85,10 +85,10 @@ class ShapeJob(FamilyJob):
         """Inductor's text for symbolic sizes, as a plan. Raises CompileRefused."""
         assert self._directory is not None
         begin = time.process_time()
-        fakes, environment = compat.symbolic_tensors(
+        fakes, environment = symbolic_shapes.symbolic_tensors(
             example_inputs(family.call), frozenset(family.symbols)
         )
-        sizes = tuple(tuple(compat.size_text(n) for n in fake.size()) for fake in fakes)
+        sizes = tuple(tuple(symbolic_shapes.size_text(n) for n in fake.size()) for fake in fakes)
         names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
         graph = self._symbolic_graph(family, fakes, names)
         directory = self._directory / "shapes"
@@ -101,7 +101,7 @@ class ShapeJob(FamilyJob):
         text = read_generated_text(wrapper, kernel)
         admit(text, family.call, checked=bool(self._ranges))
         try:
-            guards = compat.assumptions(environment, names)
+            guards = symbolic_shapes.assumptions(environment, names)
             symbols = Symbols(names, sizes, tuple(guards))
             chunked = corrected(kernel)
             plan, exact = self._read_plan(wrapper, chunked, family, symbols), None

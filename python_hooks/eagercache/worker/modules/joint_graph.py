@@ -20,6 +20,7 @@ from eagercache.callables.answer_structure import Structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.objects import CallObjects
+from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.dropout_masks import (
     Noise,
     drawn_layouts,
@@ -32,7 +33,6 @@ from eagercache.worker.graphs.nodes import operator_name
 from eagercache.worker.graphs.pool_gradients import use_pools_for_gradients
 from eagercache.worker.graphs.rebuilt import read_as
 from eagercache.worker.graphs.two_pass_variance import use_two_passes
-from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.joint_inputs import Inputs, read_inputs
 from eagercache.worker.modules.joint_split import Splitter
@@ -124,7 +124,7 @@ def trace_training(
         joint.recompile()
     reads = read_as(joint.graph, inputs.arguments())
     forward, backward = keep_draws(
-        joint, lambda: compat.split_joint_graph(joint, len(answers) + len(written))
+        joint, lambda: traced_graphs.split_joint_graph(joint, len(answers) + len(written))
     )
     kept = {
         index
@@ -199,7 +199,7 @@ def _trace_called(
             *(own[i].detach() for i in buffers),
         ]
 
-    joint = compat.joint_graph(forward, tuple(inputs.values))
+    joint = traced_graphs.joint_graph(forward, tuple(inputs.values))
     _drop_clones(joint, len(answers))
     return joint
 

@@ -23,10 +23,10 @@ from eagercache.callables.answer_structure import (
 from eagercache.callables.arguments import argument_tensors, sized_values, stand_in
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
+from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.indices import Range, check_inside, index_ranges
 from eagercache.worker.graphs.nodes import counts_from_the_storage, draws_numbers, operator_name
 from eagercache.worker.graphs.writes import is_write, without_writes, write_at_the_end
-from eagercache.worker.inductor import compat
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
 from eagercache.worker.modules.opened import (
@@ -259,7 +259,7 @@ def export_strictly(
     """
     guarded = module if guarded is None else guarded
     guards = DynamoGuards(opened=guarded is not module)
-    compat.export_constants_of_objects()
+    traced_graphs.export_constants_of_objects()
     try:
         with warnings.catch_warnings(record=True) as said, guards.recorded():
             warnings.simplefilter("always")
@@ -299,7 +299,9 @@ def _with_casts(
 ) -> torch.fx.GraphModule:
     """``module``, whose operators are above autocast, as what runs below it."""
     try:
-        made = compat.joint_graph(lambda *given: list(module(*given)), examples, gradients=False)
+        made = traced_graphs.joint_graph(
+            lambda *given: list(module(*given)), examples, gradients=False
+        )
     except Exception as error:
         raise CompileRefused(f"it cannot be traced under autocast: {first_line(error)}") from error
     refuse_operators(made.graph)
