@@ -36,7 +36,8 @@ from eagercache.worker.graphs.indices import indexes
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
-from eagercache.worker.jobs.job import Job, Outcome
+from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.outcome import Outcome
 from eagercache.worker.modules.compile import (
     Answers,
     prove_calls,

@@ -7,7 +7,8 @@ from typing import Any
 
 from eagercache.calls.call import Call
 from eagercache.calls.numerics import ProofFailed
-from eagercache.worker.jobs.job import Job, Outcome
+from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.outcome import Outcome
 from eagercache.worker.validation import validate
 from eagercache.worker.validation.native import native_answers
 

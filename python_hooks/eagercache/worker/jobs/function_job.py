@@ -24,7 +24,8 @@ from eagercache.worker.functions.trace import (
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.jobs.cuda_job import CudaJob
-from eagercache.worker.jobs.job import Job, Outcome
+from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.outcome import Outcome
 from eagercache.worker.validation.native import Native
 
 

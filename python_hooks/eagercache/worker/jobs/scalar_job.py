@@ -24,7 +24,7 @@ from eagercache.worker.inductor.launch_plan import LaunchPlan
 from eagercache.worker.inductor.scalar_text import read_scalar_plan
 from eagercache.worker.inductor.wrapper_text import NotUnderstood
 from eagercache.worker.jobs.class_job import FamilyJob
-from eagercache.worker.jobs.job import Built, Outcome
+from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.samples.ordinary_operands import ordinary_inputs
 from eagercache.worker.samples.scalar_class import ScalarFamily

@@ -21,7 +21,7 @@ from eagercache.worker.inductor.shape_plan import ShapePlan, Symbols, read_shape
 from eagercache.worker.inductor.vector_math import corrected, improved
 from eagercache.worker.inductor.wrapper_text import NotUnderstood
 from eagercache.worker.jobs.class_job import FamilyJob
-from eagercache.worker.jobs.job import Built, Outcome
+from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.samples.ordinary_operands import ordinary_inputs
 from eagercache.worker.samples.shape_class import (
