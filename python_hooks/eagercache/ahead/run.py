@@ -15,7 +15,7 @@ from eagercache.ahead.budget import Budget
 from eagercache.ahead.experience import USUAL_BYTES, Experience
 from eagercache.ahead.plan import measure_gain, take_known
 from eagercache.ahead.report import Planned
-from eagercache.service.service import cpu_seconds
+from eagercache.service.request import cpu_seconds
 
 START_SECONDS = 8.0  # of a worker, torch's import included
 # Of requests that an executor is given at a time, for each worker: so many that kernels are built

@@ -28,7 +28,8 @@ from eagercache.base.load import core
 from eagercache.calls import operator_log
 from eagercache.runtime import choices, stores
 from eagercache.runtime.session import CUDA_WORKER_BYTES
-from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.service.service import CompileService
+from eagercache.service.settings import ServiceSettings
 
 
 def _shard(text: str) -> Shard:

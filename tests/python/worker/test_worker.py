@@ -15,7 +15,8 @@ from conftest import clean_environment, run_python
 from eagercache.base import environment
 from eagercache.base.load import core
 from eagercache.base.toolchain import ToolchainError
-from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.service.service import CompileService
+from eagercache.service.settings import ServiceSettings
 from eagercache.worker import main as worker
 from eagercache.worker.inductor.commands import CompileFailed
 from eagercache.worker.jobs.job import Job
