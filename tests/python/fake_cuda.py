@@ -176,7 +176,8 @@ def write_drawing_attention(folder: str) -> dict[str, Any]:
     from eagercache.worker.compat import aot_inductor
     from eagercache.worker.compat import triton_kernels as _triton
     from eagercache.worker.graphs.dropout_masks import drawn_within
-    from eagercache.worker.inductor.compile import Tools, _TextReader
+    from eagercache.worker.inductor.compile import Tools
+    from eagercache.worker.inductor.text_takers import TextReader
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn import functional
 
@@ -198,7 +199,7 @@ def write_drawing_attention(folder: str) -> dict[str, Any]:
     options = aot_inductor.aot_options(build, tools.commands.compiler.path, 1)
     options.update(aot_inductor.aot_graph_options(draws=True), **_triton.aot_cuda_options(1))
     texts: list[str] = []
-    reader = _TextReader(lambda wrapper, _: texts.append(wrapper))
+    reader = TextReader(lambda wrapper, _: texts.append(wrapper))
     with FakeTensorMode(), torch.no_grad():
         given = [torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in sizes]
         given[2] = given[2].expand(4, 4, 128, 128)

@@ -108,7 +108,8 @@ from pathlib import Path
 from eagercache.worker.compat import symbolic_shapes
 from eagercache.worker.validation.native import native_answers
 from eagercache.base.load import core
-from eagercache.worker.inductor.compile import Tools, build_graph, example_inputs
+from eagercache.worker.inductor.call_graph import build_graph, example_inputs
+from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.samples.shape_class import ShapeFamily
 from eagercache.worker.inductor.shape_plan import Symbols, read_shape_plan
 from eagercache.base.toolchain import find_compiler, pick_isa

@@ -15,8 +15,9 @@ from eagercache.base.toolchain import SCALAR, Compiler
 from eagercache.calls.call import Call
 from eagercache.worker.inductor import bare, container
 from eagercache.worker.inductor import commands as running
-from eagercache.worker.inductor import compile as compiling
+from eagercache.worker.inductor.call_graph import build_graph
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
+from eagercache.worker.inductor.compile import find_cause
 from eagercache.worker.inductor.container import BuildCommands
 from eagercache.worker.inductor.generated_text import GeneratedText, admit, read_generated_text
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
@@ -99,7 +100,7 @@ def run_graph(description: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     with call.state.applied():
         values = call.sample("normal", 4).values
         native = call.invoke(values)
-        graph = compiling.build_graph(call, len(native))
+        graph = build_graph(call, len(native))
         inputs = [
             value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=spec.dtype)
             for value, spec in zip(values, call.tensors, strict=True)
@@ -413,5 +414,5 @@ def test_refusals_are_found_inside_the_exceptions_around_them() -> None:
     inner, outer = NoKernelOfItsOwn("inner"), RuntimeError("outer")
     outer.__cause__ = ValueError("between")
     outer.__cause__.__context__ = inner
-    assert compiling.find_cause(outer) is inner
-    assert compiling.find_cause(RuntimeError("alone")) is None
+    assert find_cause(outer) is inner
+    assert find_cause(RuntimeError("alone")) is None

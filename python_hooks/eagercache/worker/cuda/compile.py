@@ -21,14 +21,9 @@ from eagercache.calls.call import Call
 from eagercache.worker.compat import triton_kernels
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
 from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
+from eagercache.worker.inductor.call_graph import build_graph, example_inputs
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
-from eagercache.worker.inductor.compile import (
-    Lowered,
-    Tools,
-    build_graph,
-    example_inputs,
-    find_cause,
-)
+from eagercache.worker.inductor.compile import Lowered, Tools, find_cause
 from eagercache.worker.inductor.foreach import PREFIX as LISTS
 from eagercache.worker.inductor.generated_text import GeneratedText, admit
 from eagercache.worker.inductor.wrapper_text import NotUnderstood

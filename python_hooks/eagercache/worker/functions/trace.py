@@ -37,8 +37,8 @@ from eagercache.worker.graphs.nodes import (
     is_made_here,
     operator_name,
 )
+from eagercache.worker.inductor.call_graph import example_inputs
 from eagercache.worker.inductor.commands import CompileRefused, FunctionRefused
-from eagercache.worker.inductor.compile import example_inputs
 from eagercache.worker.inductor.launch_plan import IndexRange
 from eagercache.worker.modules.reads import Reads
 from eagercache.worker.samples.draws import SEED

@@ -11,17 +11,13 @@ from typing import Any
 
 from eagercache.calls.call import Call
 from eagercache.calls.numerics import NotBitwise
+from eagercache.worker.inductor.call_graph import build_graph, example_inputs
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.inductor.compile import (
-    Lowered,
-    Tools,
-    build_graph,
-    example_inputs,
-    refuse_other_writes,
-)
+from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.inductor.generated_text import admit, read_generated_text
 from eagercache.worker.inductor.launch_plan import LaunchPlan
 from eagercache.worker.inductor.scalar_text import read_scalar_plan
+from eagercache.worker.inductor.text_takers import refuse_other_writes
 from eagercache.worker.inductor.wrapper_text import NotUnderstood
 from eagercache.worker.jobs.class_job import FamilyJob
 from eagercache.worker.jobs.outcome import Built, Outcome

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from eagercache.base.toolchain import pick_isa
 from eagercache.calls.call import Call
 from eagercache.worker.compat import symbolic_shapes
+from eagercache.worker.inductor.call_graph import build_graph, example_inputs
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.inductor.compile import Lowered, Tools, build_graph, example_inputs
+from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.inductor.generated_text import admit, read_generated_text
 from eagercache.worker.inductor.launch_plan import InputCheck
 from eagercache.worker.inductor.shape_plan import ShapePlan, Symbols, read_shape_plan
