@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from eagercache.ahead.errors import WarmError
     from eagercache.ahead.report import WarmReport
     from eagercache.ahead.warm import warm_up
-    from eagercache.callables.custom_operators import CustomOperator, op
+    from eagercache.callables.custom_operators import op
+    from eagercache.callables.function_operator import CustomOperator
     from eagercache.deploy.artifact import ArtifactInfo, load_module, verify_module
     from eagercache.deploy.deployed_module import DeployedModule
     from eagercache.deploy.errors import DeployError
@@ -131,7 +132,8 @@ _LATER = {
     "ModuleTotals": "eagercache.frontend.gains",
     "metrics": "eagercache.frontend.metrics",
     "wait": "eagercache.frontend.waiting",
-    **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
+    "CustomOperator": "eagercache.callables.function_operator",
+    "op": "eagercache.callables.custom_operators",
     **dict.fromkeys(("ArtifactInfo", "load_module", "verify_module"), "eagercache.deploy.artifact"),
     **dict.fromkeys(("ConstantInfo", "TensorInfo"), "eagercache.deploy.tensors"),
     "DeployError": "eagercache.deploy.errors",

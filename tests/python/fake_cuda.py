@@ -149,7 +149,7 @@ def _contain_call(tools: Any, folder: Path) -> dict[str, Any]:
     """The container of one operator's call whose text no launch plan can be made of."""
     from eagercache.calls.call import Call
     from eagercache.worker.cuda import compile as cuda_compile
-    from eagercache.worker.inductor.wrapper_text import NotUnderstood
+    from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
     overload, arguments, returns = _CALLS["aten::native_layer_norm"]
     description = {"op": "aten::native_layer_norm", "overload": overload, "state": _STATE}

@@ -9,12 +9,11 @@ from typing import Any
 from eagercache.ahead.errors import WarmError
 from eagercache.base import operators
 from eagercache.calls import operator_log, trace
+from eagercache.calls.log_descriptions import Reading
 from eagercache.runtime import choices
 
 
-def read_traces(
-    paths: Sequence[Path], reading: operator_log.Reading
-) -> tuple[trace.Trace, set[str]]:
+def read_traces(paths: Sequence[Path], reading: Reading) -> tuple[trace.Trace, set[str]]:
     """The calls of all files (of all in a folder), and the identities of those out of logs."""
     merged = trace.Trace()
     out_of_logs: set[str] = set()
@@ -31,7 +30,7 @@ def read_traces(
 def _read_file(
     file: Path,
     in_folder: bool,
-    reading: operator_log.Reading,
+    reading: Reading,
     merged: trace.Trace,
     out_of_logs: set[str],
 ) -> bool:

@@ -25,7 +25,7 @@ from eagercache.ahead.shards import Shard, ShardError, read_shard
 from eagercache.ahead.traces import read_traces, wanted_calls
 from eagercache.base import config, environment, facts
 from eagercache.base.load import core
-from eagercache.calls import operator_log
+from eagercache.calls.log_descriptions import Reading
 from eagercache.runtime import choices, stores
 from eagercache.runtime.session import CUDA_WORKER_BYTES
 from eagercache.service.service import CompileService
@@ -93,7 +93,7 @@ def warm_up(
     limits = budget_of(budget)
     settings = config.read_settings()
     keys = _keys(device)
-    reading = operator_log.Reading("cuda:0" if device == "cuda" else "cpu", max(1, int(scale)))
+    reading = Reading("cuda:0" if device == "cuda" else "cpu", max(1, int(scale)))
     merged, out_of_logs = read_traces([Path(path) for path in traces], reading)
     try:
         calls = wanted_calls(merged, out_of_logs, keys, ops, choices.skipped(settings, skip))

@@ -22,7 +22,7 @@ from eagercache.runtime.left_native import note_calls
 from eagercache.runtime.session import session
 
 if TYPE_CHECKING:
-    from eagercache.callables.custom_operators import CustomOperator
+    from eagercache.callables.function_operator import CustomOperator
 from eagercache.frontend.switching import (
     adopt_functions,
     apply_configuration,

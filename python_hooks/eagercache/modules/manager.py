@@ -57,7 +57,8 @@ from eagercache.modules.shapes import (
     sized_form,
 )
 from eagercache.modules.stats import ModuleStats
-from eagercache.modules.watch import Unwatchable, attribute_values, function_values
+from eagercache.modules.watch import attribute_values, function_values
+from eagercache.modules.watched_rows import Unwatchable
 from eagercache.runtime.session import session
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, N
 from eagercache.worker.inductor.compile import Lowered, Tools, find_cause
 from eagercache.worker.inductor.foreach import PREFIX as LISTS
 from eagercache.worker.inductor.generated_text import GeneratedText, admit
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
 _REDUCES = re.compile(r"@triton_heuristics\.(?!pointwise|template|foreach)\w+")
 # The last bit of these is not always native's.

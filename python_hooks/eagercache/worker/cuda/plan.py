@@ -15,7 +15,8 @@ from typing import Any
 
 from eagercache.worker.cuda.wrapper import Number, Value, WrapperText
 from eagercache.worker.inductor.launch_plan import Output, adopt_strides
-from eagercache.worker.inductor.wrapper_text import ITEM_SIZES, NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
+from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
 
 VERSION = 1
 # CudaPlan's limits in dispatcher/plans/cuda_plan.h: arguments of a launch, and launches or buffers.

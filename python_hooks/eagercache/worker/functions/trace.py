@@ -20,9 +20,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagercache.callables.code_values import code_digest
-from eagercache.callables.custom_operators import CustomOperator
 from eagercache.callables.function_gradient import tensors_of
 from eagercache.callables.function_identity import identify_function
+from eagercache.callables.function_operator import CustomOperator
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import Call, flatten_returns

@@ -11,7 +11,7 @@ from eagercache.worker.inductor.container import SEAMS
 from eagercache.worker.inductor.generated_text import GeneratedText, admit, read_generated_text
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan, read_launch_plan
 from eagercache.worker.inductor.vector_math import corrected, corrected_container, improved
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.samples.ordinary_operands import looked_at, ordinary_inputs
 
 

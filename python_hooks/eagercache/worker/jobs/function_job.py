@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from eagercache.callables import custom_operators
+from eagercache.callables.function_operator import CustomOperator
 from eagercache.calls.call import Call
 from eagercache.calls.global_state import autocast_set
 from eagercache.calls.numerics import ProofFailed
@@ -33,7 +34,7 @@ class FunctionJob(Job):
     """The function is put into place before each step: a batch may hold two versions of it."""
 
     _composed = True
-    _operator: custom_operators.CustomOperator[Any, Any] | None = None
+    _operator: CustomOperator[Any, Any] | None = None
 
     def _open(self) -> Call:
         self._put_into_place()

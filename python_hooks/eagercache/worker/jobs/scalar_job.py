@@ -18,7 +18,7 @@ from eagercache.worker.inductor.generated_text import admit, read_generated_text
 from eagercache.worker.inductor.launch_plan import LaunchPlan
 from eagercache.worker.inductor.scalar_text import read_scalar_plan
 from eagercache.worker.inductor.text_takers import refuse_other_writes
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.jobs.class_job import FamilyJob
 from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.samples.draws import SEED

@@ -20,7 +20,7 @@ from eagercache.worker.inductor.generated_text import admit, read_generated_text
 from eagercache.worker.inductor.launch_plan import InputCheck
 from eagercache.worker.inductor.shape_plan import ShapePlan, Symbols, read_shape_plan
 from eagercache.worker.inductor.vector_math import corrected, improved
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.jobs.class_job import FamilyJob
 from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.samples.draws import SEED

@@ -50,8 +50,8 @@ from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.modules.comparison import Moved, compare
-from eagercache.worker.modules.guards import tensor_names
 from eagercache.worker.modules.reads import Reads, check_names
+from eagercache.worker.modules.tensor_names import tensor_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.modules.wide_reference import in_float64
 from eagercache.worker.timing import cuda_timing, timing

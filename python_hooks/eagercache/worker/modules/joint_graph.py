@@ -34,6 +34,7 @@ from eagercache.worker.graphs.pool_gradients import use_pools_for_gradients
 from eagercache.worker.graphs.rebuilt import read_as
 from eagercache.worker.graphs.two_pass_variance import use_two_passes
 from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.exported import export_strictly, first_line, read_outputs
 from eagercache.worker.modules.joint_inputs import Inputs, read_inputs
 from eagercache.worker.modules.joint_split import Splitter
 from eagercache.worker.modules.opened import (
@@ -42,12 +43,7 @@ from eagercache.worker.modules.opened import (
     with_objects,
     without_empty_parts,
 )
-from eagercache.worker.modules.trace import (
-    export_strictly,
-    first_line,
-    read_outputs,
-    refuse_operators,
-)
+from eagercache.worker.modules.trace import refuse_operators
 from eagercache.worker.modules.training_graphs import TrainingGraphs
 
 

@@ -13,7 +13,8 @@ from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.worker.graphs.dropout_masks import Noise
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.trace import MAX_CONSTANT_BYTES, source_of, state_value, user_leaves
+from eagercache.worker.modules.exported import source_of, state_value, user_leaves
+from eagercache.worker.modules.trace import MAX_CONSTANT_BYTES
 
 
 @dataclass(frozen=True)
