@@ -55,11 +55,11 @@ UPSTREAM = ("abs", "add")
 UPSTREAM_SIZE = 8
 # What makes a worker's kernels containers, when it is found as sitecustomize.
 _CONTAINERS = """
-import eagercache.worker.inductor.compile as _compile
-_init = _compile._TextTaker.__init__
+import eagercache.worker.inductor.text_takers as _takers
+_init = _takers.TextTaker.__init__
 def _containers_only(self, call, allow_bare, *rest, **named):
     _init(self, call, False, *rest, **named)
-_compile._TextTaker.__init__ = _containers_only
+_takers.TextTaker.__init__ = _containers_only
 """
 
 

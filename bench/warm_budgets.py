@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import frame
-from eagercache.ahead import warm
+from eagercache.ahead.budget import Budget
+from eagercache.ahead.errors import WarmError
 from eagercache.base import config
 
 MISS = 0.1
@@ -59,7 +60,7 @@ def stored_bytes(store: Path) -> int:
 
 def run(budget: str, options: argparse.Namespace) -> Warmed:
     """`eagercache warm` of an empty store. Ends the program where the command fails."""
-    limit = warm.Budget.parse(budget)
+    limit = Budget.parse(budget)
     with tempfile.TemporaryDirectory() as store:
         words = ["--device", "cpu", "--json", "--dir", store, "--budget", budget]
         words += ["--scale", str(options.scale), *map(str, options.traces)]
@@ -118,8 +119,8 @@ def main() -> int:
     budgets += [options.bytes] * (options.bytes != "0")
     try:
         for budget in budgets:
-            warm.Budget.parse(budget)
-    except (warm.WarmError, config.BadValue) as error:
+            Budget.parse(budget)
+    except (WarmError, config.BadValue) as error:
         parser.error(str(error))
     results = [run(budget, options) for budget in budgets]
     where = ", ".join(f"{name} {value}" for name, value in frame.machine().items())

@@ -44,18 +44,16 @@ if TYPE_CHECKING or not IS_COMMAND_LINE:
     from eagercache.frontend.waiting import wait
 
 if TYPE_CHECKING:
-    from eagercache.ahead.warm import WarmError, WarmReport, warm_up
-    from eagercache.callables.custom_operators import CustomOperator, op
-    from eagercache.deploy.artifact import (
-        ArtifactInfo,
-        ConstantInfo,
-        DeployedModule,
-        DeployError,
-        TensorInfo,
-        load_module,
-        verify_module,
-    )
+    from eagercache.ahead.errors import WarmError
+    from eagercache.ahead.report import WarmReport
+    from eagercache.ahead.warm import warm_up
+    from eagercache.callables.custom_operators import op
+    from eagercache.callables.function_operator import CustomOperator
+    from eagercache.deploy.artifact import ArtifactInfo, load_module, verify_module
+    from eagercache.deploy.deployed_module import DeployedModule
+    from eagercache.deploy.errors import DeployError
     from eagercache.deploy.export import Exported, export_module
+    from eagercache.deploy.tensors import ConstantInfo, TensorInfo
     from eagercache.frontend.recording import Recording, record
     from eagercache.remote.plan import Remote
 
@@ -134,23 +132,18 @@ _LATER = {
     "ModuleTotals": "eagercache.frontend.gains",
     "metrics": "eagercache.frontend.metrics",
     "wait": "eagercache.frontend.waiting",
-    **dict.fromkeys(("CustomOperator", "op"), "eagercache.callables.custom_operators"),
-    **dict.fromkeys(
-        (
-            "ArtifactInfo",
-            "ConstantInfo",
-            "DeployError",
-            "DeployedModule",
-            "TensorInfo",
-            "load_module",
-            "verify_module",
-        ),
-        "eagercache.deploy.artifact",
-    ),
+    "CustomOperator": "eagercache.callables.function_operator",
+    "op": "eagercache.callables.custom_operators",
+    **dict.fromkeys(("ArtifactInfo", "load_module", "verify_module"), "eagercache.deploy.artifact"),
+    **dict.fromkeys(("ConstantInfo", "TensorInfo"), "eagercache.deploy.tensors"),
+    "DeployError": "eagercache.deploy.errors",
+    "DeployedModule": "eagercache.deploy.deployed_module",
     **dict.fromkeys(("Exported", "export_module"), "eagercache.deploy.export"),
     **dict.fromkeys(("Recording", "record"), "eagercache.frontend.recording"),
     "Remote": "eagercache.remote.plan",
-    **dict.fromkeys(("WarmError", "WarmReport", "warm_up"), "eagercache.ahead.warm"),
+    "WarmError": "eagercache.ahead.errors",
+    "WarmReport": "eagercache.ahead.report",
+    "warm_up": "eagercache.ahead.warm",
 }
 
 

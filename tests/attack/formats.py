@@ -55,6 +55,7 @@ def end():
 
 _TRACES = """
 from eagercache.ahead import warm
+from eagercache.ahead.errors import WarmError
 trace = folder / "calls.trace"
 with eagercache.enable(["var.correction", "_softmax"], on_miss="native"):
     with eagercache.record(trace):
@@ -69,7 +70,7 @@ for _ in range(count):
         edited = [*lines]
         edited[at] = json.dumps(altered(json.loads(lines[at]))).encode()
         path.write_bytes(b"\\n".join(edited) + b"\\n")
-    attempt(lambda: warm.warm_up(path, cache_dir=folder / "store", dry_run=True), warm.WarmError)
+    attempt(lambda: warm.warm_up(path, cache_dir=folder / "store", dry_run=True), WarmError)
 end()
 """
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagercache.worker.validation import validate
+from eagercache.worker.validation.written import STATISTICS_ON_CUDA
 
 from . import database, forms, units
 from .database import BackendCall, Collected, Collector, UserCall
@@ -424,7 +424,7 @@ def _backend_item(call: BackendCall, index: int) -> Item:
         return compute((unreduced.args, unreduced.kwargs)) if unreduced is not None else []
 
     given = database.tensors_in((call.args, dict(call.kwargs)))
-    statistics = call.name in validate.STATISTICS_ON_CUDA and any(t.is_cuda for t in given)
+    statistics = call.name in STATISTICS_ON_CUDA and any(t.is_cuda for t in given)
     wider = None
     channels = 0
     if "batch_norm" in call.name and isinstance(call.args[0], torch.Tensor):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from eagercache.worker.validation.validate import same_bits
+from eagercache.calls.numerics import same_bits
 from torch.utils._pytree import tree_flatten
 
 from .reference import Wider, differences

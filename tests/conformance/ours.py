@@ -16,7 +16,9 @@ from typing import Any
 import eagercache
 from eagercache.base.load import core
 from eagercache.runtime import session as sessions
-from eagercache.service.service import CompileService, ServiceSettings, cpu_seconds
+from eagercache.service.request import cpu_seconds
+from eagercache.service.service import CompileService
+from eagercache.service.settings import ServiceSettings
 
 # A batch of this many kernels shares one run of the C++ compiler.
 LARGEST_BATCH = 24

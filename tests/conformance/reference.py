@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from eagercache.calls.numerics import FLOAT64_NOISE, HALF, size_of_terms
-from eagercache.worker.validation.validate import (
+from eagercache.calls.numerics import (
+    FLOAT64_NOISE,
+    HALF,
     ProofFailed,
     Tolerance,
     compare_with_reference,
     same_bits,
+    size_of_terms,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -44,7 +46,7 @@ class Wider:
         narrow: native's answers for arguments of the shape of ``arguments``.
         pointwise: no element of an answer is made of several elements of an argument.
         terms: of a loss, what it adds up.
-        statistics: what is written is as good as an answer (validate.writes_statistics).
+        statistics: what is written is as good as an answer (written.writes_statistics).
         channels: for an operator that accumulates over all of its first argument but one dimension,
             that one's size.
         composed: several operators make the answer; a rounding on the way may grow.

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from eagercache import _C
+from eagercache.calls.numerics import same_bits
 
-from fuzz.judge import Disagreement, Lockstep, first_difference, flat_of, reach, same_bits
+from fuzz.judge import Disagreement, Lockstep, first_difference, flat_of, reach
 from fuzz.programs import (
     Data,
     Drawer,

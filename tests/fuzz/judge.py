@@ -2,7 +2,7 @@
 
 Answers that differ in some bit are computed anew, operator by operator (`Lockstep`), native and
 kernel from the same arguments, and each pair of answers is held against the rule by which kernels
-are validated (worker.validation.validate): bit for bit where that is demanded, else the error
+are validated (worker.validation): bit for bit where that is demanded, else the error
 against a float64 reference. Two things that a proof's samples do not have are told apart and
 counted:
 
@@ -28,9 +28,13 @@ from typing import Any
 import torch
 from conformance.database import detached_copy
 from eagercache import _C
-from eagercache.calls.call import Call, Sample
+from eagercache.calls.call import Call
+from eagercache.calls.numerics import ProofFailed, Tolerance, compare_with_reference, same_bits
+from eagercache.calls.samples import Sample
 from eagercache.runtime.session import session
-from eagercache.worker.validation import validate
+from eagercache.worker.validation.accuracy import compare_values
+from eagercache.worker.validation.native import Native
+from eagercache.worker.validation.tolerances import accumulates, tolerance_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -45,11 +49,6 @@ class Disagreement(Exception):
         super().__init__(f"{kind}: {text}")
         self.kind = kind
         self.text = text
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bit for bit, NaN equal to NaN."""
-    return validate.same_bits(a, b)
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,21 +189,21 @@ def judge(func: Any, args: Any, kwargs: Any, natives: Sequence[Any], mine: Seque
     for value in sample.values:
         sample.bases.append(flat_of(value.detach()) if isinstance(value, torch.Tensor) else None)
     fewer = any(native.numel() < spec.numel for native in natives for spec in call.tensors)
-    accumulates = validate.accumulates(call) or fewer
-    tolerance = validate.tolerance_of(call, natives, accumulates)
-    native = validate.Native("program", 0, sample, list(natives), None)
+    adds_up = accumulates(call) or fewer
+    tolerance = tolerance_of(call, natives, adds_up)
+    native = Native("program", 0, sample, list(natives), None)
     try:
-        validate._compare_values(call, native, natives, mine, tolerance)
-    except validate.ProofFailed as failed:
+        compare_values(call, native, natives, mine, tolerance)
+    except ProofFailed as failed:
         if "ulp" not in str(failed):
             raise Disagreement("values", f"{func}: {failed}; {_short(row)}") from failed
         first = str(failed)
     else:
         return ""
-    if accumulates:
-        with contextlib.suppress(validate.ProofFailed):
+    if adds_up:
+        with contextlib.suppress(ProofFailed):
             moving = replace(tolerance, composed=True)
-            validate._compare_values(call, native, natives, mine, moving)
+            compare_values(call, native, natives, mine, moving)
             return "ill-conditioned"
     _try_further(func, call, sample, tolerance, first, row)
     return "further samples"
@@ -230,7 +229,7 @@ def _judge_composed(
     """An operator of several that are hooked: each is within its class, and errors add up.
 
     They count in units of no less than what the result moves by when every operand moves by its
-    last place, as those of functions do (validate.Tolerance.composed).
+    last place, as those of functions do (Tolerance.composed).
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -245,7 +244,7 @@ def _judge_composed(
     moved_args, moved_kwargs = tree_map(moved, (args, kwargs))
     near = [t for t in tree_flatten(func(*moved_args, **moved_kwargs))[0] if t is not None]
     sizes = [t.numel() for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-    tolerance = validate.Tolerance(max(1.0, math.log2(max(*sizes, 2))), reduces=True, composed=True)
+    tolerance = Tolerance(max(1.0, math.log2(max(*sizes, 2))), reduces=True, composed=True)
     for index, (native, other) in enumerate(zip(natives, mine, strict=True)):
         if same_bits(native, other):
             continue
@@ -255,14 +254,14 @@ def _judge_composed(
         least = change.square().mean().sqrt() / torch.finfo(native.dtype).eps
         magnitude = references[index].abs().clamp_min(float(least))
         try:
-            validate.compare_with_reference(
+            compare_with_reference(
                 native, other, references[index], tolerance, f"output {index}", magnitude
             )
-        except validate.ProofFailed as failed:
+        except ProofFailed as failed:
             raise Disagreement("values", f"{func}: {failed}") from failed
 
 
-class _Unbounded(validate.Tolerance):
+class _Unbounded(Tolerance):
     """Measures errors and refuses none."""
 
     def bound(self, native_error: float, dtype: torch.dtype) -> float:
@@ -271,7 +270,7 @@ class _Unbounded(validate.Tolerance):
 
 
 def _try_further(
-    func: Any, call: Call, sample: Sample, tolerance: validate.Tolerance, first: str, row: Any
+    func: Any, call: Call, sample: Sample, tolerance: Tolerance, first: str, row: Any
 ) -> None:
     """Compares the largest errors over arguments near the ones that were past the rule."""
     generator = torch.Generator().manual_seed(0)
@@ -285,10 +284,10 @@ def _try_further(
             actual = call.invoke(near.values)
         finally:
             _C.set_answering(False)
-        native = validate.Native("near", turn, near, expected, None)
+        native = Native("near", turn, near, expected, None)
         try:
-            mine, natives = validate._compare_values(call, native, expected, actual, loose)
-        except validate.ProofFailed as failed:
+            mine, natives = compare_values(call, native, expected, actual, loose)
+        except ProofFailed as failed:
             raise Disagreement("values", f"{func}: {failed}; {_short(row)}") from failed
         worst, native_worst = max(worst, mine), max(native_worst, natives)
     dtype = next((spec.dtype for spec in call.tensors), torch.float32)

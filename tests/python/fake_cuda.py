@@ -149,7 +149,7 @@ def _contain_call(tools: Any, folder: Path) -> dict[str, Any]:
     """The container of one operator's call whose text no launch plan can be made of."""
     from eagercache.calls.call import Call
     from eagercache.worker.cuda import compile as cuda_compile
-    from eagercache.worker.inductor.wrapper_text import NotUnderstood
+    from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
     overload, arguments, returns = _CALLS["aten::native_layer_norm"]
     description = {"op": "aten::native_layer_norm", "overload": overload, "state": _STATE}
@@ -173,9 +173,11 @@ def write_drawing_attention(folder: str) -> dict[str, Any]:
     """What a forward draws whose attention drops weights on a GPU, and what its text calls."""
     install_for_containers()
     from eagercache.base.toolchain import AVX2, find_compiler
-    from eagercache.worker.inductor import compat as _compat
-    from eagercache.worker.inductor.compile import Tools, _TextReader
-    from eagercache.worker.modules.dropout_masks import drawn_within
+    from eagercache.worker.compat import aot_inductor
+    from eagercache.worker.compat import triton_kernels as _triton
+    from eagercache.worker.graphs.dropout_masks import drawn_within
+    from eagercache.worker.inductor.compile import Tools
+    from eagercache.worker.inductor.text_takers import TextReader
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn import functional
 
@@ -194,10 +196,10 @@ def write_drawing_attention(folder: str) -> dict[str, Any]:
     private.mkdir()
     build.mkdir()
     tools = Tools(find_compiler(), AVX2, private)
-    options = _compat.aot_options(build, tools.commands.compiler.path, 1)
-    options.update(_compat.aot_graph_options(draws=True), **_compat.aot_cuda_options(1))
+    options = aot_inductor.aot_options(build, tools.commands.compiler.path, 1)
+    options.update(aot_inductor.aot_graph_options(draws=True), **_triton.aot_cuda_options(1))
     texts: list[str] = []
-    reader = _TextReader(lambda wrapper, _: texts.append(wrapper))
+    reader = TextReader(lambda wrapper, _: texts.append(wrapper))
     with FakeTensorMode(), torch.no_grad():
         given = [torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in sizes]
         given[2] = given[2].expand(4, 4, 128, 128)
@@ -208,7 +210,7 @@ def write_drawing_attention(folder: str) -> dict[str, Any]:
 
 
 def compile_first_configurations(module: Any) -> dict[str, tuple[Any, Any]]:
-    """What `_compat.tuned_kernels` gives where there is a GPU, of each kernel's first tuning."""
+    """What `tuned_kernels` gives where there is a GPU, of each kernel's first tuning."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     found = {}
@@ -294,15 +296,15 @@ def compile_some() -> dict[str, Any]:
     """The plans of some calls, or why there is none, and whether each holds machine code."""
     install()
     from eagercache.calls.call import Call
+    from eagercache.worker.compat import triton_kernels as _triton
     from eagercache.worker.cuda import compile as cuda_compile
-    from eagercache.worker.inductor import compat as _compat
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     changed: Any = cuda_compile
     changed.example_inputs = functools.partial(_examples, FakeTensorMode())
     changed._tune = lambda *_: None
-    compat: Any = _compat
-    compat.tuned_kernels = compile_first_configurations
+    triton_kernels: Any = _triton
+    triton_kernels.tuned_kernels = compile_first_configurations
     tuner: Any = CachingAutotuner
     tuner.precompile = lambda *_, **__: None
     result: dict[str, Any] = {"machine_code": True}

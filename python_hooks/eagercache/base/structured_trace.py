@@ -49,7 +49,7 @@ def note(event: str, fields: Mapping[str, Any]) -> None:
 
 
 def note_response(op: str, digest: str, response: Mapping[str, Any]) -> None:
-    """The events of a compile worker's answer, as `worker.jobs.job` makes it."""
+    """The events of a compile worker's answer, as `worker.jobs.outcome` makes it."""
     if not is_on():
         return
     named = {"op": op, "digest": digest}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from eagercache.base.load import core
-from eagercache.calls.call import autocast_set
+from eagercache.calls.global_state import autocast_set
 
 _KEYS = ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView")
 

@@ -8,19 +8,24 @@ from a seed; `Call.invoke` calls the operator.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import math
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from eagercache.base.load import core
 from eagercache.base.operators import described_name
+from eagercache.calls.description import (
+    DECODERS,
+    CallError,
+    TensorSpec,
+    decode_state,
+    decode_tensor,
+    find_operator,
+)
 from eagercache.calls.integers import (
     OWN,
     degree_places,
@@ -32,41 +37,7 @@ from eagercache.calls.integers import (
     read_integers,
 )
 from eagercache.calls.numerics import place_of_reduction
-
-ALIGNMENT = 64  # bytes; kAlignment of guards/key/call_key.h
-
-# What a tensor position of a call is filled with.
-Value: TypeAlias = torch.Tensor | bool | int | float | complex
-
-
-class CallError(ValueError):
-    """The description does not make a call here."""
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """All of a tensor but its data."""
-
-    dtype: torch.dtype
-    device: str
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    wrapped: bool  # a Python number: a 0-dim tensor that promotes differently
-    aligned: bool  # the data pointer is a multiple of ALIGNMENT
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.sizes)
-
-    @property
-    def extent(self) -> int:
-        """Elements from the first to the last one that the tensor reaches, both included."""
-        if self.numel == 0:
-            return 0
-        return 1 + sum(
-            (size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True)
-        )
+from eagercache.calls.samples import FILLS, Sample, Value, allocate
 
 
 @dataclass(frozen=True)
@@ -84,107 +55,6 @@ def _slots(argument: Any) -> Iterator[int]:
             yield from _slots(element)
 
 
-@dataclass
-class Sample:
-    """Values for every tensor position of a call.
-
-    ``bases`` are whole allocations, guard zones included, None for Python numbers: comparing them
-    finds a write outside the tensor as well as one inside.
-    """
-
-    values: list[Value]
-    bases: list[torch.Tensor | None]
-
-    def clone(self) -> Sample:
-        """The same bits in the same layout and alignment, in memory of its own."""
-        values: list[Value] = []
-        bases: list[torch.Tensor | None] = []
-        for value, base in zip(self.values, self.bases, strict=True):
-            if base is None or not isinstance(value, torch.Tensor):
-                values.append(value)
-                bases.append(None)
-                continue
-            copy = base.clone()
-            bases.append(copy)
-            values.append(copy.as_strided(value.size(), value.stride(), value.storage_offset()))
-        return Sample(values, bases)
-
-
-@contextlib.contextmanager
-def autocast_set(device: str, dtype: torch.dtype | None) -> Iterator[None]:
-    """Autocast on ``device`` to ``dtype``, or none, for the block; no cast is kept for later.
-
-    Unlike `torch.autocast` for every dtype, as a thread's state may be set, and with no end of a
-    block at which casts that the caller keeps would be dropped.
-    """
-    enabled, before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    keeps = torch.is_autocast_cache_enabled()
-    torch.set_autocast_enabled(device, dtype is not None)
-    torch.set_autocast_dtype(device, dtype or before)
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, before)
-        torch.set_autocast_cache_enabled(keeps)
-
-
-@dataclass(frozen=True)
-class GlobalState:
-    """State of process and thread that is part of the key."""
-
-    default_dtype: torch.dtype
-    deterministic: bool
-    deterministic_warn_only: bool
-    fill_uninitialized_memory: bool
-    num_threads: int
-    # (device type, dtype) of the autocast under which an operator that is a function was called.
-    autocast: tuple[str, torch.dtype] | None = None
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """The state set for the block, the previous one restored after it."""
-        before = GlobalState.current()
-        self._set()
-        casts = contextlib.nullcontext() if self.autocast is None else autocast_set(*self.autocast)
-        try:
-            with casts:
-                yield
-        finally:
-            before._set()
-
-    def _set(self) -> None:
-        torch.set_default_dtype(self.default_dtype)
-        torch.use_deterministic_algorithms(
-            self.deterministic, warn_only=self.deterministic_warn_only
-        )
-        torch.utils.deterministic.fill_uninitialized_memory = self.fill_uninitialized_memory
-        if torch.get_num_threads() != self.num_threads:
-            torch.set_num_threads(self.num_threads)
-
-    @staticmethod
-    def current() -> GlobalState:
-        """The state of this process and thread, but for autocast."""
-        return GlobalState(
-            default_dtype=torch.get_default_dtype(),
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-            fill_uninitialized_memory=torch.utils.deterministic.fill_uninitialized_memory,
-            num_threads=torch.get_num_threads(),
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """The state as descriptions have it, but for autocast."""
-        return {
-            "default_dtype": str(self.default_dtype).removeprefix("torch."),
-            "deterministic": self.deterministic,
-            "deterministic_warn_only": self.deterministic_warn_only,
-            "fill_uninitialized_memory": self.fill_uninitialized_memory,
-            "num_threads": self.num_threads,
-        }
-
-
 class Call:
     """One described operator call."""
 
@@ -192,7 +62,7 @@ class Call:
         """Raises CallError when an operator, argument or kind is not known here."""
         self.description = dict(description)
         self.name = described_name(description)
-        self.op = _find_operator(description["op"], description["overload"])
+        self.op = find_operator(description["op"], description["overload"])
         self.state = decode_state(description)
         self.tensors: list[TensorSpec] = []
         # By tensor, the bounds of the values that it is filled with: it is used as an index.
@@ -235,11 +105,11 @@ class Call:
     def _decode(self, argument: Mapping[str, Any]) -> Any:
         kind = argument["kind"]
         if kind == "tensor":
-            self.tensors.append(_decode_tensor(argument))
+            self.tensors.append(decode_tensor(argument))
             return _Slot(len(self.tensors) - 1)
         if kind in ("tensor_list", "scalar_list"):
             return [self._decode(element) for element in argument["elements"]]
-        decoder = _DECODERS.get(kind)
+        decoder = DECODERS.get(kind)
         if decoder is None:
             raise CallError(f"unknown argument kind {kind!r}")
         return decoder(argument)
@@ -311,7 +181,7 @@ class Call:
         }
         sample = Sample([], [])
         for index, spec in enumerate(self.tensors):
-            value, base = _allocate(spec, fill, generators[spec.device])
+            value, base = allocate(spec, fill, generators[spec.device])
             if isinstance(value, torch.Tensor) and index in self.index_ranges:
                 put_in_range(value, self.index_ranges[index], generators[spec.device])
             if base is not None and index in self._degrees:
@@ -396,213 +266,9 @@ def flatten_returns(result: Any) -> list[Any]:
     return [result]
 
 
-def _find_operator(name: str, overload: str) -> torch._ops.OpOverload:
-    namespace, _, base = name.partition("::")
-    try:
-        packet = getattr(getattr(torch.ops, namespace), base)
-        return getattr(packet, overload or "default")
-    except AttributeError as error:
-        raise CallError(f"there is no operator {name}.{overload}") from error
-
-
-def decode_state(description: Mapping[str, Any]) -> GlobalState:
-    """The "state" of a description."""
-    state = description["state"]
-    autocast = None
-    if "autocast" in state:
-        device = str(description.get("dispatch_key", "CPU")).lower()
-        autocast = (device, _dtype(state["autocast"]))
-    return GlobalState(
-        default_dtype=_dtype(state["default_dtype"]),
-        deterministic=bool(state["deterministic"]),
-        deterministic_warn_only=bool(state["deterministic_warn_only"]),
-        fill_uninitialized_memory=bool(state["fill_uninitialized_memory"]),
-        num_threads=int(state["num_threads"]),
-        autocast=autocast,
-    )
-
-
-def _decode_tensor(argument: Mapping[str, Any]) -> TensorSpec:
-    spec = TensorSpec(
-        dtype=_dtype(argument["dtype"]),
-        device=argument["device"],
-        sizes=tuple(argument["sizes"]),
-        strides=tuple(argument["strides"]),
-        wrapped=bool(argument["wrapped"]),
-        aligned=bool(argument["aligned"]),
-    )
-    if len(spec.sizes) != len(spec.strides):
-        raise CallError("a tensor has another number of strides than of sizes")
-    if any(stride < 0 for stride in spec.strides):
-        raise CallError("a tensor has a negative stride")
-    if spec.wrapped and spec.sizes:
-        raise CallError("a wrapped number has dimensions")
-    return spec
-
-
-def _attribute_of_torch(name: str, expected: type) -> Any:
-    value = getattr(torch, name, None)
-    if not isinstance(value, expected):
-        raise CallError(f"torch has no {expected.__name__} {name!r}")
-    return value
-
-
-def _dtype(name: str) -> torch.dtype:
-    return _attribute_of_torch(name, torch.dtype)
-
-
-def _double(bits: str) -> float:
-    return struct.unpack("<d", int(bits, 16).to_bytes(8, "little"))[0]
-
-
-def _decode_string(argument: Mapping[str, Any]) -> str:
-    if "value" not in argument:
-        raise CallError("a string argument is not UTF-8")
-    return argument["value"]
-
-
-_DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    # An undefined tensor is what the dispatcher makes of None in the place of a Tensor.
-    "none": lambda argument: None,
-    "undefined_tensor": lambda argument: None,
-    "int": lambda argument: int(argument["value"]),
-    "float": lambda argument: _double(argument["bits"]),
-    "bool": lambda argument: bool(argument["value"]),
-    "complex": lambda argument: complex(_double(argument["real"]), _double(argument["imag"])),
-    "string": _decode_string,
-    "int_list": lambda argument: [int(value) for value in argument["values"]],
-    "float_list": lambda argument: [_double(bits) for bits in argument["bits"]],
-    "bool_list": lambda argument: [bool(value) for value in argument["values"]],
-    "scalar_type": lambda argument: _dtype(argument["dtype"]),
-    "layout": lambda argument: _attribute_of_torch(argument["layout"], torch.layout),
-    "memory_format": lambda argument: _attribute_of_torch(
-        argument["memory_format"], torch.memory_format
-    ),
-    "device": lambda argument: torch.device(argument["device"]),
-}
-
 _WIDER: Mapping[torch.dtype, torch.dtype] = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
-
-# The rules that data is made by. Which ones a call can take depends on what it does with its data
-# (indices, probabilities, divisors): a proof uses those that native accepts. "zeros" are of both
-# signs, so that they meet in every combination; "wide" reaches the tails of exponentials and
-# hyperbolic functions, where what a cancellation leaves decides; the sums of "cancelling" numbers
-# show in which order they were added.
-FILLS = (
-    "normal",
-    "unit",
-    "integers",
-    "extreme",
-    "special",
-    "sparse_special",
-    "ones",
-    "zeros",
-    "wide",
-    "cancelling",
-    "negative_zeros",
-)
-# And of those that some calls are proved on, too: one number everywhere, special values alone.
-ALIKE = "alike"
-ALL_SPECIAL = "all_special"
-
-
-def _allocate(
-    spec: TensorSpec, fill: str, generator: torch.Generator
-) -> tuple[Value, torch.Tensor | None]:
-    if spec.wrapped:
-        return _fill_flat(1, spec.dtype, fill, generator).item(), None
-    itemsize = spec.dtype.itemsize
-    guard = ALIGNMENT // itemsize
-    offset = guard if spec.aligned else guard + 1
-    base = _fill_flat(offset + spec.extent + guard, spec.dtype, fill, generator)
-    value = base.as_strided(spec.sizes, spec.strides, offset)
-    if (value.data_ptr() % ALIGNMENT == 0) != spec.aligned:
-        raise CallError("the allocator gives another alignment than the call had")
-    return value, base
-
-
-def _fill_flat(
-    count: int, dtype: torch.dtype, fill: str, generator: torch.Generator
-) -> torch.Tensor:
-    """``count`` elements in memory order; overlapping tensors see some of them twice."""
-    if fill == "ones":
-        return torch.ones(count, dtype=dtype, device=generator.device)
-    if fill in ("zeros", "negative_zeros") and not (dtype.is_floating_point or dtype.is_complex):
-        return torch.zeros(count, dtype=dtype, device=generator.device)
-    if dtype == torch.bool:
-        return torch.randint(
-            0, 2, (count,), dtype=torch.uint8, generator=generator, device=generator.device
-        ).to(dtype)
-    if dtype.is_complex:
-        part = torch.float32 if dtype == torch.complex64 else torch.float64
-        flat = _fill_flat(2 * count, part, fill, generator)
-        return torch.view_as_complex(flat.view(count, 2))
-    if dtype.is_floating_point:
-        return _fill_floats(count, dtype, fill, generator)
-    return _fill_integers(count, dtype, fill, generator)
-
-
-def _fill_floats(
-    count: int, dtype: torch.dtype, fill: str, generator: torch.Generator
-) -> torch.Tensor:
-    if fill in ("unit", "wide"):
-        part = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
-        return (part if fill == "unit" else 32 * part - 16).to(dtype)
-    if fill == "negative_zeros":
-        return torch.full((count,), -0.0, dtype=dtype, device=generator.device)
-    if fill == ALIKE:
-        part = torch.rand(1, generator=generator, dtype=torch.float64, device=generator.device)
-        return (0.25 + 0.75 * part).to(dtype).repeat(count)
-    if fill == "zeros":
-        signs = torch.randint(0, 2, (count,), generator=generator, device=generator.device)
-        return torch.where(signs > 0, 0.0, -0.0).to(dtype)
-    if fill == "integers":
-        return torch.randint(-4, 5, (count,), generator=generator, device=generator.device).to(
-            dtype
-        )
-    flat = torch.randn(count, generator=generator, dtype=torch.float64, device=generator.device).to(
-        dtype
-    )
-    info = torch.finfo(dtype)
-    if fill == "cancelling":
-        large = 2.0 ** {torch.float64: 50, torch.float16: 10}.get(dtype, 20)
-        return _scatter(flat, torch.tensor([large, -large], dtype=dtype), 2, generator)
-    finite = [0.0, -0.0, info.smallest_normal, info.smallest_normal / 2, -info.smallest_normal / 4,
-              info.max, info.min, info.eps, 1.0, -1.0]  # fmt: skip
-    values = finite if fill == "extreme" else [*finite, math.nan, math.inf, -math.inf]
-    if fill not in ("extreme", "special", "sparse_special", ALL_SPECIAL):
-        return flat
-    every = {"sparse_special": 97, ALL_SPECIAL: 1}.get(fill, 3)
-    return _scatter(flat, torch.tensor(values, dtype=torch.float64).to(dtype), every, generator)
-
-
-def _fill_integers(
-    count: int, dtype: torch.dtype, fill: str, generator: torch.Generator
-) -> torch.Tensor:
-    info = torch.iinfo(dtype)
-    if fill == "unit":  # usable as an index, a class label, a shift
-        return torch.randint(0, 2, (count,), generator=generator, device=generator.device).to(dtype)
-    # "wide" integers are past what half precision holds exactly.
-    reach = {"normal": 100, "cancelling": 100, "wide": 100_000}.get(fill, 4)
-    low, high = max(-reach, info.min), min(reach, info.max) + 1
-    flat = torch.randint(low, high, (count,), generator=generator, device=generator.device).to(
-        dtype
-    )
-    if fill not in ("extreme", "special", "sparse_special"):
-        return flat
-    values = torch.tensor([info.min, info.max, info.min + 1, info.max - 1, 0, 1], dtype=dtype)
-    return _scatter(flat, values, 97 if fill == "sparse_special" else 3, generator)
-
-
-def _scatter(
-    flat: torch.Tensor, values: torch.Tensor, every: int, generator: torch.Generator
-) -> torch.Tensor:
-    count = flat.numel()
-    chosen = torch.randint(0, every, (count,), generator=generator, device=flat.device) == 0
-    which = torch.randint(0, values.numel(), (count,), generator=generator, device=flat.device)
-    return torch.where(chosen, values.to(flat.device)[which], flat)

@@ -48,11 +48,11 @@ _REVOKED = click.option(
 @contextmanager
 def _one_line() -> Iterator[None]:
     from eagercache.ahead import bundle
-    from eagercache.deploy import artifact as deploy
+    from eagercache.deploy.errors import DeployError
 
     try:
         yield
-    except (bundle.BundleError, deploy.DeployError) as error:
+    except (bundle.BundleError, DeployError) as error:
         raise Unusable(str(error)) from error
 
 
@@ -232,9 +232,9 @@ def import_command(
     has stays.
     """
     from eagercache.ahead import bundle
-    from eagercache.deploy import artifact as deploy
+    from eagercache.deploy import artifact
 
-    if deploy.is_artifact(path):
+    if artifact.is_artifact(path):
         raise Unusable(f"{path} is a module with its weights: open it with eagercache.load_module")
     with _one_line():
         info = bundle.import_into(path, store=store_path(directory), keys=keys, revoked=revoked)
@@ -259,9 +259,9 @@ def verify_command(as_json: bool, keys: tuple[Path, ...], revoked: Path | None, 
     Of a module with its weights every weight is read and compared, too.
     """
     from eagercache.ahead import bundle
-    from eagercache.deploy import artifact as deploy
+    from eagercache.deploy import artifact
 
-    if deploy.is_artifact(path):
+    if artifact.is_artifact(path):
         _verify_module(path, keys, revoked, as_json)
         return
     with _one_line():
@@ -294,10 +294,10 @@ def _say_origin(info: Any) -> None:
 
 
 def _verify_module(path: Path, keys: tuple[Path, ...], revoked: Path | None, as_json: bool) -> None:
-    from eagercache.deploy import artifact as deploy
+    from eagercache.deploy import artifact
 
     with _one_line():
-        info = deploy.verify_module(path, keys=keys, revoked=revoked)
+        info = artifact.verify_module(path, keys=keys, revoked=revoked)
     if as_json:
         print_json(info.as_dict())
     else:

@@ -203,7 +203,7 @@ def _measure(root: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _measure_one(known: Mapping[str, str]) -> dict[str, float]:
     """Medians in microseconds. Raises ValueError or RuntimeError, saying what is in the way."""
     from eagercache.calls.call import Call
-    from eagercache.worker.validation.validate import native_answers
+    from eagercache.worker.validation.native import native_answers
 
     core = require_core()
     op, _, overload = known["op"].partition(".")

@@ -25,7 +25,8 @@ from eagercache.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from eagercache.ahead import warm
+    from eagercache.ahead.budget import Budget
+    from eagercache.ahead.report import Planned, WarmReport
 
 
 class Compiling(Protocol):
@@ -97,6 +98,7 @@ def warm_command(
     Ctrl-C; calls for which no kernel can be made, and what a budget left out, are no failures.
     """
     from eagercache.ahead import warm
+    from eagercache.ahead.errors import WarmError
 
     if not traces:
         _warm_pending(context, directory, as_json, budget, dry_run, workers or 0)
@@ -118,7 +120,7 @@ def warm_command(
                 progress=progress,
                 shard=shard,
             )
-        except warm.WarmError as error:
+        except WarmError as error:
             raise Unusable(str(error)) from error
     if as_json:
         print_json(report.as_dict())
@@ -136,7 +138,7 @@ def _warm_pending(
     dry_run: bool,
     workers: int,
 ) -> None:
-    from eagercache.ahead import warm
+    from eagercache.ahead.errors import WarmError
     from eagercache.cli import warm_pending
 
     for name in ("device", "ops", "skip", "choose", "numerics", "scale"):
@@ -145,7 +147,7 @@ def _warm_pending(
             raise Unusable(f"{option} is about traces; name one, made by `eagercache record`")
     try:
         limit = _budget(budget)
-    except warm.WarmError as error:
+    except WarmError as error:
         raise Unusable(str(error)) from error
     if limit is not None and limit.seconds is None:
         raise Unusable(f"the budget {budget!r} is no time (120s, 10min, 2h)")
@@ -161,16 +163,16 @@ def _warm_pending(
         sys.exit(1)
 
 
-def _budget(text: str | None) -> warm.Budget | None:
+def _budget(text: str | None) -> Budget | None:
     """The budget, less what this process has spent on starting."""
-    from eagercache.ahead import warm
+    from eagercache.ahead.budget import Budget
 
     if text is None:
         return None
-    budget = warm.Budget.parse(text)
+    budget = Budget.parse(text)
     if budget.seconds is None:
         return budget
-    return warm.Budget(seconds=max(0.0, budget.seconds - _process_age()))
+    return Budget(seconds=max(0.0, budget.seconds - _process_age()))
 
 
 def _process_age() -> float:
@@ -221,7 +223,7 @@ def _duration(seconds: float) -> str:
 _MOST_ROWS = 50
 
 
-def _print_report(report: warm.WarmReport) -> None:
+def _print_report(report: WarmReport) -> None:
     rows = [
         entry
         for entry in report.entries
@@ -261,7 +263,7 @@ def _print_report(report: warm.WarmReport) -> None:
     click.echo(_summary(report))
 
 
-def _result(entry: warm.Planned, dry_run: bool) -> str:
+def _result(entry: Planned, dry_run: bool) -> str:
     if entry.state == "left":
         return "to compile" if dry_run else "not reached"
     if entry.state == "ineligible":
@@ -271,7 +273,7 @@ def _result(entry: warm.Planned, dry_run: bool) -> str:
     return entry.verdict
 
 
-def _summary(report: warm.WarmReport) -> str:
+def _summary(report: WarmReport) -> str:
     states = Counter(entry.state for entry in report.entries)
     parts = [f"{counted(len(report.entries), 'key')}: {states['found']} found in the store"]
     if report.dry_run:

@@ -26,7 +26,7 @@ from eagercache.callables.module_identity import Unfit, identify
 from eagercache.callables.module_transfer import NotTransferable, pack
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast_here
-from eagercache.calls.call import GlobalState
+from eagercache.calls.global_state import GlobalState
 from eagercache.calls.storage import extent
 from eagercache.deploy.layout import CannotDeploy, constant_rows, input_names, program_text
 from eagercache.modules.selection import class_name
@@ -148,7 +148,7 @@ def export_module(
     Raises:
         DeployError: why the module cannot be deployed, in one line.
     """
-    from eagercache.deploy.artifact import DeployError
+    from eagercache.deploy.errors import DeployError
 
     if core is None:
         raise DeployError("eagercache works on Linux x86-64 only", "unsupported")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -13,18 +12,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from eagercache.base import callbacks, config, environment, facts, log, operators
+from eagercache.base import callbacks, config, log, operators
 from eagercache.base.load import core
-from eagercache.base.warn import warn_once
 from eagercache.frontend.metrics import metrics_file
 from eagercache.frontend.module_report import require_module
-from eagercache.remote.plan import Remote, RemotePlan
-from eagercache.runtime import choices, compile_requests, open_requests, stores
-from eagercache.runtime.left_native import left_native, note_calls
-from eagercache.runtime.session import Configuration, session
+from eagercache.remote.plan import Remote
+from eagercache.runtime import choices, open_requests
+from eagercache.runtime.left_native import note_calls
+from eagercache.runtime.session import session
 
 if TYPE_CHECKING:
-    from eagercache.callables.custom_operators import CustomOperator
+    from eagercache.callables.function_operator import CustomOperator
+from eagercache.frontend.switching import (
+    adopt_functions,
+    apply_configuration,
+    check_modules,
+    function_hooks,
+    register_pairs,
+    select_modules,
+    snapshot,
+    switch_off_others,
+    switch_on,
+)
 
 _Module = TypeVar("_Module")
 
@@ -64,44 +73,6 @@ def is_enabled() -> bool:
     return core is not None and bool(core.answering())
 
 
-def _is_child_process() -> bool:
-    """Whether multiprocessing started this process (a DataLoader worker, a pool).
-
-    Such a process never compiles or writes; the main one does.
-    """
-    return multiprocessing.parent_process() is not None
-
-
-def _register_pairs(pairs: Iterable[tuple[operators.OperatorName, str]]) -> list[Any]:
-    """Hooks each pair; those that cannot be are warned about once. Returns the hooked ones."""
-    assert core is not None
-    hooked = []
-    for name, key in pairs:
-        try:
-            core.register(name[0], name[1], key)
-        except ValueError as error:
-            warn_once(f"register:{name}:{key}", f"{error}; it stays native.")
-            continue
-        hooked.append((name, key))
-    return hooked
-
-
-def _function_hooks(skip: set[operators.OperatorName]) -> list[Any]:
-    """What `eagercache.op` made and kernels may answer; where nothing was made, not imported."""
-    loaded = sys.modules.get("eagercache.callables.custom_operators")
-    if loaded is None:
-        return []
-    return [(name, key) for name, key in loaded.fit_hooks() if name not in skip]
-
-
-def _adopt_functions(pairs: Iterable[tuple[operators.OperatorName, str]]) -> None:
-    """Finds the functions of the operators that are not PyTorch's own."""
-    for name in {name[0] for name, _ in pairs if not name[0].startswith("aten::")}:
-        from eagercache.callables import custom_operators
-
-        custom_operators.adopt(name)
-
-
 def begin_operator(operator: CustomOperator[Any, Any]) -> None:
     """The first call of an operator that `eagercache.op` made: kernels may answer from now on.
 
@@ -120,130 +91,8 @@ def begin_operator(operator: CustomOperator[Any, Any]) -> None:
                 core.set_active(name[0], name[1], key, name not in skipped)
 
 
-def _apply(chosen: Configuration) -> None:
-    assert core is not None
-    core.set_modules_training(chosen.training)
-    held = session.configuration
-    if held is None or replace(held, training=chosen.training) != chosen:
-        core.set_policy(  # empties the tables of the operators, which training says nothing about
-            chosen.on_miss,
-            chosen.choose,
-            chosen.numerics,
-            replicas=chosen.replicas,
-            shape_classes=True,
-        )
-    session.configuration = chosen
-
-
-def _snapshot() -> Callable[[], None]:
-    """A function that puts today's state back."""
-    assert core is not None
-    answering = core.answering()
-    frozen = core.frozen()
-    active = list(core.active_operators())
-    chosen = session.configuration
-    store = session.store
-    store_identity = session.store_identity
-    loaded = sys.modules.get("eagercache.modules.manager")
-    selection = loaded.manager.selection if loaded is not None else None
-
-    def restore() -> None:
-        assert core is not None
-        with session.lock:
-            for name, overload, key in core.active_operators():
-                if (name, overload, key) not in active:
-                    core.set_active(name, overload, key, False)
-            for name, overload, key in active:
-                core.set_active(name, overload, key, True)
-            session.store, session.store_identity = store, store_identity
-            core.set_store(store)
-            if chosen is not None:
-                _apply(chosen)
-            _select_modules(selection)
-            core.set_answering(answering)
-            if frozen:
-                core.freeze()
-            else:
-                core.thaw()
-
-    return restore
-
-
 def _nothing() -> None:
     return None
-
-
-def _switch_on(
-    pairs: list[Any],
-    chosen: Configuration,
-    settings: config.Settings,
-    cache_dir: str | os.PathLike[str] | None,
-    remote: RemotePlan | None,
-    *,
-    named: bool,
-) -> bool:
-    """Opens the store, starts the service, sets the policy and lets the hooks answer."""
-    assert core is not None
-    log.set_level(settings.log)
-    core.set_log_level(config.LOG_LEVELS[settings.log])
-    core.set_verification_share(settings.verify)
-    session.graph_bytes = settings.graph_bytes
-    core.set_wait_seconds(settings.wait_seconds)
-    child = _is_child_process()
-    paths = stores.store_paths(settings, cache_dir)
-    remembered = facts.Facts(paths[0])
-    environment_text = environment.environment_text(cxx=settings.cxx, facts=remembered)
-    store = stores.open_store(settings, paths, environment_text, read_only=child)
-    if store is None:
-        return False
-    if not store.read_only and store.root == str(paths[0]):
-        remembered.save()
-    if child and chosen.on_miss != "native":
-        chosen = replace(chosen, on_miss="native")
-    core.thaw()
-    changed_store = store is not session.store
-    session.store = store
-    core.set_store(store)
-    if chosen.on_miss != "native":
-        stores.say_what_hinders_compiling(store, settings, environment_text)
-        compile_requests.start_service(settings, store, environment_text, chosen, remote)
-    if changed_store:
-        session.configuration = None  # another store may know other kernels: ask it
-    _apply(chosen)
-    if not named:
-        pairs = left_native.choose(pairs, store, chosen)
-        _switch_off_others(pairs)
-    hooked = _register_pairs(pairs)
-    for name, key in hooked:
-        core.set_active(name[0], name[1], key, True)
-    if not core.set_answering(True):
-        warn_once(
-            "forked",
-            "this process was forked from one that used eagercache; it stays native. Use the "
-            "spawn start method to have kernels in it.",
-        )
-        return False
-    log.event(
-        logging.INFO,
-        "enable",
-        operators=len(hooked),
-        left_native=len(left_native.pairs),
-        store=store.root,
-        environment=store.environment_id,
-        on_miss=chosen.on_miss,
-        choose=chosen.choose,
-        numerics=chosen.numerics,
-        training=chosen.training,
-    )
-    return True
-
-
-def _switch_off_others(hooked: Iterable[Any]) -> None:
-    assert core is not None
-    wanted = {(name[0], name[1], key) for name, key in hooked}
-    for active in core.active_operators():
-        if tuple(active) not in wanted:
-            core.set_active(*active, False)
 
 
 def enable(
@@ -319,36 +168,21 @@ def enable(
         chosen = choices.configuration(settings, on_miss, choose, numerics, training)
         keys = choices.dispatch_keys(devices)
         if modules is not None:
-            _check_modules(modules)
+            check_modules(modules)
         plan = choices.remote_plan(settings, remote)
         skipped = choices.skipped(settings, skip)
         pairs = choices.selected(ops, skipped, keys)
-        _adopt_functions(pairs)
-        pairs += [pair for pair in _function_hooks(skipped) if pair[1] in keys]
-        restore = _snapshot()
+        adopt_functions(pairs)
+        pairs += [pair for pair in function_hooks(skipped) if pair[1] in keys]
+        restore = snapshot()
         session.enables += 1
-        _switch_off_others(pairs)
+        switch_off_others(pairs)
         named = ops not in (None, "default", "all")
-        active = _switch_on(pairs, chosen, settings, cache_dir, plan, named=named)
-        _select_modules(modules if active else None)
+        active = switch_on(pairs, chosen, settings, cache_dir, plan, named=named)
+        select_modules(modules if active else None)
         if active and settings.metrics is not None:
             metrics_file.start(settings.metrics)
         return Enabled(restore, active=active)
-
-
-def _check_modules(selection: Any) -> None:
-    from eagercache.modules import selection as module_selection
-
-    module_selection.check_selection(selection)
-
-
-def _select_modules(selection: Any) -> None:
-    """Changes what modules are watched; where none ever was, nothing is imported for it."""
-    if selection is None and "eagercache.modules.manager" not in sys.modules:
-        return
-    from eagercache.modules.manager import manager
-
-    manager.select(selection)
 
 
 def accelerate(model: _Module, *, training: bool | None = None, **options: Any) -> _Module:
@@ -386,7 +220,7 @@ def accelerate(model: _Module, *, training: bool | None = None, **options: Any) 
                 "option to enable()"
             )
         elif training is not None and session.configuration is not None:
-            _apply(replace(session.configuration, training=training))
+            apply_configuration(replace(session.configuration, training=training))
         if is_enabled():
             manager.add(model)
     return model
@@ -416,12 +250,12 @@ def register(op: Any, dispatch_key: str = "CPU") -> None:
             if name not in skipped
         ]
         if is_enabled():
-            for name, key in _register_pairs(pairs):
+            for name, key in register_pairs(pairs):
                 core.set_active(name[0], name[1], key, True)
             return
         chosen = choices.configuration(settings, "background", "faster", "accurate")
         plan = choices.remote_plan(settings, None)
-        _switch_on(pairs, chosen, settings, None, plan, named=True)
+        switch_on(pairs, chosen, settings, None, plan, named=True)
 
 
 def disable() -> None:

@@ -19,8 +19,8 @@ from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_transfer import NotTransferable, pack
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.outputs import build_unflatten, takes_objects
-from eagercache.calls.call import GlobalState
 from eagercache.calls.contract import module_contracts
+from eagercache.calls.global_state import GlobalState
 from eagercache.modules.gains import note_kernel
 from eagercache.modules.selection import class_name
 from eagercache.modules.shapes import Places, SizeClass

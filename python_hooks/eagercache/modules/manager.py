@@ -30,7 +30,7 @@ from eagercache.callables.module_transfer import NotTransferable
 from eagercache.callables.surroundings import autocast_here
 from eagercache.callables.trace_rows import rows_in
 from eagercache.callables.used_functions import changed_function
-from eagercache.calls.call import GlobalState
+from eagercache.calls.global_state import GlobalState
 from eagercache.modules import replay
 from eagercache.modules.forms import (
     Form,
@@ -57,7 +57,8 @@ from eagercache.modules.shapes import (
     sized_form,
 )
 from eagercache.modules.stats import ModuleStats
-from eagercache.modules.watch import Unwatchable, attribute_values, function_values
+from eagercache.modules.watch import attribute_values, function_values
+from eagercache.modules.watched_rows import Unwatchable
 from eagercache.runtime.session import session
 
 if TYPE_CHECKING:

@@ -48,7 +48,8 @@ def _put_aside(digest: str, reason: str) -> None:
 def _submit(call_json: str) -> None:
     """Called by the core's loader thread for a key to compile. Queues and returns."""
     assert core is not None
-    from eagercache.service import cuda_gate, service
+    from eagercache.service import cuda_gate
+    from eagercache.service.request import cpu_seconds
 
     description = json.loads(call_json)
     on_gpu = description["dispatch_key"] == "CUDA"
@@ -77,7 +78,7 @@ def _submit(call_json: str) -> None:
                 description["digest"],
                 str(response.get("verdict", "failed")),
                 str(response.get("reason", "")),
-                service.cpu_seconds(response),
+                cpu_seconds(response),
             )
 
     active.submit(description, done)

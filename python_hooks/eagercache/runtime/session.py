@@ -68,11 +68,10 @@ class Session:
             if self.service is None and self._service_settings is not None:
                 if self._service_owner != os.getpid():
                     return None  # a forked child
-                from eagercache.service import service
+                from eagercache.service.service import CompileService
+                from eagercache.service.settings import ServiceSettings
 
-                self.service = service.CompileService(
-                    service.ServiceSettings(**self._service_settings)
-                )
+                self.service = CompileService(ServiceSettings(**self._service_settings))
             return self.service
 
     def cuda_compile_service(self, gpu: int) -> CompileService | None:
@@ -82,9 +81,9 @@ class Session:
             return None
         with self._service_lock:
             if gpu not in self.cuda_services:
-                from eagercache.service import service
+                from eagercache.service.service import CompileService
 
-                self.cuda_services[gpu] = service.CompileService(
+                self.cuda_services[gpu] = CompileService(
                     replace(
                         beside.settings,
                         gpu=gpu,

@@ -139,7 +139,7 @@ class Worker:
         revoked = str(request.get("revoked", ""))
         key = (request["store_root"], request["environment"], revoked)
         if key not in self._stores:
-            from eagercache.worker.jobs.job import Failure
+            from eagercache.worker.jobs.outcome import Failure
 
             own = self._environment.environment_text(cxx=request.get("cxx"))
             differing = self._environment.diff(own, request["environment"])

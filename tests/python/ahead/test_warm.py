@@ -16,6 +16,9 @@ from click.testing import CliRunner, Result
 from conftest import clean_environment
 from eagercache import _C
 from eagercache.ahead import warm
+from eagercache.ahead.budget import Budget
+from eagercache.ahead.experience import Experience
+from eagercache.ahead.report import WarmReport
 from eagercache.base import config, environment
 from eagercache.calls import trace
 from eagercache.cli import main as cli
@@ -118,7 +121,7 @@ class FakeExecutor:
         self.closed = True
 
 
-def warm_up(path: Path, cache: Path, executor: FakeExecutor, **more: Any) -> warm.WarmReport:
+def warm_up(path: Path, cache: Path, executor: FakeExecutor, **more: Any) -> WarmReport:
     return warm.warm_up(path, cache_dir=cache, executor=executor, device="cpu", **more)
 
 
@@ -142,7 +145,7 @@ def test_the_largest_gain_goes_first_and_what_was_found_out_changes_the_rest(
 
 
 def test_operators_that_native_keeps_are_worth_less_than_before() -> None:
-    experience = warm.Experience([])
+    experience = Experience([])
     before = experience.share_saved("aten::sin")
     experience.add({"kind": "native", "facts": {"op": "aten::sin"}})
     facts = {"op": "aten::var", "native_ns": "100", "kernel_ns": "10", "seconds_prove": "3"}
@@ -213,7 +216,7 @@ def test_a_budget_of_time_ends_the_run_and_leaves_the_rest(small_trace: Path, ca
 
 def test_a_budget_of_bytes_ends_the_run(small_trace: Path, cache: Path) -> None:
     executor = FakeExecutor(cache)
-    report = warm_up(small_trace, cache, executor, budget=warm.Budget(bytes=1))
+    report = warm_up(small_trace, cache, executor, budget=Budget(bytes=1))
     assert executor.asked == [] and report.count(state="left") == 4
     report = warm_up(small_trace, cache, executor, budget="1GB")
     assert report.count(state="compiled") == 4
@@ -232,7 +235,7 @@ def test_a_budget_of_bytes_ends_the_run(small_trace: Path, cache: Path) -> None:
     ],
 )
 def test_budgets_are_read(text: str, seconds: float | None, size: int | None) -> None:
-    assert warm.Budget.parse(text) == warm.Budget(seconds, size)
+    assert Budget.parse(text) == Budget(seconds, size)
 
 
 def run(*arguments: str) -> Result:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
-from eagercache.calls.call import FILLS, Call
+from eagercache.calls.call import Call
 from eagercache.calls.integers import OWN
+from eagercache.calls.samples import FILLS
+from eagercache.worker.samples.draws import SEED
 from eagercache.worker.samples.shape_class import ShapeFamily
-from eagercache.worker.validation.validate import SEED, native_answers
+from eagercache.worker.validation.native import native_answers
 from test_calls import boolean, describe, integer, integers, tensor
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from eagercache.calls.call import ALIGNMENT, FILLS, Call, CallError, GlobalState
+from eagercache.calls.call import Call
+from eagercache.calls.description import ALIGNMENT, CallError
+from eagercache.calls.global_state import GlobalState
 from eagercache.calls.integers import MOST_STEPS, keep_countable
+from eagercache.calls.samples import FILLS
 
 STATE: dict[str, Any] = {
     "default_dtype": "float32",

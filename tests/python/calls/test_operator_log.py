@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import Program
 from eagercache.calls import operator_log, trace
+from eagercache.calls.log_descriptions import Reading
 
 pytestmark = pytest.mark.once
 
@@ -61,13 +62,14 @@ def test_a_log_gives_the_keys_of_the_calls_themselves(program: Program, tmp_path
 import torch, eagercache, json
 from pathlib import Path
 from eagercache.calls import operator_log
+from eagercache.calls.log_descriptions import Reading
 from eagercache.calls import trace
 x, w, i = torch.ones(6, 4), torch.ones(4), torch.ones(2, 3, 9, 9)
 with eagercache.record({str(tmp_path / "trace")!r}):
 {code}
 made, read = trace.Trace(), trace.Trace()
 trace.read(Path({str(tmp_path / "trace")!r}), made)
-operator_log.read(Path({str(log)!r}), operator_log.Reading(), read)
+operator_log.read(Path({str(log)!r}), Reading(), read)
 report(made=sorted(made.calls), read=sorted(read.calls), problems=read.problems)
 """
     )
@@ -82,7 +84,7 @@ def read(tmp_path: Path, text: str, **reading: Any) -> trace.Trace:
     path = tmp_path / "log.txt"
     path.write_text(text)
     result = trace.Trace()
-    operator_log.read(path, operator_log.Reading(**reading), result)
+    operator_log.read(path, Reading(**reading), result)
     return result
 
 

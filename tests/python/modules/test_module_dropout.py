@@ -12,9 +12,8 @@ import pytest
 import torch
 from conftest import run_program
 from eagercache.callables.replay import Replayed
-from eagercache.worker.inductor import compat
-from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.dropout_masks import (
+from eagercache.worker.compat import traced_graphs
+from eagercache.worker.graphs.dropout_masks import (
     Attention,
     Noise,
     drawn_layouts,
@@ -22,7 +21,8 @@ from eagercache.worker.modules.dropout_masks import (
     keep_draws,
     take_noise,
 )
-from eagercache.worker.modules.nodes import operator_name
+from eagercache.worker.graphs.nodes import operator_name
+from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.trace import refuse_operators
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -197,9 +197,9 @@ def test_gradients_of_attention_draw_nothing() -> None:
 
     with FakeTensorMode():
         heads = [torch.empty(2, 4, 128, 64, requires_grad=True) for _ in range(3)]
-        joint = compat.joint_graph(forward, tuple(heads))
+        joint = traced_graphs.joint_graph(forward, tuple(heads))
         refuse_operators(joint.graph, draws=True)
-        _, backward = keep_draws(joint, lambda: compat.split_joint_graph(joint, 1))
+        _, backward = keep_draws(joint, lambda: traced_graphs.split_joint_graph(joint, 1))
     names = [operator_name(node) for node in backward.graph.nodes]
     assert "aten::_scaled_dot_product_cudnn_attention_backward" in names
 
@@ -225,7 +225,7 @@ class Finder:
 
         def exec_module(module):
             run(module)
-            from eagercache.worker.modules.dropout_masks import _noise_of, draws_numbers
+            from eagercache.worker.graphs.dropout_masks import _noise_of, draws_numbers
 
             module.drawn_within = lambda graph: [
                 _noise_of(node) for node in graph.nodes if draws_numbers(node)

@@ -18,7 +18,7 @@ import torch
 from conftest import module_hits as hits
 from conftest import module_kernels, run_program
 from eagercache.base.load import core
-from eagercache.modules import watch as module_watch
+from eagercache.modules import watched_rows
 from eagercache.modules.manager import explain_module, manager
 
 HERE = str(Path(__file__).parent.parent)
@@ -200,15 +200,15 @@ def test_values_that_never_stay_refuse_the_module(reading: Any) -> None:
 def test_what_is_looked_at_may_change_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     table: dict[Any, Any] = {"a": 1.0, "b": [2.0]}
     names = {"c", "d"}
-    plain = module_watch.plain_value
+    plain = watched_rows.plain_value
 
     def grown(value: Any) -> Any:
         table[len(table)] = 0.0
         names.add(str(len(names)))
         return plain(value)
 
-    monkeypatch.setattr(module_watch, "plain_value", grown)
-    values = module_watch._Rows()
+    monkeypatch.setattr(watched_rows, "plain_value", grown)
+    values = watched_rows.Rows()
     values.inside(table)
     values.inside(names)
     assert sorted(sort for sort, *_ in values.made) == ["dict", "list", "set"]
@@ -219,7 +219,7 @@ def test_nothing_lives_longer_for_being_watched(reading: Any) -> None:
         def __init__(self, held: object) -> None:
             self.held = held
 
-    values = module_watch._Rows()
+    values = watched_rows.Rows()
     tensor = torch.ones(3)
     cycle: list[Any] = [1.0]
     cycle.append(cycle)

@@ -19,8 +19,11 @@ from typing import Any
 import pytest
 from eagercache import _C
 from eagercache.ahead import bundle, warm
+from eagercache.ahead.errors import WarmError
 from eagercache.base import config, environment, warn
-from eagercache.deploy.artifact import DeployedModule, DeployError, load_module
+from eagercache.deploy.artifact import load_module
+from eagercache.deploy.deployed_module import DeployedModule
+from eagercache.deploy.errors import DeployError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile_inputs import Program
@@ -102,7 +105,7 @@ def test_traces(tmp_path_factory: pytest.TempPathFactory, head: Any, call: Any, 
     rows = [head if which != 1 else HEAD, call if which != 0 else WHOLE]
     path = folder / "trace"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    expect(lambda: warm.warm_up(path, cache_dir=folder / "store", dry_run=True), warm.WarmError)
+    expect(lambda: warm.warm_up(path, cache_dir=folder / "store", dry_run=True), WarmError)
     shutil.rmtree(folder)
 
 
@@ -113,7 +116,7 @@ def test_bytes_of_traces(tmp_path_factory: pytest.TempPathFactory, data: bytes) 
     (folder / "store").mkdir(mode=0o700)
     path = folder / "trace"
     path.write_bytes(data)
-    expect(lambda: warm.warm_up(path, cache_dir=folder / "store", dry_run=True), warm.WarmError)
+    expect(lambda: warm.warm_up(path, cache_dir=folder / "store", dry_run=True), WarmError)
     shutil.rmtree(folder)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import run_program
-from eagercache.worker.inductor.shape_plan import evaluate
+from eagercache.worker.inductor.size_expressions import evaluate
 
 FUNCTIONS = """
 import torch, eagercache

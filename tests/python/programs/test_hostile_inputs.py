@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from conftest import clean_environment, run_program
 from eagercache.ahead import warm
+from eagercache.ahead.errors import WarmError
 from eagercache.cli import program
-from eagercache.deploy import artifact as deploy
-from eagercache.deploy.artifact import DeployedModule, DeployError
+from eagercache.deploy.deployed_module import DeployedModule
+from eagercache.deploy.errors import DeployError
 from test_trace import BEGIN, line
+from torch.utils import _pytree as pytree
 
 pytestmark = pytest.mark.once
 
@@ -49,7 +51,7 @@ def test_altered_traces_are_read_or_refused_in_one_line(tmp_path: Path, cache: P
         path.write_text(BEGIN + json.dumps(altered(whole, random_)) + "\n")
         try:
             warm.warm_up(path, cache_dir=cache, dry_run=True)
-        except warm.WarmError as error:
+        except WarmError as error:
             refused += 1
             assert "\n" not in str(error), (seed, number)
         path.unlink()
@@ -60,9 +62,9 @@ class Program:
     """What the core says of an artifact; tests replace a part of it."""
 
     def __init__(self, **other: Any) -> None:
-        spec = deploy.pytree.tree_structure(((0,), {}))
-        text = deploy.pytree.treespec_dumps(spec)
-        out = deploy.pytree.treespec_dumps(deploy.pytree.tree_structure(0))
+        spec = pytree.tree_structure(((0,), {}))
+        text = pytree.treespec_dumps(spec)
+        out = pytree.treespec_dumps(pytree.tree_structure(0))
         given = json.dumps({"spec": text, "leaves": [{"tensor": 0}]})
         returned = json.dumps({"spec": out, "leaves": [{"tensor": 0}]})
         self._parts: dict[str, Any] = {

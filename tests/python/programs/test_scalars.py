@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_program
-from eagercache.calls.call import CallError
+from eagercache.calls.description import CallError
 from eagercache.worker.inductor.scalar_text import read_scalar_plan, with_arguments
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.samples.scalar_class import ScalarFamily
 from test_calls import describe, integer, tensor
 from test_launch_plan import KERNEL, wrapper

@@ -33,7 +33,7 @@ LATE = {
     "runtime": {"callables", "remote", "service"},  # a process without a miss needs no service
     "service": {"remote"},  # likewise
     "worker": {"base", "worker.inductor", "worker.jobs", "worker.timing"},  # ready before Inductor
-    "worker.cuda": {"worker.inductor"},
+    "worker.cuda": {"worker.compat"},
 }
 
 

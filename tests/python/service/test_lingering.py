@@ -20,14 +20,14 @@ pytestmark = pytest.mark.once
 SHORT = """
 import time, torch, eagercache
 from eagercache.runtime.session import session
-from eagercache.service import lingering, service
+from eagercache.service import lingering, workers
 lingering.COMMAND = (*lingering.COMMAND, "--whatever-the-load")
 
-class Silent(service.WorkerProcess):  # never answers, however soon a kernel could be there
+class Silent(workers.WorkerProcess):  # never answers, however soon a kernel could be there
     def _exchange(self, frame, count, settings):
         time.sleep(600)
 
-service.WorkerProcess = Silent
+workers.WorkerProcess = Silent
 eagercache.enable(ops=["aten::tanh"], choose="always")
 x = torch.randn(64, 96)
 end = time.monotonic() + 60

@@ -23,7 +23,8 @@ import eagercache.worker.main
 import pytest
 from conftest import clean_environment
 from eagercache.service import cuda_gate
-from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.service.service import CompileService
+from eagercache.service.settings import ServiceSettings
 from eagercache.service.worker_process import NICENESS, worker_environment
 
 pytestmark = pytest.mark.once
@@ -477,7 +478,7 @@ def test_two_workers_work_at_the_same_time(bench: Bench) -> None:
 def test_two_services_share_the_slots_of_the_machine(bench: Bench) -> None:
     services = [bench.service() for _ in range(2)]
     for service in services:
-        service._slots.count = 1
+        service._workers._slots.count = 1
     answers = Answers()
     for number in range(6):
         services[number % 2].submit(call(number, "slow"), answers)
@@ -572,7 +573,8 @@ def test_a_forked_childs_service_does_nothing(bench: Bench) -> None:
 PARENT = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.service.service import CompileService
+from eagercache.service.settings import ServiceSettings
 service = CompileService(ServiceSettings(
     store_root="/nowhere", environment="", workers=1, worker_arguments=(sys.argv[1],),
     slots_folder=pathlib.Path(sys.argv[2] + ".slots"),
@@ -663,7 +665,8 @@ import fcntl, os, pathlib, signal, sys, termios, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C there is for this process's group from here on
-from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.service.service import CompileService
+from eagercache.service.settings import ServiceSettings
 service = CompileService(ServiceSettings(
     store_root="/nowhere", environment="", workers=1, worker_arguments=(sys.argv[1],),
     slots_folder=pathlib.Path(sys.argv[2] + ".slots"),

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from eagercache.service import worker_pipe
-from eagercache.service.service import CompileService
 from eagercache.service.worker_process import WorkerProcess
+from eagercache.service.workers import Workers
 from test_service import Answers, Bench, bench, call, gone, wait_until
 
 __all__ = ["bench"]
@@ -35,15 +35,15 @@ def test_an_exception_in_the_service_answers_its_batch_and_the_next_one_is_serve
     service, answers = bench.service(), Answers()
     service.submit(call(1), answers)
     assert service.wait(GOES_ON)
-    real = CompileService._handle
+    real = Workers._handle
     raised: list[BaseException] = [ValueError("35 is not a valid Signals"), SystemExit(3)]
 
-    def handle(self: CompileService, *arguments: Any) -> Any:
+    def handle(self: Workers, *arguments: Any) -> Any:
         if raised:
             raise raised.pop(0)
         return real(self, *arguments)
 
-    monkeypatch.setattr(CompileService, "_handle", handle)
+    monkeypatch.setattr(Workers, "_handle", handle)
     for number in (2, 3, 4):
         service.submit(call(number), answers)
         assert service.wait(GOES_ON)

@@ -55,6 +55,7 @@ TOOLS = """
 import json, os, sys, tempfile
 from pathlib import Path
 from eagercache.worker.validation import validate
+from eagercache.worker.validation.native import native_answers
 from eagercache.base.load import core
 from eagercache.calls.call import Call
 from eagercache.worker.inductor.compile import Tools
@@ -73,7 +74,7 @@ calls = {name: Call(text) for name, text in json.loads(sys.argv[1]).items()}
 lowered, natives, result = {}, {}, {}
 for name, call in calls.items():
     with call.state.applied():
-        natives[name] = validate.native_answers(call)
+        natives[name] = native_answers(call)
         place = folder / str(len(lowered))
         place.mkdir()
         lowered[name] = tools.lower(call, len(natives[name][0].outputs), place)
@@ -107,7 +108,7 @@ CONTAINER = (
 call = Call(json.loads(sys.argv[1]))
 operator = call.description["op"], call.description["overload"], "CPU"
 with call.state.applied():
-    natives = validate.native_answers(call)
+    natives = native_answers(call)
     lowered = tools.lower(call, len(natives[0].outputs), folder / "build", allow_bare=False)
     core.register(*operator)
     probe = core.Probe(*operator)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from eagercache.base.load import core
 from eagercache.base.toolchain import find_compiler, pick_isa
-from eagercache.worker.inductor import common_parts, compat, container
+from eagercache.worker.compat import aot_inductor
+from eagercache.worker.inductor import common_parts, container
 from eagercache.worker.inductor.compile import Tools
 from test_compile import MAKES_FILES, commands, compiler_script, run_build
 
@@ -18,7 +19,7 @@ CALLED = "AOTInductorModelContainerRun("
 
 
 def test_the_functions_that_call_a_container_are_left_out_of_its_text() -> None:
-    interface = compat.container_interface().read_text().rstrip()
+    interface = aot_inductor.container_interface().read_text().rstrip()
     rest = common_parts.without_interface(f"before\n{interface}\nbehind\n")
     assert rest is not None
     assert CALLED in interface and CALLED not in rest
@@ -46,7 +47,7 @@ def test_they_are_compiled_once_or_with_every_container_where_they_cannot_stand_
     fails = "" if compiles else 'case "$*" in *interface.cpp*) exit 1;; esac\n'
     compiler_script(tmp_path, fails + MAKES_FILES)
     monkeypatch.setattr(container, "KERNELS_BEFORE_HEADERS", 0)
-    interface = compat.container_interface().read_text()
+    interface = aot_inductor.container_interface().read_text()
     for number in range(2):
         wrapper = run_build(commands, tmp_path, number, interface) / "a.wrapper.cpp"
         assert (CALLED in wrapper.read_text()) != compiles

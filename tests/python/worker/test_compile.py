@@ -15,8 +15,9 @@ from eagercache.base.toolchain import SCALAR, Compiler
 from eagercache.calls.call import Call
 from eagercache.worker.inductor import bare, container
 from eagercache.worker.inductor import commands as running
-from eagercache.worker.inductor import compile as compiling
+from eagercache.worker.inductor.call_graph import build_graph
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
+from eagercache.worker.inductor.compile import find_cause
 from eagercache.worker.inductor.container import BuildCommands
 from eagercache.worker.inductor.generated_text import GeneratedText, admit, read_generated_text
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
@@ -99,7 +100,7 @@ def run_graph(description: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     with call.state.applied():
         values = call.sample("normal", 4).values
         native = call.invoke(values)
-        graph = compiling.build_graph(call, len(native))
+        graph = build_graph(call, len(native))
         inputs = [
             value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=spec.dtype)
             for value, spec in zip(values, call.tensors, strict=True)
@@ -159,7 +160,7 @@ def compiler_script(folder: Path, body: str) -> Compiler:
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildCommands:
     """Commands on a compiler that only notes its arguments. Inductor itself is left alone."""
     for name in ("prepare_inductor", "set_vector_isa", "set_command_runner"):
-        monkeypatch.setattr(container.compat, name, lambda *_: None)
+        monkeypatch.setattr(container.aot_inductor, name, lambda *_: None)
     headers = tmp_path / "headers"
     headers.mkdir()
     return BuildCommands(compiler_script(tmp_path, ""), SCALAR, headers)
@@ -236,7 +237,7 @@ def test_bare_kernels_share_a_precompiled_header_and_do_without_where_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, included: int
 ) -> None:
     compiler = compiler_script(tmp_path, body)
-    monkeypatch.setattr(bare.compat, "kernel_compile_command", lambda path: [path, "-O3"])
+    monkeypatch.setattr(bare.aot_inductor, "kernel_compile_command", lambda path: [path, "-O3"])
     private = tmp_path / "private"
     private.mkdir()
     builder = bare.BareBuilder(compiler, SCALAR, private)
@@ -270,7 +271,7 @@ class Builds:
         self.store.mkdir(mode=0o700)
         body = MAKES_HEADERS.format(source=self.source, makes=MAKES_FILES)
         self.compiler = compiler_script(folder, body)
-        monkeypatch.setattr(bare.compat, "kernel_compile_command", lambda path: [path, "-O3"])
+        monkeypatch.setattr(bare.aot_inductor, "kernel_compile_command", lambda path: [path, "-O3"])
 
     def builder(self, compiler: Compiler | None = None) -> bare.BareBuilder:
         self.made += 1
@@ -413,5 +414,5 @@ def test_refusals_are_found_inside_the_exceptions_around_them() -> None:
     inner, outer = NoKernelOfItsOwn("inner"), RuntimeError("outer")
     outer.__cause__ = ValueError("between")
     outer.__cause__.__context__ = inner
-    assert compiling.find_cause(outer) is inner
-    assert compiling.find_cause(RuntimeError("alone")) is None
+    assert find_cause(outer) is inner
+    assert find_cause(RuntimeError("alone")) is None

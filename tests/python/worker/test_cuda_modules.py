@@ -15,7 +15,7 @@ from conftest import clean_environment, run_program
 from eagercache.base.load import core
 from eagercache.modules import forms
 from eagercache.service import cuda_gate
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import triton_kernels
 from eagercache.worker.inductor import compile as compile_module
 from eagercache.worker.inductor.commands import CompileFailed
 from eagercache.worker.timing import cuda_timing
@@ -274,7 +274,7 @@ def test_where_compilers_of_triton_fail_kernels_are_compiled_one_by_one(
         return "made"
 
     monkeypatch.setattr(compile_module, "_triton_compilers", lambda: 3)
-    monkeypatch.setattr(compat, "start_triton_compilers", lambda _: None)
+    monkeypatch.setattr(triton_kernels, "start_triton_compilers", lambda _: None)
     monkeypatch.setattr(compile_module.Tools, "_compile", fail_beside_others)
     tools = object.__new__(compile_module.Tools)
     nothing: Any = None
@@ -290,7 +290,7 @@ def test_products_of_one_row_become_sums_and_stay_what_they_are() -> None:
         sys.path.insert(0, {HERE!r})
         import fake_cuda, torch
         fake_cuda.install()
-        from eagercache.worker.modules.vector_products import use_vector_products
+        from eagercache.worker.graphs.vector_products import use_vector_products
         from torch import nn
         from torch._subclasses.fake_tensor import FakeTensorMode
 

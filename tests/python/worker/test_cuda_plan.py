@@ -10,7 +10,7 @@ import pytest
 from conftest import Program
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
 from eagercache.worker.cuda.wrapper import Number, read_wrapper
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
 CALL = """
 def call(args):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from eagercache.worker.inductor.launch_plan import ENTRY_PREFIX, read_launch_plan
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
 KERNEL = """
 #include <torch/csrc/inductor/cpp_prefix.h>

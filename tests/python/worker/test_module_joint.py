@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from eagercache.callables.module_identity import identify
+from eagercache.worker.graphs.indices import index_ranges
+from eagercache.worker.graphs.labels import trap_negative_labels
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.indices import index_ranges
-from eagercache.worker.modules.labels import trap_negative_labels
 from test_module_layout import run, traced
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -11,12 +11,13 @@ import torch
 from eagercache.base.load import core
 from eagercache.base.toolchain import find_compiler, pick_isa
 from eagercache.callables.module_identity import identify
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import aot_inductor
+from eagercache.worker.graphs.layout import is_channels_last, use_channels_last
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
-from eagercache.worker.modules.joint_graph import TrainingGraphs, trace_training
-from eagercache.worker.modules.layout import is_channels_last, use_channels_last
+from eagercache.worker.modules.joint_graph import trace_training
+from eagercache.worker.modules.training_graphs import TrainingGraphs
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training_checks import assert_alike
@@ -213,7 +214,7 @@ def test_the_gradient_of_a_pool_that_moves_by_one_is_a_pools(pool: nn.Module, us
 def test_the_gradient_of_a_max_pool_is_natives_and_needs_no_values_of_its_input(
     tmp_path: Path,
 ) -> None:
-    compat.prepare_inductor()
+    aot_inductor.prepare_inductor()
     torch.manual_seed(0)
     x = torch.randn(2, 4, 9, 7, requires_grad=True)
     model = nn.Sequential(nn.Tanh(), nn.MaxPool2d(3, 2, 1))

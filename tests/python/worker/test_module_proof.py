@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from eagercache.callables.module_transfer import Transferred, pack, unpack
+from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.modules.comparison import Moved, compare
-from eagercache.worker.validation.validate import ProofFailed
 from torch import nn
 
 # Largest value 1, so that a unit is 2 ** -23.

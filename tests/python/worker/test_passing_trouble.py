@@ -6,7 +6,8 @@ import errno
 
 import pytest
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.jobs import job
+from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.outcome import is_transient
 
 pytestmark = pytest.mark.once
 
@@ -57,7 +58,7 @@ def wrapped(error: Exception) -> Exception:
 def test_trouble_of_the_machine_is_told_from_what_is_wrong_with_a_call(
     error: Exception, passing: bool
 ) -> None:
-    assert job.is_transient(error) == passing
+    assert is_transient(error) == passing
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_refusal_that_trouble_of_the_machine_led_to_is_not_for_good(
     def step() -> None:
         raise CompileRefused("it cannot be traced") from cause
 
-    refused = job.Job({"description": {}}, None)
+    refused = Job({"description": {}}, None)
     refused._guarded(step)
     assert refused.outcome is not None
     assert (refused.outcome.verdict, refused.outcome.transient) == (verdict, verdict == "failed")

@@ -14,10 +14,20 @@ import torch
 from conftest import Program
 from eagercache.calls import numerics
 from eagercache.calls.call import Call
-from eagercache.calls.numerics import CannotProve
-from eagercache.worker.validation import native_errors, validate
+from eagercache.calls.numerics import (
+    CannotProve,
+    NotBitwise,
+    ProofFailed,
+    Tolerance,
+    compare_with_reference,
+)
+from eagercache.calls.samples import FILLS, Sample
+from eagercache.worker.samples.draws import SEED
+from eagercache.worker.validation import native_errors, tolerances, validate, written
+from eagercache.worker.validation.accuracy import _magnitudes, _squares_overflow, compare_values
+from eagercache.worker.validation.native import Native, native_answers
 from eagercache.worker.validation.native_errors import AnswersErrors, must_raise_too
-from eagercache.worker.validation.validate import ProofFailed
+from eagercache.worker.validation.tolerances import tolerance_of
 from test_calls import NONE, boolean, describe, integer, integers, number, tensor
 
 Kernel = Callable[..., Any]
@@ -67,7 +77,7 @@ class PlayedProbe:
 def proof_of(description: dict[str, Any], kernel: Kernel) -> validate.Proof:
     call = PlayedCall(description)
     call.kernel = kernel
-    return validate.prove(call, PlayedProbe(call), validate.native_answers(call))
+    return validate.prove(call, PlayedProbe(call), native_answers(call))
 
 
 SIN = describe("sin", tensor((40, 50)))
@@ -75,8 +85,8 @@ SIN = describe("sin", tensor((40, 50)))
 
 def test_equal_bits_are_bitwise() -> None:
     proof = proof_of(SIN, torch.sin)
-    assert proof.numerics == "bitwise" and len(proof.fills) == len(validate.FILLS)
-    assert (proof.largest_error, proof.seed) == (0.0, validate.SEED)
+    assert proof.numerics == "bitwise" and len(proof.fills) == len(FILLS)
+    assert (proof.largest_error, proof.seed) == (0.0, SEED)
 
 
 def test_what_becomes_of_zeros_of_either_sign_must_be_natives() -> None:
@@ -103,7 +113,7 @@ def test_which_of_zeros_of_either_sign_is_the_largest_is_tried_more_than_once() 
 
     call = PlayedCall(describe("amax", tensor((2, 3, 4), (12, 1, 3)), integers(), boolean(False)))
     call.kernel = kernel
-    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call), reduces=True)
+    proof = validate.prove(call, PlayedProbe(call), native_answers(call), reduces=True)
     assert proof.numerics == "accurate"
 
 
@@ -127,7 +137,7 @@ def test_a_sum_in_another_order_is_not_bitwise_though_rounding_hides_it() -> Non
                  NONE)
     )  # fmt: skip
     call.kernel = kernel
-    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call), reduces=True)
+    proof = validate.prove(call, PlayedProbe(call), native_answers(call), reduces=True)
     assert proof.numerics == "accurate"
 
 
@@ -139,8 +149,8 @@ def test_an_operator_that_adds_up_has_the_bound_of_sums_whatever_its_kernels_tex
         return x.sum(-1) * (1 + 5 * torch.finfo(x.dtype).eps)
 
     if not listed:
-        others = validate._ACCUMULATING - {"sum"}
-        monkeypatch.setattr(validate, "_ACCUMULATING", others)
+        others = tolerances._ACCUMULATING - {"sum"}
+        monkeypatch.setattr(tolerances, "_ACCUMULATING", others)
     described = describe("sum.dim_IntList", tensor((16, 4096)), integers(-1), boolean(False), NONE)
     if listed:
         assert proof_of(described, kernel).numerics == "accurate"
@@ -150,7 +160,7 @@ def test_an_operator_that_adds_up_has_the_bound_of_sums_whatever_its_kernels_tex
 
 
 def test_operators_that_are_said_to_add_up_exist() -> None:
-    missing = [name for name in validate._ACCUMULATING if not hasattr(torch.ops.aten, name)]
+    missing = [name for name in tolerances._ACCUMULATING if not hasattr(torch.ops.aten, name)]
     assert not missing
 
 
@@ -162,7 +172,7 @@ def test_a_rounded_sum_is_never_called_bitwise(dtype: str) -> None:
         )
     )
     call.kernel = lambda x, *_: x.sum(-1)
-    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), native_answers(call))
     assert proof.numerics == ("bitwise" if dtype == "float32" else "accurate")
     assert proof.largest_error == 0
 
@@ -172,7 +182,7 @@ def test_a_rounded_function_that_differs_in_float32_is_never_called_bitwise(dtyp
     how = {"kind": "string", "value": "tanh"}
     call = PlayedCall(describe("gelu", tensor((40, 6), dtype=dtype), how))
     call.kernel = lambda x, *_: torch.nn.functional.gelu(x, approximate="tanh")
-    natives = validate.native_answers(call)
+    natives = native_answers(call)
     proof = validate.prove(call, PlayedProbe(call), natives, approximates=True)
     assert proof.numerics == ("bitwise" if dtype == "float32" else "accurate")
 
@@ -183,21 +193,21 @@ def test_a_rounded_sum_that_is_written_is_natives() -> None:
                  NONE, tensor((40,), dtype="bfloat16"))
     )  # fmt: skip
     call.kernel = lambda x, d, k, t, out: torch.sum(x, -1, out=out)
-    with pytest.raises(validate.NotBitwise, match="by luck at best"):
-        validate.prove(call, PlayedProbe(call), validate.native_answers(call))
+    with pytest.raises(NotBitwise, match="by luck at best"):
+        validate.prove(call, PlayedProbe(call), native_answers(call))
 
 
 def test_running_statistics_may_be_as_accurate_as_a_rounded_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(validate, "writes_statistics", lambda call: True)  # as on CUDA
+    monkeypatch.setattr(written, "writes_statistics", lambda call: True)  # as on CUDA
     features = [tensor((3,)) for _ in range(4)]
     call = PlayedCall(
         describe("native_batch_norm", tensor((8, 3, 4, 4), dtype="bfloat16"), *features,
                  boolean(True), number(0.1), number(1e-5))
     )  # fmt: skip
     call.kernel = lambda *tensors: torch.native_batch_norm(*tensors, True, 0.1, 1e-5)
-    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), native_answers(call))
     assert proof.numerics == "accurate" and call.written
 
 
@@ -206,16 +216,16 @@ def test_a_kernel_that_does_not_look_at_weights_fails() -> None:
         describe("native_layer_norm", tensor((4, 8)), integers(8), tensor((8,)), NONE, number(1e-5))
     )
     call.kernel = lambda x, weight: torch.native_layer_norm(x, [8], weight, None, 1e-5)
-    with pytest.raises(validate.ProofFailed, match="must leave to native"):
-        validate.prove(call, PlayedProbe(call), validate.native_answers(call))
+    with pytest.raises(ProofFailed, match="must leave to native"):
+        validate.prove(call, PlayedProbe(call), native_answers(call))
 
 
 def test_a_rounded_function_that_is_written_is_natives() -> None:
     half = tensor((33, 8), (16, 2), dtype="float16")
     call = PlayedCall(describe("atan2_", half, tensor((33, 8))))
     call.kernel = lambda x, y: x.atan2_(y)
-    with pytest.raises(validate.NotBitwise, match="by luck at best: a rounded function"):
-        validate.prove(call, PlayedProbe(call), validate.native_answers(call), approximates=True)
+    with pytest.raises(NotBitwise, match="by luck at best: a rounded function"):
+        validate.prove(call, PlayedProbe(call), native_answers(call), approximates=True)
 
 
 def test_integers_are_past_what_half_precision_holds() -> None:
@@ -236,7 +246,7 @@ def test_a_short_sum_of_negative_zeros_is_of_either_sign() -> None:
         describe("sum.dim_IntList", tensor((64, 3)), integers(-1), boolean(False), NONE)
     )
     call.kernel = kernel
-    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), native_answers(call))
     assert proof.numerics == "accurate"
 
 
@@ -248,7 +258,7 @@ def test_a_longer_sum_of_negative_zeros_alone_is_tried() -> None:
         describe("sum.dim_IntList", tensor((4, 9)), integers(-1), boolean(False), NONE)
     )
     call.kernel = kernel
-    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), native_answers(call))
     assert proof.numerics == "accurate"
     assert "negative_zeros" in proof.fills
 
@@ -258,7 +268,7 @@ def test_what_is_accumulated_in_double_is_never_called_bitwise() -> None:
         describe("var.correction", tensor((40, 6)), integers(-1), integer(1), boolean(False))
     )
     call.kernel = lambda x, *_: torch.var(x, -1, correction=1)
-    proof = validate.prove(call, PlayedProbe(call), validate.native_answers(call))
+    proof = validate.prove(call, PlayedProbe(call), native_answers(call))
     assert proof.numerics == "accurate"
 
 
@@ -345,7 +355,7 @@ def test_errors_are_counted_in_units_of_the_last_place(dtype: torch.dtype) -> No
     up = torch.nextafter(exact.float(), infinity.float()) if dtype == torch.float32 else None
     if up is None:
         up = (exact.view(torch.int16) + 1).view(dtype)
-    found = validate.compare_with_reference(exact, up, exact.double(), validate.Tolerance(), "here")
+    found = compare_with_reference(exact, up, exact.double(), Tolerance(), "here")
     assert found == (1.0, 0.0)
 
 
@@ -354,7 +364,7 @@ def test_a_half_precision_element_two_units_off_is_refused() -> None:
     off = exact.clone()
     off[5] = (exact[5:6].view(torch.int16) + 2).view(torch.bfloat16)[0]
     with pytest.raises(ProofFailed, match="error of 2 ulp, 1 allowed"):
-        validate.compare_with_reference(exact, off, exact.double(), validate.Tolerance(), "here")
+        compare_with_reference(exact, off, exact.double(), Tolerance(), "here")
 
 
 LARGEST = torch.finfo(torch.float32).max
@@ -390,32 +400,30 @@ def test_what_the_reference_has_passes_for_what_native_lost_to_overflow(
     # What native errs by elsewhere is no excuse there.
     natives, mines = torch.tensor([native, 1 + 2.0**-20]), torch.tensor([mine, 1.0])
     reference = torch.tensor([exact, 1.0], dtype=torch.float64)
-    with pytest.raises(validate.ProofFailed, match=refused) if refused else nullcontext():
-        found = validate.compare_with_reference(
-            natives, mines, reference, validate.Tolerance(), "here"
-        )
+    with pytest.raises(ProofFailed, match=refused) if refused else nullcontext():
+        found = compare_with_reference(natives, mines, reference, Tolerance(), "here")
         assert found == (0.0, 8.0)
 
 
 def test_a_reduction_may_err_by_the_logarithm_of_its_length() -> None:
     call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
     outputs = [torch.zeros(16)]
-    assert validate.tolerance_of(call, outputs, reduces=False) == validate.Tolerance()
-    tolerance = validate.tolerance_of(call, outputs, reduces=True)
+    assert tolerance_of(call, outputs, reduces=False) == Tolerance()
+    tolerance = tolerance_of(call, outputs, reduces=True)
     assert tolerance.bound(0.5, torch.float32) == 12.0
     assert tolerance.bound(10.0, torch.float32) == 20.0
     assert tolerance.bound(0.5, torch.bfloat16) == 1.0
-    assert validate.Tolerance().bound(10.0, torch.float32) == 20.0
+    assert Tolerance().bound(10.0, torch.float32) == 20.0
 
 
 def test_a_sum_that_cancels_is_measured_by_the_size_of_its_terms() -> None:
     reference = torch.tensor([1e-6], dtype=torch.float64)
     native, mine = torch.tensor([1e-6]), torch.tensor([1.1e-6])
-    tolerance = validate.Tolerance(ulps=4.0, reduces=True)
+    tolerance = Tolerance(ulps=4.0, reduces=True)
     with pytest.raises(ProofFailed, match="4 allowed"):
-        validate.compare_with_reference(native, mine, reference, tolerance, "here")
+        compare_with_reference(native, mine, reference, tolerance, "here")
     terms = torch.tensor([100.0], dtype=torch.float64)
-    error, _ = validate.compare_with_reference(native, mine, reference, tolerance, "here", terms)
+    error, _ = compare_with_reference(native, mine, reference, tolerance, "here", terms)
     assert error < 1
 
 
@@ -429,15 +437,15 @@ def test_terms_of_both_signs_are_measured_whatever_those_of_absolute_operands_ar
     x[0, 0] = torch.tensor([-5.101996898651123, 2.5165178775787354, -2.747300148010254, -5.1633773])
     x[0, 1, :2], x[0, 2, 3] = 0.0, 0.0
     y = torch.tensor([1.0, -2.0, 3.0] * 8).reshape(sizes)
-    sample = validate.Sample([x, y], [x.flatten(), y.flatten()])
+    sample = Sample([x, y], [x.flatten(), y.flatten()])
     (native,) = call.invoke(sample.values)
     exact = torch.nn.functional.binary_cross_entropy_with_logits(x.double(), y.double())
-    answer = validate.Native("program", 1, sample, [native], None)
-    tolerance = validate.tolerance_of(call, [native], reduces=True)
+    answer = Native("program", 1, sample, [native], None)
+    tolerance = tolerance_of(call, [native], reduces=True)
 
     def error_of(ulps: int) -> float:
         mine = torch.tensor(float(exact) + ulps * 2**-23)
-        return validate._compare_values(call, answer, [native], [mine], tolerance)[0]
+        return compare_values(call, answer, [native], [mine], tolerance)[0]
 
     # The answer is 1.73; the terms' magnitudes have a mean of 2.44, whose last place is the next.
     assert 2 < error_of(5) < 3
@@ -460,17 +468,17 @@ def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: boo
     call = Call(describe("mean.dim", tensor((4, 8)), integers(-1), boolean(False), NONE))
     values = torch.ones(4, 8)
     values[1, 2] = math.inf
-    sample = validate.Sample([values], [values])
+    sample = Sample([values], [values])
     exact = values.mean(-1)
     running = torch.where(torch.isinf(exact), math.nan, exact)
-    tolerance = validate.Tolerance(reduces=reduces)
-    native = validate.Native("special", 1, sample, [running], None)
+    tolerance = Tolerance(reduces=reduces)
+    native = Native("special", 1, sample, [running], None)
     # Without a reduction it passes where it is the reference's, as here.
-    found = validate._compare_values(call, native, native.outputs, [exact], tolerance)
+    found = compare_values(call, native, native.outputs, [exact], tolerance)
     assert found == (0.0, 0.0)
     with pytest.raises(ProofFailed, match="NaN or infinity"):  # the reverse never passes
-        reverse = validate.Native("special", 1, sample, [exact], None)
-        validate._compare_values(call, reverse, reverse.outputs, [running], tolerance)
+        reverse = Native("special", 1, sample, [exact], None)
+        compare_values(call, reverse, reverse.outputs, [running], tolerance)
 
 
 @pytest.mark.parametrize("second", [-math.inf, 1.0])
@@ -478,24 +486,20 @@ def test_nan_passes_for_natives_infinity_where_the_reference_has_it_too(second: 
     call = Call(describe("mean.dim", tensor((4, 8)), integers(-1), boolean(False), NONE))
     values = torch.ones(4, 8)
     values[1, 2], values[1, 3] = math.inf, second
-    sample = validate.Sample([values], [values])
-    native = validate.Native("special", 1, sample, [torch.tensor([1, -math.inf, 1, 1])], None)
+    sample = Sample([values], [values])
+    native = Native("special", 1, sample, [torch.tensor([1, -math.inf, 1, 1])], None)
     mine = [torch.tensor([1, math.nan, 1, 1])]
-    tolerance = validate.Tolerance(reduces=True)
+    tolerance = Tolerance(reduces=True)
     if second < 0:
-        assert validate._compare_values(call, native, native.outputs, mine, tolerance) == (0.0, 0.0)
+        assert compare_values(call, native, native.outputs, mine, tolerance) == (0.0, 0.0)
     else:  # the mean is infinite
         with pytest.raises(ProofFailed, match="-inf native, nan here"):
-            validate._compare_values(call, native, native.outputs, mine, tolerance)
+            compare_values(call, native, native.outputs, mine, tolerance)
 
 
 def test_data_whose_squares_overflow_are_found() -> None:
     call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
-    overflowing = {
-        fill
-        for fill in validate.FILLS
-        if validate._squares_overflow(call.sample(fill, validate.SEED))
-    }
+    overflowing = {fill for fill in FILLS if _squares_overflow(call.sample(fill, SEED))}
     assert "extreme" in overflowing
     assert not overflowing & {"normal", "unit", "integers", "ones", "zeros"}
 
@@ -504,7 +508,7 @@ def test_native_that_raises_on_everything_cannot_be_compared() -> None:
     with pytest.raises(CannotProve, match="native raises on made-up data"):
         description = describe("square", tensor((3,), (1,)))
         arguments = [tensor((3, 4)), tensor((5,))]
-        validate.native_answers(Call(description | {"op": "aten::mv", "args": arguments}))
+        native_answers(Call(description | {"op": "aten::mv", "args": arguments}))
 
 
 def filled(x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -569,13 +573,13 @@ def test_undefined_outputs_cannot_be_compared() -> None:
         {"kind": "bool_list", "values": [True, False, False]},
     )  # fmt: skip
     with pytest.raises(CannotProve, match="undefined tensor"):
-        validate.native_answers(Call(description))
+        native_answers(Call(description))
 
 
 def test_native_that_changes_its_mind_cannot_be_compared() -> None:
     description = describe("bernoulli", tensor((50,)), NONE)
     with pytest.raises(CannotProve, match="differ from run to run"):
-        validate.native_answers(Call(description))
+        native_answers(Call(description))
 
 
 def test_a_probe_takes_the_place_of_one_that_lies_about(program: Program) -> None:
@@ -608,6 +612,8 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
         from eagercache.worker.validation import native_errors
         from eagercache.calls import numerics
         from eagercache.worker.validation import validate
+        from eagercache.calls.samples import Sample
+        from eagercache.calls.numerics import CannotProve
         from eagercache.base.load import core
         core.register("aten::var", "correction", "CPU")
         probe = core.Probe("aten::var", "correction", "CPU")
@@ -617,10 +623,10 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
         texts = []
         for columns in (3, 1):
             try:
-                sample = validate.Sample([torch.ones(4, columns)], [])
+                sample = Sample([torch.ones(4, columns)], [])
                 validate.capture(Rebuilt(), probe, sample, "faster")
                 texts.append("")
-            except validate.CannotProve as error:
+            except CannotProve as error:
                 texts.append(str(error))
         report(texts=texts)
         """
@@ -631,11 +637,11 @@ def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:
 
 def test_the_sign_of_zero_counts_unless_a_sum_made_it() -> None:
     zero = torch.zeros(3)
-    validate.compare_with_reference(
-        zero, -zero, zero.double(), validate.Tolerance(reduces=True), "here", zero.double()
+    compare_with_reference(
+        zero, -zero, zero.double(), Tolerance(reduces=True), "here", zero.double()
     )
     with pytest.raises(ProofFailed, match="sign of zero"):
-        validate.compare_with_reference(zero, -zero, zero.double(), validate.Tolerance(), "here")
+        compare_with_reference(zero, -zero, zero.double(), Tolerance(), "here")
 
 
 def test_a_normalised_element_near_zero_is_measured_by_the_whole_result() -> None:
@@ -647,19 +653,17 @@ def test_a_normalised_element_near_zero_is_measured_by_the_whole_result() -> Non
     x = torch.rand(64, 512, generator=torch.Generator().manual_seed(3)) + 1.0
     values = [x.double()]
     references = wide.invoke(values)
-    magnitudes = validate._magnitudes(call, wide, values, references)
-    tolerance = validate.tolerance_of(call, references, reduces=True)
+    magnitudes = _magnitudes(call, wide, values, references)
+    tolerance = tolerance_of(call, references, reduces=True)
     expected = references[0].float()
     rounding = torch.full_like(expected, 2.0**-23)
-    validate.compare_with_reference(
+    compare_with_reference(
         expected, expected + rounding, references[0], tolerance, "here", magnitudes[0]
     )
     # Another epsilon is another result, not rounding.
     other = torch.nn.functional.layer_norm(x.double(), (512,), eps=1e-4).float()
     with pytest.raises(ProofFailed, match="ulp"):
-        validate.compare_with_reference(
-            expected, other, references[0], tolerance, "here", magnitudes[0]
-        )
+        compare_with_reference(expected, other, references[0], tolerance, "here", magnitudes[0])
 
 
 # Eight of 264 are past the last 32; 64 x 40 are all in vectors.
@@ -677,7 +681,7 @@ def test_functions_are_bitwise_only_where_both_sides_take_vectors(
 ) -> None:
     call = PlayedCall(describe("log", tensor(sizes, strides)))
     call.kernel = lambda x: torch.log(x)
-    natives = validate.native_answers(call)
+    natives = native_answers(call)
     proof = validate.prove(call, PlayedProbe(call), natives, calls_functions=True)
     assert (proof.numerics, proof.largest_error) == (numerics, 0.0)
     others = validate.prove(call, PlayedProbe(call), natives, calls_functions=True, others=20)
@@ -687,8 +691,8 @@ def test_functions_are_bitwise_only_where_both_sides_take_vectors(
 def test_a_function_that_is_written_is_natives_where_few_elements_tell() -> None:
     call = PlayedCall(describe("pow_.Scalar", tensor((33, 8)), number(0.001)))
     call.kernel = lambda x, y: x.pow_(y)
-    with pytest.raises(validate.NotBitwise, match="by luck at best: a rounded function"):
-        validate.prove(call, PlayedProbe(call), validate.native_answers(call), calls_functions=True)
+    with pytest.raises(NotBitwise, match="by luck at best: a rounded function"):
+        validate.prove(call, PlayedProbe(call), native_answers(call), calls_functions=True)
 
 
 def test_numbers_that_are_much_alike_show_a_sum_made_one_by_one() -> None:
@@ -732,7 +736,7 @@ def test_functions_of_few_float64_are_natives() -> None:
     for description in (few, many):
         call = PlayedCall(description)
         call.kernel = lambda x: torch.log(x)
-        natives = validate.native_answers(call)
+        natives = native_answers(call)
         if description is few:
             with pytest.raises(ProofFailed, match="rounded function of"):
                 validate.prove(call, PlayedProbe(call), natives, calls_functions=True)

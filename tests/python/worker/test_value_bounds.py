@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from eagercache.worker.modules.value_bounds import bounds_of
+from eagercache.worker.graphs.value_bounds import bounds_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
 IDS = torch.tensor([[5, 1, 7, 1], [1, 1, 1, 9]])

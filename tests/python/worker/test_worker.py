@@ -15,11 +15,13 @@ from conftest import clean_environment, run_python
 from eagercache.base import environment
 from eagercache.base.load import core
 from eagercache.base.toolchain import ToolchainError
-from eagercache.service.service import CompileService, ServiceSettings
+from eagercache.service.service import CompileService
+from eagercache.service.settings import ServiceSettings
 from eagercache.worker import main as worker
 from eagercache.worker.inductor.commands import CompileFailed
-from eagercache.worker.jobs import job
 from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.manifest import facts_of
+from eagercache.worker.jobs.outcome import Outcome
 from test_calls import NONE, boolean, describe, integer, integers, tensor
 from test_service import wait_until
 
@@ -312,7 +314,7 @@ def test_a_call_on_hundreds_of_tensors_leaves_a_manifest_its_room() -> None:
         elements = [tensor((30, 20))] * tensors
         described = describe("_foreach_neg_", {"kind": "tensor_list", "elements": elements})
         request = {"description": {"dispatch_key": "CPU", **described}, "choose": "always"}
-        return job._facts(request, job.Outcome("native"), {})
+        return facts_of(request, Outcome("native"), {})
 
     assert len(json.loads(facts(3)["call"])["args"][0]["elements"]) == 3
     large = facts(900)

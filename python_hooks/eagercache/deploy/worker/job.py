@@ -20,7 +20,7 @@ from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred, unpacked
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast, main_of
-from eagercache.calls.call import decode_state
+from eagercache.calls.description import decode_state
 from eagercache.calls.storage import extent
 from eagercache.deploy.layout import (
     CannotDeploy,
@@ -32,10 +32,12 @@ from eagercache.deploy.layout import (
     program_text,
 )
 from eagercache.deploy.worker.fold import Split, split_weights
+from eagercache.worker.graphs.indices import indexes
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
-from eagercache.worker.jobs.job import Job, Outcome
+from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.outcome import Outcome
 from eagercache.worker.modules.compile import (
     Answers,
     prove_calls,
@@ -43,7 +45,6 @@ from eagercache.worker.modules.compile import (
     time_answers,
     watch_forward,
 )
-from eagercache.worker.modules.indices import indexes
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 
 # Values of all open sizes at which the program is compared with the forward, where it holds.

@@ -18,20 +18,15 @@ import torch
 
 from eagercache.base.trouble import is_passing
 from eagercache.calls.call import Call
+from eagercache.worker.compat import triton_kernels
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
 from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
-from eagercache.worker.inductor import compat
+from eagercache.worker.inductor.call_graph import build_graph, example_inputs
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
-from eagercache.worker.inductor.compile import (
-    Lowered,
-    Tools,
-    build_graph,
-    example_inputs,
-    find_cause,
-)
+from eagercache.worker.inductor.compile import Lowered, Tools, find_cause
 from eagercache.worker.inductor.foreach import PREFIX as LISTS
 from eagercache.worker.inductor.generated_text import GeneratedText, admit
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
 _REDUCES = re.compile(r"@triton_heuristics\.(?!pointwise|template|foreach)\w+")
 # The last bit of these is not always native's.
@@ -79,7 +74,9 @@ def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = Non
         )
     _tune(module, call)
     try:
-        kernels = {name: _kernel(*pair) for name, pair in compat.tuned_kernels(module).items()}
+        kernels = {
+            name: _kernel(*pair) for name, pair in triton_kernels.tuned_kernels(module).items()
+        }
         plan = make_plan(wrapper, kernels)
     except (ValueError, AttributeError, KeyError) as error:
         what = "text" if isinstance(error, NotUnderstood) else "kernels"
@@ -154,7 +151,7 @@ def _generate_understood(
     # With reductions over rows and columns in one kernel, whose partial results eager operators
     # may have to add up; then, where that is so, each in a kernel of its own.
     for mixed_order in (True, False):
-        options = compat.cuda_options(mixed_order=mixed_order, together=together)
+        options = triton_kernels.cuda_options(mixed_order=mixed_order, together=together)
         module = _generate(call, graph(), options)
         text = Path(module.__file__).read_text()
         try:
@@ -174,10 +171,10 @@ def _refusal(text: str, call: Call, num_returns: int, error: NotUnderstood) -> C
 
 
 def _generate(call: Call, graph: torch.fx.GraphModule, options: dict[str, Any]) -> Any:
-    compat.skip_pattern_setup()
+    triton_kernels.skip_pattern_setup()
     try:
         with torch.no_grad():
-            module = compat.compile_to_module(
+            module = triton_kernels.compile_to_module(
                 _with_signed_zeros(graph),
                 example_inputs(call),
                 options,

@@ -15,7 +15,8 @@ from typing import Any
 
 from eagercache.worker.cuda.wrapper import Number, Value, WrapperText
 from eagercache.worker.inductor.launch_plan import Output, adopt_strides
-from eagercache.worker.inductor.wrapper_text import ITEM_SIZES, NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
+from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
 
 VERSION = 1
 # CudaPlan's limits in dispatcher/plans/cuda_plan.h: arguments of a launch, and launches or buffers.
@@ -126,9 +127,9 @@ class TritonKernel:
 
     def grid_of(self, numbers: Mapping[str, int]) -> tuple[int, int, int]:
         """Blocks in each dimension, for the launch's integer arguments."""
-        from eagercache.worker.inductor import compat
+        from eagercache.worker.compat import triton_kernels
 
-        return compat.triton_grid(self.grid, numbers)
+        return triton_kernels.triton_grid(self.grid, numbers)
 
 
 def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPlan:

@@ -13,7 +13,8 @@ from typing import Any
 
 from eagercache.calls.storage import extent
 from eagercache.worker.inductor.launch_plan import Output
-from eagercache.worker.inductor.wrapper_text import ITEM_SIZES, NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
+from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
 
 
 @dataclass(eq=False)

@@ -20,27 +20,28 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagercache.callables.code_values import code_digest
-from eagercache.callables.custom_operators import CustomOperator
 from eagercache.callables.function_gradient import tensors_of
 from eagercache.callables.function_identity import identify_function
+from eagercache.callables.function_operator import CustomOperator
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.used_functions import FunctionRecorder
-from eagercache.calls.call import FILLS, Call, flatten_returns
-from eagercache.worker.inductor import compat
-from eagercache.worker.inductor.commands import CompileRefused, FunctionRefused
-from eagercache.worker.inductor.compile import example_inputs
-from eagercache.worker.inductor.launch_plan import IndexRange
-from eagercache.worker.modules.indices import INDEXING
-from eagercache.worker.modules.nodes import (
+from eagercache.calls.call import Call, flatten_returns
+from eagercache.calls.numerics import same_bits
+from eagercache.calls.samples import FILLS
+from eagercache.worker.compat import symbolic_shapes
+from eagercache.worker.graphs.indices import INDEXING
+from eagercache.worker.graphs.nodes import (
     behind,
     counts_from_the_storage,
     divides_integers,
     is_made_here,
     operator_name,
 )
+from eagercache.worker.inductor.call_graph import example_inputs
+from eagercache.worker.inductor.commands import CompileRefused, FunctionRefused
+from eagercache.worker.inductor.launch_plan import IndexRange
 from eagercache.worker.modules.reads import Reads
 from eagercache.worker.samples.draws import SEED
-from eagercache.worker.validation import validate
 
 _SINGLE_VALUES = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
 
@@ -91,7 +92,7 @@ def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:
     for code, module in recorder.ran():
         if code_digest(code) not in operator.codes:
             raise Unfit(f"it runs {module}.{code.co_name}, which its code does not name")
-    if any(not validate.same_bits(a, b) for a, b in zip(given, inputs, strict=True)):
+    if any(not same_bits(a, b) for a, b in zip(given, inputs, strict=True)):
         raise Unfit("it writes to its arguments")
     with torch.no_grad(), Reads(gradients=False) as reads:
         function(*args, **kwargs)
@@ -292,7 +293,7 @@ def fixed_bounds(ranges: Iterable[IndexRange]) -> dict[int, tuple[int, int]]:
 
 
 def _number(value: Any) -> int | str:
-    return value if isinstance(value, int) else compat.size_text(value)
+    return value if isinstance(value, int) else symbolic_shapes.size_text(value)
 
 
 def _within_both(

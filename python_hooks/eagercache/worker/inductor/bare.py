@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eagercache.base.toolchain import LINK_FLAGS, Compiler, Isa, rewrite_command
 from eagercache.calls import contract
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import aot_inductor
 from eagercache.worker.inductor.commands import Command, CompileFailed
 from eagercache.worker.inductor.launch_plan import LaunchPlan
 from eagercache.worker.inductor.shape_plan import ShapePlan
@@ -75,7 +75,7 @@ class BareBuilder:
 
     def _compile_flags(self, directory: Path) -> list[str]:
         if self._flags is None:
-            self._flags = compat.kernel_compile_command(self._compiler.path)
+            self._flags = aot_inductor.kernel_compile_command(self._compiler.path)
         words = rewrite_command([*self._flags, "-c"], self._isa, str(directory))
         return [*words, "-fvisibility=hidden"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import aot_inductor
 
 # The names are libstdc++'s.
 _REGEX_CLASSES = (
@@ -43,4 +43,4 @@ def without_interface(wrapper: str) -> str | None:
 
 @functools.cache
 def _interface() -> str:
-    return compat.container_interface().read_text().rstrip()
+    return aot_inductor.container_interface().read_text().rstrip()

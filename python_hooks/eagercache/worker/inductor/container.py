@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eagercache.base.toolchain import Compiler, Isa, rewrite_command
-from eagercache.worker.inductor import common_parts, compat, lowerings
+from eagercache.worker.compat import aot_inductor, lowerings
+from eagercache.worker.inductor import common_parts
 from eagercache.worker.inductor.commands import Command, CompileFailed
 from eagercache.worker.inductor.cuda_container import CudaBuild
 
@@ -87,10 +88,10 @@ class BuildCommands:
         self._for_gpu = False
         self._seams = False
         self.seconds: dict[str, float] = {}
-        compat.prepare_inductor()
+        aot_inductor.prepare_inductor()
         lowerings.compute_as_native()
-        compat.set_vector_isa(isa)
-        compat.set_command_runner(self.run)
+        aot_inductor.set_vector_isa(isa)
+        aot_inductor.set_command_runner(self.run)
 
     @property
     def compiler(self) -> Compiler:

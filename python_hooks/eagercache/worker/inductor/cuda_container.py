@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import triton_kernels
 from eagercache.worker.inductor.commands import Command, CompileFailed
 
 DRIVER = "libcuda.so.1"
@@ -39,7 +39,7 @@ class CudaBuild:
     def __init__(self, compiler: str, folder: Path) -> None:
         self._headers = folder / "headers"
         self._driver = folder / "libcuda.so"
-        compat.use_cuda_headers(cuda_home())
+        triton_kernels.use_cuda_headers(cuda_home())
         self._headers.mkdir(parents=True, exist_ok=True)
         for name in _EMPTY_HEADERS:
             (self._headers / name).write_text("")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from eagercache.calls.call import Call
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import aot_inductor
 from eagercache.worker.inductor.commands import CompileRefused, NoKernelOfItsOwn
 
 
@@ -51,7 +51,7 @@ _VALUE_CHECK = re.compile(r"\b(AOTI_TORCH_CHECK|TORCH_CHECK\w*|AOTI_RUNTIME_CHEC
 def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
     """Facts of the two generated files. Raises CompileRefused when they are not understood."""
     try:
-        num_inputs, num_outputs, num_constants = compat.graph_fields(wrapper)
+        num_inputs, num_outputs, num_constants = aot_inductor.graph_fields(wrapper)
         body = wrapper[wrapper.index("::run_impl(") :]
     except ValueError as error:
         raise CompileRefused(f"generated text not understood: {error}") from error

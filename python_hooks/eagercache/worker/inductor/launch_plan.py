@@ -18,16 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from eagercache.calls.storage import extent
-from eagercache.worker.inductor.wrapper_text import (
-    ITEM_SIZES,
-    Buffer,
+from eagercache.worker.inductor.wrapper_statements import (
     NotUnderstood,
-    Reader,
-    Value,
     kernel_names,
     namespace_body,
     statements,
 )
+from eagercache.worker.inductor.wrapper_text import ITEM_SIZES, Buffer, Reader, Value
 
 VERSION = 2
 SCALAR_VERSION = 1

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from eagercache.worker.inductor.launch_plan import SCALARS, LaunchPlan, read_launch_plan
-from eagercache.worker.inductor.wrapper_text import NotUnderstood, statements
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood, statements
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?(?![\w.])")
 

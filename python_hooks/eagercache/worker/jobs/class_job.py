@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from eagercache.calls.call import Call
-from eagercache.worker.jobs.job import Job, Outcome
+from eagercache.calls.numerics import ProofFailed
+from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.outcome import Outcome
 from eagercache.worker.validation import validate
+from eagercache.worker.validation.native import native_answers
 
 
 class FamilyJob(Job):
@@ -42,7 +45,7 @@ class FamilyJob(Job):
         """
         assert outcome.kernel is not None
         with self.clock.step("prove"):
-            natives = validate.native_answers(member)
+            natives = native_answers(member)
             probe = self._probe()
             validate.capture(member, probe, natives[0].sample.clone(), self.request["choose"])
             probe.load(str(library), launch_plan)
@@ -58,7 +61,7 @@ class FamilyJob(Job):
                     composed=self._composed,
                     others=others,
                 )
-            except validate.ProofFailed as error:
+            except ProofFailed as error:
                 raise type(error)(f"{error}, {where}") from error
         before = outcome.proof
         if before is None or proof.numerics != "bitwise":

@@ -12,14 +12,16 @@ import torch
 from eagercache.base.toolchain import ToolchainError
 from eagercache.calls.call import Call
 from eagercache.calls.contract import contract_of, cubin_with
+from eagercache.calls.numerics import NotBitwise, ProofFailed
 from eagercache.worker.cuda import compile as cuda_compile
 from eagercache.worker.cuda.compile import PlanUnknown
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused
 from eagercache.worker.inductor.compile import Tools
-from eagercache.worker.jobs.job import Built, Job, Outcome
+from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.timing import timing
 from eagercache.worker.timing.cuda_timing import decide_cuda, time_cuda_call
-from eagercache.worker.validation.validate import Native, NotBitwise, ProofFailed, Reshaped
+from eagercache.worker.validation.native import Native, Reshaped
 
 
 class CudaJob(Job):

@@ -11,7 +11,10 @@ import torch
 import torch.fx
 
 from eagercache.callables import custom_operators
-from eagercache.calls.call import Call, autocast_set
+from eagercache.callables.function_operator import CustomOperator
+from eagercache.calls.call import Call
+from eagercache.calls.global_state import autocast_set
+from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.functions.trace import (
     fixed_bounds,
     index_ranges,
@@ -22,16 +25,16 @@ from eagercache.worker.functions.trace import (
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.jobs.cuda_job import CudaJob
-from eagercache.worker.jobs.job import Job, Outcome
-from eagercache.worker.validation import validate
-from eagercache.worker.validation.validate import ProofFailed
+from eagercache.worker.jobs.job import Job
+from eagercache.worker.jobs.outcome import Outcome
+from eagercache.worker.validation.native import Native
 
 
 class FunctionJob(Job):
     """The function is put into place before each step: a batch may hold two versions of it."""
 
     _composed = True
-    _operator: custom_operators.CustomOperator[Any, Any] | None = None
+    _operator: CustomOperator[Any, Any] | None = None
 
     def _open(self) -> Call:
         self._put_into_place()
@@ -62,7 +65,7 @@ class FunctionJob(Job):
         self,
         call: Call,
         probe: Any,
-        natives: list[validate.Native],
+        natives: list[Native],
         find_tools: Callable[..., Tools],
     ) -> Outcome:
         try:

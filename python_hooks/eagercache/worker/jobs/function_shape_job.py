@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eagercache.calls.call import Call
+from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.functions.trace import index_ranges, indexes_by_data, observe, trace
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Lowered, Tools
-from eagercache.worker.inductor.shape_plan import ShapePlan, evaluate
+from eagercache.worker.inductor.shape_plan import ShapePlan
+from eagercache.worker.inductor.size_expressions import evaluate
 from eagercache.worker.jobs.function_job import FunctionJob
 from eagercache.worker.jobs.shape_job import ShapeJob
 from eagercache.worker.samples.shape_class import ShapeFamily, groups
-from eagercache.worker.validation.validate import ProofFailed
 
 if TYPE_CHECKING:
     import torch

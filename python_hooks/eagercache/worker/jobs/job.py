@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import shutil
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagercache.base.operators import described_name
 from eagercache.base.toolchain import pick_isa
-from eagercache.base.trouble import is_passing
 from eagercache.calls import contract
 from eagercache.calls.call import Call
-from eagercache.calls.integers import known_ranges
-from eagercache.calls.numerics import CannotProve, is_device_error, is_out_of_memory
+from eagercache.calls.numerics import NotBitwise, ProofFailed, is_device_error
 from eagercache.worker.inductor.commands import (
     CompileFailed,
     CompileRefused,
@@ -31,60 +25,29 @@ from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan
 from eagercache.worker.timing import timing
 from eagercache.worker.validation import validate
-from eagercache.worker.validation.validate import NotBitwise, ProofFailed, Reshaped
+from eagercache.worker.validation.native import Reshaped, native_answers
 
 if TYPE_CHECKING:
     import torch.fx
 
-    from eagercache.calls.call import Sample
+    from eagercache.calls.samples import Sample
     from eagercache.worker.inductor.compile import Lowered
     from eagercache.worker.inductor.shape_plan import ShapePlan
-    from eagercache.worker.modules.compile import ModuleResult
-    from eagercache.worker.timing.timing import Timing
-    from eagercache.worker.validation.validate import Native, Proof
-
-TRANSIENT_RETRY_SECONDS = 600
+    from eagercache.worker.validation.native import Native
+from eagercache.worker.jobs.clock import Clock
+from eagercache.worker.jobs.manifest import library_object, manifest_of
+from eagercache.worker.jobs.outcome import (
+    Built,
+    Failure,
+    Outcome,
+    forget_locals,
+    is_transient,
+    one_line,
+    response_of,
+)
 
 # Native's answers are kept from lowering to proof when all of their samples take at most this.
 KEPT_BYTES = 4 << 20
-
-# Bytes that facts take of a manifest, which has 64 KiB.
-MAX_FACTS = 60_000
-
-
-@dataclass
-class Outcome:
-    """What became of one request, before it is published."""
-
-    verdict: str  # "kernel", "native", "failed" or "busy"
-    reason: str = ""
-    transient: bool = False
-    refused: bool = False  # the operator's function can have no kernel at all, for `reason`
-    kernel: Built | None = None
-    module: ModuleResult | None = None
-    proof: Proof | None = None
-    timing: Timing | None = None
-    published: bool = False  # somebody else's entry was found
-    facts: dict[str, str] = field(default_factory=dict)  # more for the manifest
-
-
-class Failure(Exception):
-    """Ends a request. ``transient``: may be tried again later."""
-
-    def __init__(self, reason: str, *, transient: bool = False) -> None:
-        super().__init__(reason)
-        self.transient = transient
-
-
-@dataclass(frozen=True)
-class Built:
-    """A kernel's files, and how it is launched."""
-
-    objects: tuple[tuple[str, str], ...]  # kind ("so", "cubin") and path
-    lowered: Lowered
-    form: str
-    launch_plan: str = ""  # for a bare kernel and one for CUDA
-    output_strides: str = ""  # native's, as JSON; for a container
 
 
 class Job:
@@ -220,7 +183,7 @@ class Job:
             [i for i, a in enumerate(description["args"]) if a["kind"] == "undefined_tensor"]
         )
         if natives is None:
-            natives = validate.native_answers(call)
+            natives = native_answers(call)
         digest = validate.capture(call, probe, natives[0].sample.clone(), self.request["choose"])
         if digest != description["digest"]:
             raise Failure("call could not be rebuilt: its key is another one here")
@@ -315,7 +278,7 @@ class Job:
         if isinstance(self.lowered.plan, LaunchPlan) and self._library is not None:
             plan = self.lowered.plan.with_strides(self._strides_of_native).to_json()
             try:
-                bare = Built(_library(self._library), self.lowered, "bare", launch_plan=plan)
+                bare = Built(library_object(self._library), self.lowered, "bare", launch_plan=plan)
                 return self._prove(call, probe, natives, bare)
             except NotBitwise as differs:
                 raise CompileRefused(str(differs)) from differs
@@ -330,7 +293,7 @@ class Job:
             self.lowered = self._lower(call, natives, tools, "container", allow_bare=False)
         assert self.lowered.container is not None
         container = Built(
-            _library(self.lowered.container),
+            library_object(self.lowered.container),
             self.lowered,
             "container",
             output_strides=json.dumps(self._strides_of_native),
@@ -384,23 +347,7 @@ class Job:
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 self.fail(error)
-        outcome = self.outcome
-        response: dict[str, Any] = {
-            "id": self.description.get("id"),
-            "digest": self.description.get("digest"),
-            "verdict": outcome.verdict,
-            "reason": outcome.reason,
-            "failure": "transient" if outcome.transient else "deterministic",
-            "found": outcome.published,
-            "refused": outcome.refused,
-            "seconds": self.clock.seconds,
-        }
-        if outcome.proof is not None:
-            response["numerics"] = outcome.proof.numerics
-        if outcome.timing is not None:
-            response["native_ns"] = outcome.timing.native_ns
-            response["kernel_ns"] = outcome.timing.kernel_ns
-        return response
+        return response_of(self.description, self.outcome, self.clock.seconds)
 
     def close(self) -> None:
         """Releases the key, and removes what was built for this job alone."""
@@ -426,122 +373,7 @@ class Job:
                 return  # what was known stays
             with contextlib.suppress(self._core.StoreError):
                 self.store.remove(self.description["digest"])
-        manifest: dict[str, Any] = {
-            "key": self.description["digest"],
-            "kind": outcome.verdict,
-            "created": int(time.time()),
-            "facts": _facts(self.request, outcome, self.clock.seconds),
-        }
-        sources: list[tuple[str, str]] = []
-        if outcome.verdict == "kernel":
-            if outcome.kernel is not None:
-                sources.extend(outcome.kernel.objects)
-            elif outcome.module is not None:
-                for path in (outcome.module.path, *outcome.module.more):
-                    sources.extend(_library(path))
-            if any(kind == "so" for kind, _ in sources):
-                manifest["cpu_features"] = list(self._cpu_features())
-        elif outcome.verdict == "failed":
-            manifest["failure"] = "transient" if outcome.transient else "deterministic"
-            if outcome.transient:
-                manifest["retry_after"] = int(time.time()) + TRANSIENT_RETRY_SECONDS
+        manifest, sources = manifest_of(
+            self.request, outcome, self.clock.seconds, self._cpu_features
+        )
         self.store.publish(manifest, sources)
-
-
-def _library(path: Path) -> tuple[tuple[str, str], ...]:
-    return (("so", str(path)),)
-
-
-class Clock:
-    """CPU seconds by step, of this process and of the children it has waited for."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Adds to the named steps."""
-        for name, value in seconds.items():
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + value, 4)
-
-    @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Adds what the block takes to the step ``name``."""
-        begin = _cpu_seconds()
-        try:
-            yield
-        finally:
-            self.add({name: _cpu_seconds() - begin})
-
-
-def _cpu_seconds() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def _facts(
-    request: Mapping[str, Any], outcome: Outcome, seconds: Mapping[str, float]
-) -> dict[str, str]:
-    import torch
-
-    description = request["description"]
-    call = {name: description[name] for name in ("state", "args") if name in description}
-    facts = {
-        "op": described_name(description),
-        "dispatch_key": description["dispatch_key"],
-        "call": json.dumps(call, separators=(",", ":")),
-        "choose": request["choose"],
-        "reason": outcome.reason,
-        "torch": str(torch.__version__),
-    }
-    if "integers" in description:
-        facts["integers"] = json.dumps(known_ranges(description))
-    facts.update({f"seconds_{name}": f"{value:.3f}" for name, value in seconds.items()})
-    if outcome.proof is not None:
-        facts["numerics"] = outcome.proof.numerics
-        facts["fills"] = " ".join(outcome.proof.fills)
-        facts["seed"] = str(outcome.proof.seed)
-        facts["largest_error_ulp"] = f"{outcome.proof.largest_error:.4g}"
-        facts["native_error_ulp"] = f"{outcome.proof.native_error:.4g}"
-    if outcome.timing is not None:
-        facts["native_ns"] = f"{outcome.timing.native_ns:.1f}"
-        facts["kernel_ns"] = f"{outcome.timing.kernel_ns:.1f}"
-        facts["spread"] = outcome.timing.spread
-        facts["pairs"] = str(outcome.timing.pairs)
-        facts.update(outcome.timing.facts())
-    facts.update(outcome.facts)
-    if outcome.module is not None:
-        facts.update(outcome.module.facts)
-    if outcome.kernel is not None:
-        text = outcome.kernel.lowered.text
-        facts["kernels"] = " ".join(text.kernels)[:2_000]
-        facts["extern_calls"] = " ".join(text.extern_calls)[:2_000]
-        facts["form"] = outcome.kernel.form
-        if outcome.kernel.launch_plan:
-            facts["launch_plan"] = outcome.kernel.launch_plan
-        else:
-            facts["output_strides"] = outcome.kernel.output_strides
-        if outcome.kernel.lowered.why_container:
-            facts["why_container"] = outcome.kernel.lowered.why_container[:300]
-    # A call on hundreds of tensors is left out, where a manifest has no room beside the plan.
-    if sum(len(name) + len(value) + len("fact  \n") for name, value in facts.items()) > MAX_FACTS:
-        del facts["call"]
-    return facts
-
-
-def forget_locals(error: BaseException) -> None:
-    """Drops what the error's frames hold: samples, and the probe, of which a thread has one."""
-    traceback.clear_frames(error.__traceback__)
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether the machine, not the call, may be the reason."""
-    return is_passing(error) or is_out_of_memory(error)
-
-
-def one_line(error: BaseException) -> str:
-    """What people read."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = (lines[0] if lines else "no message")[:300]
-    if isinstance(error, (Failure, CompileFailed, CannotProve, ProofFailed)):
-        return text
-    return f"{type(error).__name__}: {text}"

@@ -10,26 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eagercache.calls.call import Call
+from eagercache.calls.numerics import NotBitwise
+from eagercache.worker.inductor.call_graph import build_graph, example_inputs
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.inductor.compile import (
-    Lowered,
-    Tools,
-    build_graph,
-    example_inputs,
-    refuse_other_writes,
-)
+from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.inductor.generated_text import admit, read_generated_text
 from eagercache.worker.inductor.launch_plan import LaunchPlan
 from eagercache.worker.inductor.scalar_text import read_scalar_plan
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.text_takers import refuse_other_writes
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.jobs.class_job import FamilyJob
-from eagercache.worker.jobs.job import Built, Outcome
+from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.samples.ordinary_operands import ordinary_inputs
 from eagercache.worker.samples.scalar_class import ScalarFamily
 from eagercache.worker.timing import timing
 from eagercache.worker.validation import validate
-from eagercache.worker.validation.validate import NotBitwise, Reshaped
+from eagercache.worker.validation.native import Reshaped, native_answers
 
 # Says of a decision for native that it holds for every number, so that none is tried by itself.
 _OF_ALL = {"of_all_numbers": "1"}
@@ -53,7 +50,7 @@ class ScalarJob(FamilyJob):
         with call.state.applied():
             with self.clock.step("native"):
                 try:
-                    natives = validate.native_answers(call)
+                    natives = native_answers(call)
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
             with self.clock.step("compile"):

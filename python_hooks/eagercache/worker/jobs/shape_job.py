@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from eagercache.base.toolchain import pick_isa
 from eagercache.calls.call import Call
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import symbolic_shapes
+from eagercache.worker.inductor.call_graph import build_graph, example_inputs
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.inductor.compile import Lowered, Tools, build_graph, example_inputs
+from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.inductor.generated_text import admit, read_generated_text
 from eagercache.worker.inductor.launch_plan import InputCheck
 from eagercache.worker.inductor.shape_plan import ShapePlan, Symbols, read_shape_plan
 from eagercache.worker.inductor.vector_math import corrected, improved
-from eagercache.worker.inductor.wrapper_text import NotUnderstood
+from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.jobs.class_job import FamilyJob
-from eagercache.worker.jobs.job import Built, Outcome
+from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.samples.ordinary_operands import ordinary_inputs
 from eagercache.worker.samples.shape_class import (
@@ -33,6 +34,7 @@ from eagercache.worker.samples.shape_class import (
 )
 from eagercache.worker.timing import timing
 from eagercache.worker.validation import validate
+from eagercache.worker.validation.native import native_answers
 
 if TYPE_CHECKING:
     import torch.fx
@@ -73,7 +75,7 @@ class ShapeJob(FamilyJob):
         self, family: ShapeFamily, fakes: Sequence[torch.Tensor], names: Sequence[str]
     ) -> torch.fx.GraphModule:
         """The graph for ``fakes``, whose sizes are the symbols ``names`` where they are open."""
-        natives = validate.native_answers(family.call)
+        natives = native_answers(family.call)
         return build_graph(family.symbolic(), len(natives[0].outputs), family.tied_sizes)
 
     def _member(self, family: ShapeFamily, values: Sequence[int]) -> Call:
@@ -84,10 +86,10 @@ class ShapeJob(FamilyJob):
         """Inductor's text for symbolic sizes, as a plan. Raises CompileRefused."""
         assert self._directory is not None
         begin = time.process_time()
-        fakes, environment = compat.symbolic_tensors(
+        fakes, environment = symbolic_shapes.symbolic_tensors(
             example_inputs(family.call), frozenset(family.symbols)
         )
-        sizes = tuple(tuple(compat.size_text(n) for n in fake.size()) for fake in fakes)
+        sizes = tuple(tuple(symbolic_shapes.size_text(n) for n in fake.size()) for fake in fakes)
         names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
         graph = self._symbolic_graph(family, fakes, names)
         directory = self._directory / "shapes"
@@ -100,7 +102,7 @@ class ShapeJob(FamilyJob):
         text = read_generated_text(wrapper, kernel)
         admit(text, family.call, checked=bool(self._ranges))
         try:
-            guards = compat.assumptions(environment, names)
+            guards = symbolic_shapes.assumptions(environment, names)
             symbols = Symbols(names, sizes, tuple(guards))
             chunked = corrected(kernel)
             plan, exact = self._read_plan(wrapper, chunked, family, symbols), None
@@ -138,7 +140,7 @@ class ShapeJob(FamilyJob):
         known = self._strides.get(tuple(values))
         if known is None:
             member = self._member(family, values)
-            known = [list(o.stride()) for o in validate.native_answers(member)[0].outputs]
+            known = [list(o.stride()) for o in native_answers(member)[0].outputs]
             self._strides[tuple(values)] = known
         return known
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from eagercache.callables.module_transfer import Transferred
-from eagercache.worker.validation.validate import ProofFailed, same_bits
+from eagercache.calls.numerics import ProofFailed, same_bits
 
 _MOVES = 3
 # A kernel sums in another order, often in longer runs; so are single sums judged (validate.py).

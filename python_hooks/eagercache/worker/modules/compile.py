@@ -41,23 +41,23 @@ from eagercache.callables.surroundings import (
 from eagercache.callables.trace_rows import rows_text
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.callables.written_tensors import counters
-from eagercache.calls.call import decode_state
 from eagercache.calls.contract import module_contracts
+from eagercache.calls.description import decode_state
+from eagercache.calls.numerics import ProofFailed, same_bits
+from eagercache.worker.graphs.indices import indexes
+from eagercache.worker.graphs.vector_products import use_vector_products
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.modules.comparison import Moved, compare
-from eagercache.worker.modules.guards import tensor_names
-from eagercache.worker.modules.indices import indexes
 from eagercache.worker.modules.reads import Reads, check_names
+from eagercache.worker.modules.tensor_names import tensor_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
-from eagercache.worker.modules.vector_products import use_vector_products
 from eagercache.worker.modules.wide_reference import in_float64
 from eagercache.worker.timing import cuda_timing, timing
-from eagercache.worker.validation.validate import ProofFailed, same_bits
 
 if TYPE_CHECKING:
-    from eagercache.worker.modules.joint_graph import TrainingGraphs
+    from eagercache.worker.modules.training_graphs import TrainingGraphs
 
 SEEDS = (0, 1, 2)
 SPREADS = (1.0, 1.0, 2.0)

@@ -11,7 +11,7 @@ import functools
 import os
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -380,22 +380,3 @@ def _passes_an_object(path: Path, module: torch.nn.Module) -> bool:
 _OF_MODULES = frozenset(
     ("_modules", "_parameters", "_buffers", "__dict__", "_forward_hooks", "_backward_hooks")
 )
-
-
-def tensor_names(codes: Iterable[tuple[types.CodeType, str]]) -> list[GuardRow]:
-    """What stands in `torch.Tensor` under the names that this code asks for: it may be patched."""
-    named = {name for code, _ in codes for name in (*code.co_names, *_strings(code))}
-    members = vars(torch.Tensor)
-    special = {name for name in dir(torch._C.TensorBase) if name.startswith("__")}
-    known = sorted(
-        name
-        for name in named | special
-        if callable(members.get(name)) or callable(getattr(torch._C.TensorBase, name, None))
-    )
-    path: Path = (("import", "torch"), ("attr", "Tensor"))
-    nobody = torch.nn.Module()
-    return [GuardRow(path, "names", known, describe(torch.Tensor, "names", known, nobody))]
-
-
-def _strings(code: types.CodeType) -> Iterator[str]:
-    return (constant for constant in code.co_consts if isinstance(constant, str))

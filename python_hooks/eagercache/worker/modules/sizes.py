@@ -20,6 +20,7 @@ from eagercache.callables.arguments import sized_values, sizes_of
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.outputs import COUNT_OFFSET, build_unflatten, takes_objects
+from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.modules.compile import (
     Answers,
     ModuleResult,
@@ -34,7 +35,6 @@ from eagercache.worker.modules.symbolic import SHAPE_FUNCTION
 from eagercache.worker.modules.trace import ModuleGraph
 from eagercache.worker.samples.shape_class import SMALLEST, ends, groups, sizes_text
 from eagercache.worker.timing import timing
-from eagercache.worker.validation.validate import ProofFailed
 
 _VECTOR = 16  # elements; the widest of float32, and a multiple of the others'
 _EDGES = (SMALLEST, SMALLEST + 1, _VECTOR - 1, _VECTOR, _VECTOR + 1, 2 * _VECTOR + 3)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import symbolic_shapes
 from eagercache.worker.inductor.commands import CompileRefused
 
 SHAPE_FUNCTION = "eagercache_module_shape"
@@ -77,7 +77,7 @@ class SymbolicSizes:
         """Reads the outputs' strides."""
         (output,) = [node for node in graph.nodes if node.op == "output"]
         self.strides = tuple(
-            tuple(compat.size_text(stride) for stride in node.meta["val"].stride())
+            tuple(symbolic_shapes.size_text(stride) for stride in node.meta["val"].stride())
             for node in output.args[0]
         )
 
@@ -87,7 +87,7 @@ class SymbolicSizes:
         Raises CompileRefused when that does not follow from them alone.
         """
         try:
-            assumed = compat.assumptions(self.environment, self._symbols())
+            assumed = symbolic_shapes.assumptions(self.environment, self._symbols())
         except ValueError as error:
             raise CompileRefused(f"no kernel for several sizes: {error}") from error
         equal = [
@@ -142,6 +142,6 @@ def symbolic_sizes(
     environment = found[0][1].node.shape_env
     return SymbolicSizes(
         open_sizes=tuple(place for place, _ in found),
-        texts=tuple(compat.size_text(size) for _, size in found),
+        texts=tuple(symbolic_shapes.size_text(size) for _, size in found),
         environment=environment,
     )

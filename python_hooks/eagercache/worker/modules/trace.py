@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
-from torch.utils import _pytree as pytree
 
 from eagercache.callables.answer_structure import (
     Structure,
@@ -23,14 +18,18 @@ from eagercache.callables.answer_structure import (
 from eagercache.callables.arguments import argument_tensors, sized_values, stand_in
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
-from eagercache.worker.inductor import compat
+from eagercache.worker.compat import traced_graphs
+from eagercache.worker.graphs.indices import Range, check_inside, index_ranges
+from eagercache.worker.graphs.nodes import counts_from_the_storage, draws_numbers, operator_name
+from eagercache.worker.graphs.writes import is_write, without_writes, write_at_the_end
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.guards import DynamoGuards
-from eagercache.worker.modules.indices import Range, check_inside, index_ranges
-from eagercache.worker.modules.nodes import (
-    counts_from_the_storage,
-    draws_numbers,
-    operator_name,
+from eagercache.worker.modules.exported import (
+    export_strictly,
+    first_line,
+    flatten_outputs,
+    source_of,
+    state_value,
+    user_leaves,
 )
 from eagercache.worker.modules.opened import (
     Kept,
@@ -41,19 +40,9 @@ from eagercache.worker.modules.opened import (
     with_objects,
     without_empty_parts,
 )
-from eagercache.worker.modules.symbolic import (
-    SymbolicSizes,
-    dynamic_shapes,
-    symbolic_sizes,
-)
-from eagercache.worker.modules.writes import is_write, without_writes, write_at_the_end
+from eagercache.worker.modules.symbolic import SymbolicSizes, dynamic_shapes, symbolic_sizes
 
 MAX_CONSTANT_BYTES = 1 << 20
-
-# Dynamo's words before the list of what is changed, and how it names a global variable there.
-_SIDE_EFFECTS = "certain side effects happened"
-_LISTED = "double check: "
-_GLOBAL = re.compile(r"^G\['(?:__import_)?(.*?)'\]")
 
 _aten = torch.ops.aten
 
@@ -165,7 +154,7 @@ def trace_module(
     if kept:
         sizes = {count: fakes[number].size(0) for number, count in opens.numbers if number in fakes}
         drop_kept(graph, kept, sizes)
-    outputs = _flatten_outputs(graph, program)
+    outputs = flatten_outputs(graph, program)
     if symbolic is not None and objects.found:
         held = {id(tensor) for tensor in argument_tensors(objects.found, {})}
         members = [index for index, tensor in enumerate(arguments) if id(tensor) in held]
@@ -249,65 +238,14 @@ def _structure_of_new(answer: Any, rebuilt: Transferred) -> Structure:
         raise CompileRefused(str(error)) from error
 
 
-def export_strictly(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shapes: Any = None,
-    guarded: torch.nn.Module | None = None,
-) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...]]:
-    """The call as TorchDynamo traces it, and what its guards say (`GuardRow.to_row`).
-
-    ``guarded``: the module that is guarded, where ``module`` is an `OpenedCall` of it.
-
-    Raises CompileRefused where it cannot, and for a forward with side effects. Dynamo knows which
-    objects that existed before the call would be changed by it, and says so in a warning
-    (`OutputGraph.codegen_suffix`): an exported program leaves that out. What is changed of the
-    module itself is seen otherwise (`compile._observe`).
-    """
-    guarded = module if guarded is None else guarded
-    guards = DynamoGuards(opened=guarded is not module)
-    compat.export_constants_of_objects()
-    try:
-        with warnings.catch_warnings(record=True) as said, guards.recorded():
-            warnings.simplefilter("always")
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
-        changed = [
-            name
-            for name in _changed_objects([str(warning.message) for warning in said])
-            if name not in guards.restored
-        ]
-    except Exception as error:
-        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
-    if changed:
-        name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
-        raise CompileRefused(f"the forward changes {name}, which outlives the call")
-    return program, tuple(tuple(row.to_row()) for row in guards.rows(guarded))
-
-
-def _changed_objects(warned: Sequence[str]) -> list[str]:
-    """What Dynamo says that the forward would change, but for the module itself."""
-    return [
-        name
-        for text in warned
-        if _SIDE_EFFECTS in text
-        for name in ast.literal_eval(text.partition(_LISTED)[2])
-        if not name.startswith("L['self']")
-    ]
-
-
-def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240] if lines else 'no message'}"
-
-
 def _with_casts(
     module: torch.fx.GraphModule, examples: tuple[torch.Tensor, ...]
 ) -> torch.fx.GraphModule:
     """``module``, whose operators are above autocast, as what runs below it."""
     try:
-        made = compat.joint_graph(lambda *given: list(module(*given)), examples, gradients=False)
+        made = traced_graphs.joint_graph(
+            lambda *given: list(module(*given)), examples, gradients=False
+        )
     except Exception as error:
         raise CompileRefused(f"it cannot be traced under autocast: {first_line(error)}") from error
     refuse_operators(made.graph)
@@ -355,46 +293,6 @@ def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False) -> None:
             raise CompileRefused(f"the forward calls the custom operator {target}")
 
 
-def user_leaves(
-    program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Any]:
-    """Leaves of the call in the order of the program's user inputs."""
-    spec = program.call_spec.in_spec
-    assert spec is not None
-    names = (
-        list(spec.children()[1].context)
-        if hasattr(spec, "children")
-        else list(spec.children_specs[1].context)
-    )
-    return pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
-
-
-def state_value(program: torch.export.ExportedProgram, target: str) -> Any:
-    """The parameter, buffer or constant of that name."""
-    state = program.state_dict
-    return state[target] if target in state else program.constants[target]
-
-
-def source_of(
-    value: torch.Tensor, kind: str, identity: Identity, arguments: Sequence[torch.Tensor]
-) -> tuple[bool, int] | None:
-    """Where a call finds the tensor; None for a constant of the code."""
-    if kind == "USER_INPUT":
-        for index, argument in enumerate(arguments):
-            if argument is value:
-                return False, index
-        raise CompileRefused("an argument was replaced while tracing")
-    for index, slot in enumerate(identity.slots):
-        if slot.tensor is value or (
-            slot.tensor.data_ptr() == value.data_ptr()
-            and slot.tensor.size() == value.size()
-            and slot.tensor.stride() == value.stride()
-            and slot.tensor.dtype == value.dtype
-        ):
-            return True, index
-    return None
-
-
 def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
     name = f"_eagercache_constant_{node.name}"
     module.register_buffer(name, value.detach().clone())
@@ -403,46 +301,3 @@ def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: tor
     constant.meta.update(node.meta)
     node.replace_all_uses_with(constant)
     module.graph.erase_node(node)
-
-
-def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, list[int]]:
-    """How a forward's answer is built of its tensors, as JSON, and which outputs are tensors.
-
-    Raises CompileRefused for what no kernel can return.
-    """
-    (output,) = [node for node in graph.nodes if node.op == "output"]
-    tensors: list[int] = []
-    met: set[torch.fx.Node] = set()
-    leaves: list[Any] = []
-    for position, value in enumerate(output.args[0]):
-        if isinstance(value, torch.fx.Node):
-            if not isinstance(value.meta.get("val"), torch.Tensor):
-                raise CompileRefused("the forward returns a number that it computes")
-            if value.op != "call_function":
-                raise CompileRefused("the forward returns one of its inputs")
-            if value in met:
-                raise CompileRefused("the forward returns a tensor twice")
-            met.add(value)
-            leaves.append({"tensor": len(tensors)})
-            tensors.append(position)
-        elif value is None or isinstance(value, (bool, int, float, str)):
-            leaves.append({"value": value})
-        else:
-            raise CompileRefused(f"the forward returns a {type(value).__name__}")
-    if not tensors:
-        raise CompileRefused("the forward returns no tensor")
-    try:
-        text = pytree.treespec_dumps(spec)
-    except Exception as error:
-        raise CompileRefused(
-            f"what the forward returns cannot be stored: {first_line(error)}"
-        ) from error
-    return json.dumps({"spec": text, "leaves": leaves}), tensors
-
-
-def _flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgram) -> str:
-    """Leaves only tensors in the output node; returns how the answer is built of them."""
-    outputs, tensors = read_outputs(graph, program.call_spec.out_spec)
-    (output,) = [node for node in graph.nodes if node.op == "output"]
-    output.args = (tuple(output.args[0][position] for position in tensors),)
-    return outputs

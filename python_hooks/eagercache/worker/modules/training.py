@@ -49,8 +49,10 @@ from eagercache.callables.surroundings import (
     torch_states,
 )
 from eagercache.callables.used_functions import FunctionRecorder
-from eagercache.calls.call import decode_state
 from eagercache.calls.contract import module_contracts
+from eagercache.calls.description import decode_state
+from eagercache.calls.numerics import ProofFailed, same_bits
+from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
@@ -70,10 +72,9 @@ from eagercache.worker.modules.compile import (
     time_answers,
     wide,
 )
-from eagercache.worker.modules.dropout_masks import Draw
-from eagercache.worker.modules.joint_graph import OpenedAnswer, TrainingGraphs, trace_training
+from eagercache.worker.modules.joint_graph import OpenedAnswer, trace_training
 from eagercache.worker.modules.reads import Reads, check_names
-from eagercache.worker.validation.validate import ProofFailed, same_bits
+from eagercache.worker.modules.training_graphs import TrainingGraphs
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from eagercache.calls.call import ALIKE, ALL_SPECIAL, FILLS, Call
+from eagercache.calls.call import Call
 from eagercache.calls.numerics import base_name
+from eagercache.calls.samples import ALIKE, ALL_SPECIAL, FILLS
 
 SEED = 20_240_601
 

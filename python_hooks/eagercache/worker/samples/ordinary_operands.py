@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eagercache.calls.call import Call, Sample
+from eagercache.calls.call import Call
+from eagercache.calls.samples import Sample
 
 # By operator, without its overload, the arguments that are looked at. Not batch norm's: its kernels
 # must equal native bit for bit in training, and are given the mean otherwise.

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from eagercache.calls.call import Call, CallError
+from eagercache.calls.call import Call
+from eagercache.calls.description import CallError
 
 # Numbers for lowering: 1 + n/128 with odd n, times a power of two. Exact in every dtype, so that a
 # lowering that rounds them prints them unchanged, and unlike any constant of an operator's own.

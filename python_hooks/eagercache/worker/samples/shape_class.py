@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from eagercache.calls.call import Call, CallError
+from eagercache.calls.call import Call
+from eagercache.calls.description import CallError
 
 SMALLEST = 2  # a size of 1 broadcasts: calls with one are of another class
 _MAX_PROOF_ELEMENTS = 1 << 20

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from eagercache.calls.call import Call, Sample
+from eagercache.calls.call import Call
 from eagercache.calls.numerics import CannotProve
+from eagercache.calls.samples import Sample
 from eagercache.worker.timing.timing import Probe, Timing, median_interval, quiet_pairs
 
 # Data of calls larger than this is not in the cache when an operator begins: its inputs rotate

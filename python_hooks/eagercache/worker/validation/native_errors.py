@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from eagercache.calls.call import Call, Sample
+from eagercache.calls.call import Call
 from eagercache.calls.numerics import ProofFailed, is_device_error, is_out_of_memory
+from eagercache.calls.samples import Sample
 from eagercache.worker.timing.timing import Probe
 
 # Tensors of at most so many elements may be numbers that native converts: each value is tried.

@@ -12,7 +12,7 @@ import operator
 import torch
 import torch.fx
 
-from eagercache.worker.modules.nodes import called, operator_name
+from eagercache.worker.graphs.nodes import called, operator_name
 
 _aten = torch.ops.aten
 

@@ -23,14 +23,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from eagercache.callables.replay import generator_of
 from eagercache.calls.numerics import HALF
-from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.nodes import (
+from eagercache.worker.graphs.nodes import (
     arguments_of,
     called,
     draws_numbers,
     drops_nothing,
     operator_name,
 )
+from eagercache.worker.inductor.commands import CompileRefused
 
 _aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from eagercache.calls.numerics import HALF
-from eagercache.worker.modules.nodes import operator_name
+from eagercache.worker.graphs.nodes import operator_name
 
 # Operators that show all memory of their first argument in another form.
 WHOLE_VIEWS = {

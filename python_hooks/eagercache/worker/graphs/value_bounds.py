@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from eagercache.worker.modules.nodes import TRANSPARENT, operator_name
+from eagercache.worker.graphs.nodes import TRANSPARENT, operator_name
 
 # (least, most). Numbers, or sizes that are left open.
 Bounds = tuple[Any, Any]

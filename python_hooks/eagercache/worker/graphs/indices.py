@@ -10,16 +10,16 @@ from typing import Any
 import torch
 import torch.fx
 
-from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.labels import label_range
-from eagercache.worker.modules.nodes import (
+from eagercache.worker.graphs.labels import label_range
+from eagercache.worker.graphs.nodes import (
     called,
     divides_integers,
     is_made_here,
     operator_name,
     shifted_input,
 )
-from eagercache.worker.modules.value_bounds import bounds_of
+from eagercache.worker.graphs.value_bounds import bounds_of
+from eagercache.worker.inductor.commands import CompileRefused
 
 # (input, low, high, also): its values are in [low, high) or equal ``also``, which is ``low`` where
 # there is none.

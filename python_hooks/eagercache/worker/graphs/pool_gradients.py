@@ -5,8 +5,8 @@ lies in by computed indices: it reads element by element, and where a normalizat
 a loop takes minutes to be written. Such windows are the same in both directions: the gradient is a
 pool, too, of what each window gives to its elements.
 
-Those of max pools are native's (`_compat.max_pool_gradients_by_native`), which is given an argument
-of which it reads the sizes alone: nothing is computed or kept for it.
+Those of max pools are native's (`aot_inductor.max_pool_gradients_by_native`), which is given an
+argument of which it reads the sizes alone: nothing is computed or kept for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from eagercache.worker.modules.nodes import called, operator_name
+from eagercache.worker.graphs.nodes import called, operator_name
 
 _aten = torch.ops.aten
 

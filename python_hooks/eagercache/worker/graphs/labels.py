@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from eagercache.worker.modules.nodes import behind, operator_name
+from eagercache.worker.graphs.nodes import behind, operator_name
 
 _aten = torch.ops.aten
 

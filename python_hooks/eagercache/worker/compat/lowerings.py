@@ -1,7 +1,6 @@
 """What Inductor's lowerings are to compute, which is not what they compute: what native does.
 
 They hold for every graph that a worker compiles: a single operator's, a function's, a module's.
-Everything here depends on torch's private names, as in `compat`.
 """
 
 from __future__ import annotations

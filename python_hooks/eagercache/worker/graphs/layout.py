@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from eagercache.calls.numerics import HALF
-from eagercache.worker.modules.nodes import operator_name
+from eagercache.worker.graphs.nodes import operator_name
 
 _aten = torch.ops.aten
 

@@ -1,0 +1,384 @@
+"""Rows of values of the program, which are compared or held before a kernel answers."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import gc
+import os
+import threading
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from eagercache.callables.code_values import (
+    MISSING,
+    attribute_places,
+    filled_cells,
+    functions_in,
+    is_covered,
+    is_immutable,
+    is_of_program,
+    is_python_class,
+    members,
+    plain_value,
+)
+from eagercache.callables.guard_rows import GuardRow, path_text, step_from
+from eagercache.callables.module_identity import NOT_COMPARED
+
+# (sort, place, keys, expected): see nn_modules/values.h.
+Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
+
+_NOT_THERE = (None, True)
+_WITH_PARTS = (list, tuple, dict, set, frozenset, functools.partial, types.FunctionType)
+# Nobody can give such an object another function.
+_FIXED = (property, types.MethodType, types.BuiltinFunctionType)
+_MAX_VALUES = 4096
+_MAX_DEPTH = 12
+# What a module keeps children and tensors in (nn_modules/guard.h compares them).
+_TABLES = frozenset(("_modules", "_parameters", "_buffers"))
+
+
+class Unwatchable(Exception):
+    """A value that a kernel stands on may change without being noticed."""
+
+
+class Rows:
+    """Collects rows; each place comes once."""
+
+    def __init__(self) -> None:
+        # By identity of the place: it, and what its keys have.
+        self._items: dict[int, tuple[Any, dict[Any, tuple[Any, bool]]]] = {}
+        self._left = _MAX_VALUES  # of those
+        self._insides: list[Row] = []
+        self._looked: set[int] = set()  # identities of what is in the rows
+        self._typed: set[int] = set()  # the same, of objects whose class and functions whose parts
+        self._holdable: dict[int, bool] = {}  # by identity
+        self._kept: list[Any] = []  # so that no identity is used twice meanwhile
+
+    @property
+    def made(self) -> list[Row]:
+        """All rows."""
+        items: list[Row] = [
+            ("items", place, tuple(held), tuple(held.values()))
+            for place, held in self._items.values()
+        ]
+        return items + self._insides
+
+    def chain(self, chain: tuple[str, ...], namespace: Mapping[str, Any]) -> None:
+        """A global name, and the attributes that code asks of it."""
+        if chain[0] not in namespace:
+            self._item(namespace, chain[0], _NOT_THERE)  # a builtin, until the program has one
+            return
+        owner: Any = None
+        places: list[Any] = [namespace]
+        for position, name in enumerate(chain, 1):
+            found = MISSING
+            place: Any = None
+            for place in places:
+                found = members(place).get(name, MISSING)
+                if found is not MISSING:
+                    break
+                self._item(place, name, _NOT_THERE)
+            goes_on = position < len(chain) and self._may_hold(found, 0)
+            places = attribute_places(found) if goes_on else []
+            if found is not MISSING:
+                self._item(place, name, (found, False) if places else self._expected(found))
+            # What a method or property reads of its object is not known.
+            if found is MISSING or (isinstance(place, type) and any(functions_in(found))):
+                self.inside(owner)
+            if not places:
+                return
+            owner = found
+
+    def environment(self, names: Iterable[str]) -> None:
+        """Environment variables."""
+        data: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+        for name in names:
+            key = os.fsencode(name)
+            value = data.get(key)
+            self._item(data, key, _NOT_THERE if value is None else (value, False))
+
+    def guard(self, guard: GuardRow, module: torch.nn.Module) -> None:
+        """Every step to the value of a guard, and the value. Raises Unwatchable."""
+        self._path(guard.path, module, guard.kind)
+        if guard.kind == "same":
+            self._path(tuple((step, key) for step, key in guard.argument), module, "type")
+
+    def _path(self, path: tuple[tuple[str, Any], ...], module: torch.nn.Module, kind: str) -> None:
+        owner: Any = None
+        of_module = False  # whether owner is the table of a module's children or tensors
+        for position, (step, key) in enumerate(path):
+            value = step_from(owner, step, key, module)
+            if value is MISSING:
+                return  # comparing it says so
+            if of_module:  # noticed otherwise, as another value in a module is
+                owner, of_module = value, False
+                continue
+            of_module = isinstance(owner, torch.nn.Module) and key in _TABLES
+            text = path_text(path[: position + 1])
+            if isinstance(value, type) and not is_covered(value.__module__):
+                self._class_and_members(value)
+            elif isinstance(value, types.FunctionType):
+                self._function_parts(value)
+            else:
+                self._type_of(value)
+            if step == "variable":
+                self.environment([key])
+            elif step in ("attr", "item", "key"):
+                last = position + 1 == len(path)
+                self._step(owner, step, key, (value, text), last and kind == "type")
+            owner = value
+        if of_module:
+            return
+        if kind in ("keys", "contains", "length"):
+            self._parts_of(owner, path_text(path))
+        elif kind in ("has", "names"):
+            kind_of = owner if isinstance(owner, type) else type(owner)
+            self._class(kind_of)
+
+    def _step(self, owner: Any, step: str, key: Any, found: tuple[Any, str], by_type: bool) -> None:
+        value, text = found
+        if isinstance(owner, torch.nn.Module):
+            return  # another value in a module is noticed otherwise (nn_modules/guard.h)
+        # A subclass of either may have attributes.
+        in_sequence = isinstance(owner, (tuple, list)) and (
+            step == "item" or type(owner) in (tuple, list)
+        )
+        if step == "key" or (in_sequence and isinstance(owner, list)):
+            self._parts_of(owner, text)
+            return
+        if in_sequence:
+            return  # never another one
+        if isinstance(owner, types.CellType):
+            self._insides.append(("cell", owner, (), (self._held(value, text, by_type),)))
+            return
+        if isinstance(owner, types.CodeType):
+            return
+        if type(owner) is functools.partial and key in ("func", "args", "keywords"):
+            return  # never others
+        if type(owner) is defaultdict and key == "default_factory":
+            return  # seldom another one, and read where a key is missing, which changes the dict
+        if isinstance(owner, types.FunctionType) and key not in vars(owner):
+            return  # its code, defaults and closure
+        place = owner
+        if isinstance(owner, type):
+            self._class(owner)
+            return
+        if step == "attr":
+            place = self._dictionary_of(owner, key, text)
+        if place is None:
+            return
+        if not isinstance(place, dict):
+            raise Unwatchable(f"{text} is in a {type(owner).__name__}, which cannot be watched")
+        if not isinstance(owner, types.ModuleType) and not self._may_hold(owner, 0):
+            raise Unwatchable(f"{text} is beside a tensor or module")
+        self._item(place, key, self._held(value, text, by_type))
+
+    def _dictionary_of(self, owner: Any, name: str, text: str) -> dict[str, Any] | None:
+        """Where an attribute is that may be replaced; None where its class alone can be."""
+        if isinstance(owner, threading.local):
+            raise Unwatchable(f"{text} is another one in each thread")
+        held = getattr(owner, "__dict__", None)
+        if isinstance(owner, types.ModuleType):
+            return vars(owner)
+        found = next((vars(k)[name] for k in type(owner).__mro__ if name in vars(k)), None)
+        if isinstance(held, dict):
+            self._class(type(owner))
+            if name not in held:
+                # Members of C's own are seldom written.
+                if isinstance(found, types.MemberDescriptorType) and is_python_class(
+                    found.__objclass__
+                ):
+                    raise Unwatchable(f"{text} is in a slot, which cannot be watched")
+                self._item(held, name, _NOT_THERE)
+                return None
+            return held
+        kept_by_c = (types.MemberDescriptorType, types.GetSetDescriptorType)
+        fixed = isinstance(owner, _FIXED) or is_immutable(owner)
+        if isinstance(found, kept_by_c) and not fixed:
+            raise Unwatchable(f"{text} is in a slot, which cannot be watched")
+        self._class(type(owner))
+        return None
+
+    def _held(self, value: Any, text: str, by_type: bool) -> tuple[Any, bool]:
+        if isinstance(value, types.ModuleType) or self._may_hold(value, 0):
+            return value, False
+        if by_type:
+            return type(value), True
+        raise Unwatchable(f"{text} holds a tensor or module")
+
+    def _parts_of(self, value: Any, text: str) -> None:
+        """All items of a container of the program's."""
+        if isinstance(value, (tuple, frozenset, str, bytes, range)):
+            return
+        if isinstance(value, type):
+            self._class(value)
+            return
+        if not self._may_hold(value, 0):
+            raise Unwatchable(f"{text} holds a tensor or module")
+        if id(value) in self._looked:
+            return
+        # Which keeps its order where a dict has none of it.
+        ordered = isinstance(value, OrderedDict)
+        if ordered or not isinstance(value, (list, dict, set)):
+            raise Unwatchable(f"{text} is a {type(value).__name__}, which cannot be watched")
+        self._look_inside(value)
+
+    def inside(self, value: Any) -> None:
+        """What is inside of ``value``, which itself is compared elsewhere."""
+        if not _is_leaf(value):
+            self._expected(value)
+
+    def _item(self, place: Any, key: Any, value: tuple[Any, bool]) -> None:
+        if isinstance(place, type) and is_covered(place.__module__):
+            return
+        if self._left > 0:
+            _, held = self._items.setdefault(id(place), (place, {}))
+            self._left -= key not in held
+            if key not in held or held[key][1]:  # what a guard expects of it says more than a type
+                held[key] = value
+
+    def _expected(self, value: Any) -> tuple[Any, bool]:
+        if _is_leaf(value):
+            return value, False
+        if not self._may_hold(value, 0):
+            return type(value), True
+        if isinstance(value, _WITH_PARTS) or is_of_program(value):
+            self._look_inside(value)
+        return value, False
+
+    def _look_inside(self, value: Any) -> None:
+        if id(value) in self._looked:
+            return
+        self._looked.add(id(value))
+        if isinstance(value, list):
+            self._insides.append(("list", value, (), tuple(map(self._expected, value))))
+        elif isinstance(value, (tuple, frozenset)):
+            for item in value:
+                self.inside(item)
+        elif isinstance(value, set):
+            items = tuple(value)
+            if all(_is_leaf(item) for item in items):
+                self._insides.append(("set", value, (), tuple((item, False) for item in items)))
+        elif isinstance(value, dict):
+            self._dictionary(value)
+        elif isinstance(value, functools.partial):
+            self._type_of(value)
+            for part in (value.func, value.args, value.keywords):
+                self.inside(part)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        else:
+            self._dictionary(vars(value))
+        self._type_of(value)
+
+    def _type_of(self, value: Any) -> None:
+        """That an object of a class of the program stays one, and its class what it is."""
+        kind = type(value)
+        if is_covered(kind.__module__) or isinstance(value, (torch.nn.Module, torch.Tensor)):
+            return
+        self._class(kind)
+        if id(value) not in self._typed and self._may_hold(value, 0):
+            self._typed.add(id(value))
+            self._kept.append(value)
+            self._insides.append(("type", value, (), ((kind, False),)))
+
+    def _class(self, kind: type) -> None:
+        if id(kind) not in self._looked:
+            self._looked.add(id(kind))
+            self._insides.append(("class", kind, (), ()))
+
+    def _class_and_members(self, kind: type) -> None:
+        """A class that code of the program reads from, its metaclass, and members of an enum."""
+        self._class(kind)
+        self._class(type(kind))
+        if issubclass(kind, enum.Enum):
+            for member in kind:
+                self._item(vars(member), "_value_", self._expected(member._value_))
+
+    def _dictionary(self, value: dict[Any, Any]) -> None:
+        # At one moment: other threads may add to it.
+        items = list(value.items())
+        values = tuple(
+            (type(item), True) if key in NOT_COMPARED else self._expected(item)
+            for key, item in items
+        )
+        self._insides.append(("dict", value, tuple(key for key, _ in items), values))
+
+    def _function(self, value: types.FunctionType) -> None:
+        if is_covered(str(value.__module__)):
+            return
+        self._function_parts(value)
+        for default in (value.__defaults__, value.__kwdefaults__):
+            self.inside(default)
+        for cell, content in filled_cells(value):
+            self._insides.append(("cell", cell, (), (self._expected(content),)))
+
+    def _function_parts(self, value: types.FunctionType) -> None:
+        """That nothing is assigned to a function, which marks no dictionary."""
+        parts = (
+            *(value.__code__, value.__defaults__, value.__kwdefaults__),
+            *(value.__name__, value.__qualname__, value.__doc__),
+        )
+        if id(value) not in self._typed and all(self._may_hold(part, 0) for part in parts):
+            self._typed.add(id(value))
+            self._kept.append(value)
+            held = tuple((part, False) for part in parts)
+            self._insides.append(("function", value, (), held))
+
+    def _may_hold(self, value: Any, depth: int) -> bool:
+        """Whether no module and no tensor is reached from ``value``."""
+        if _is_leaf(value):
+            return True
+        if isinstance(value, (torch.nn.Module, torch.Tensor)):
+            return False
+        known = self._holdable.get(id(value))
+        if known is not None:
+            return known
+        if depth > _MAX_DEPTH or len(self._holdable) > _MAX_VALUES:
+            return False
+        self._kept.append(value)
+        self._holdable[id(value)] = True  # for what leads back to it
+        held = all(self._may_hold(part, depth + 1) for part in _parts(value))
+        self._holdable[id(value)] = held
+        return held
+
+
+def _is_leaf(value: Any) -> bool:
+    """A value without parts that may be held."""
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is None and is_covered(str(value.__module__))
+    return plain_value(value) is not None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in list(value.items()):
+            yield from item
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from list(value)
+    elif isinstance(value, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from (value.__defaults__, value.__kwdefaults__)
+        for _, content in filled_cells(value):
+            yield content
+    else:
+        yield from _referents(value)
+
+
+def _referents(value: Any) -> Iterator[Any]:
+    """Whatever else an object leads to: its attributes, and what C code keeps."""
+    if isinstance(value, (type, types.ModuleType)):
+        return
+    if not isinstance(value, deque) and is_of_program(value):
+        yield vars(value)
+    for part in gc.get_referents(value):
+        if not isinstance(part, (type, types.ModuleType)):
+            yield part

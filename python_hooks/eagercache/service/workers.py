@@ -1,0 +1,253 @@
+"""The threads of a compile service, each with a worker process of its own.
+
+A thread starts its worker, feeds it one batch of requests at a time, and replaces it when it
+crashes, hangs or has served long enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+
+from eagercache.base.log import event
+from eagercache.base.operators import described_name
+from eagercache.service.request import Request, Response, failure_of, message, note_lost_batch
+from eagercache.service.request_queue import RequestQueue
+from eagercache.service.slots import Slot, Slots
+from eagercache.service.worker_process import WorkerLost, WorkerProcess, give_way_to_callers
+
+log = logging.getLogger("eagercache")
+INFO = logging.INFO
+
+_PAUSE_AFTER_FAILURE = 0.5
+
+
+class Workers:
+    """Threads and workers, of which there are more as requests come. The queue's lock guards it."""
+
+    def __init__(self, queue: RequestQueue) -> None:
+        self._queue = queue
+        self.threads: list[threading.Thread] = []
+        self.processes: set[WorkerProcess] = set()
+        self._said: set[str] = set()  # warnings that were given
+        settings = queue.settings
+        self._slots = Slots(
+            settings.slots or max(settings.workers, (os.cpu_count() or 2) // 2, 1),
+            settings.slots_folder,
+        )
+
+    def start_thread_locked(self) -> bool:
+        """Whether there is a thread that will serve what is queued."""
+        limit = self._queue.settings.workers or max(1, len(os.sched_getaffinity(0)) // 2)
+        if self._queue.idle > 0 or len(self.threads) >= limit:
+            return True
+        thread = threading.Thread(
+            target=self._serve, name=f"eagercache-compile-{len(self.threads)}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self.threads and "threads" not in self._said:
+                self._said.add("threads")
+                log.warning("nothing is compiled now: %s", error)
+            return bool(self.threads)
+        self.threads.append(thread)
+        return True
+
+    def _serve(self) -> None:
+        """One thread: one worker, one batch of requests at a time, and never without a slot."""
+        give_way_to_callers()
+        process: WorkerProcess | None = None
+        try:
+            while True:
+                batch: list[Request] = []
+                try:
+                    if not self._queue.wait_for_work(process):
+                        return
+                    slot = self._wait_for_slot()
+                    try:
+                        batch = self._queue.take_batch(process)
+                        process = self._serve_batch(process, batch)
+                    finally:
+                        slot.release()
+                except BaseException as error:  # whoever waits for the batch must not wait for ever
+                    process = None
+                    self._give_up(batch, error)
+        finally:
+            if process is not None:
+                self._discard(process)
+
+    def _give_up(self, batch: list[Request], error: BaseException) -> None:
+        """After what should not happen: ends this thread's worker, answers the batch's requests."""
+        log.error("compiling failed as it should not; %d calls stay native for now", len(batch))
+        log.debug("the reason:", exc_info=error)
+        with self._queue.changed:
+            mine = [p for p in self.processes if p.thread == threading.get_ident()]
+        for process in mine:
+            with contextlib.suppress(Exception):
+                self._discard(process)
+        reason = f"the compile service failed: {type(error).__name__}: {error}"[:300]
+        with self._queue.changed:
+            queued = {request.order for request in self._queue.waiting}
+        for request in batch:
+            if not request.answered and request.order not in queued:
+                with contextlib.suppress(Exception):
+                    self._queue.finish(
+                        request, failure_of(request.description, reason, transient=True)
+                    )
+        with self._queue.changed:  # what fails at once does not keep a processor busy
+            self._queue.changed.wait_for(lambda: self._queue.closed, _PAUSE_AFTER_FAILURE)
+
+    def _wait_for_slot(self) -> Slot:
+        deadline = time.monotonic() + self._queue.settings.slot_timeout
+        while True:
+            slot = self._slots.try_take()
+            if slot is not None:
+                return slot
+            with self._queue.changed:
+                self._queue.changed.wait_for(
+                    lambda: self._queue.closed, self._queue.settings.slot_delay
+                )
+                if self._queue.closed or time.monotonic() > deadline:
+                    return Slot(None)
+
+    def _serve_batch(
+        self, process: WorkerProcess | None, batch: list[Request]
+    ) -> WorkerProcess | None:
+        """The worker to go on with."""
+        if not batch:
+            if process is not None:
+                self._discard(process)
+            return None
+        process = self._ready_process(process, batch[0])
+        if len(batch) == 1:
+            return self._handle(process, batch[0])
+        return self._handle_batch(process, batch)
+
+    def _ready_process(
+        self, process: WorkerProcess | None, request: Request
+    ) -> WorkerProcess | None:
+        """A live worker, started when there is none; None when it cannot be."""
+        if process is not None:
+            if process.alive() and process.served < request.settings.requests_per_worker:
+                return process
+            self._discard(process)
+        try:
+            process = WorkerProcess(request.settings)
+        except Exception as error:  # no memory, no process, no thread, no such program
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                log.warning("the compile worker cannot be started: %s", error)
+            return None
+        with self._queue.changed:
+            self.processes.add(process)
+            closed = self._queue.closed
+        if closed:
+            process.kill()
+        return process
+
+    def _discard(self, process: WorkerProcess) -> None:
+        process.kill()
+        with self._queue.changed:
+            self.processes.discard(process)
+
+    def _handle(self, process: WorkerProcess | None, request: Request) -> WorkerProcess | None:
+        """Has the request answered or queued again; the worker to go on with."""
+        description, settings = request.description, request.settings
+        if process is None:
+            reason = "the compile worker cannot be started"
+            self._queue.finish(request, failure_of(description, reason, transient=True))
+            return None
+        try:
+            response = process.ask(message(request), settings)
+        except WorkerLost as lost:
+            self._discard(process)
+            return self._lost(request, lost)
+        self._take_response(request, response)
+        return process
+
+    def _handle_batch(
+        self, process: WorkerProcess | None, batch: list[Request]
+    ) -> WorkerProcess | None:
+        """Has every request of the batch answered or queued again."""
+        if process is None:
+            for request in batch:
+                self._handle(None, request)
+            return None
+        left = dict(enumerate(batch))
+        try:
+            messages = [message(request) for request in batch]
+            for response in process.ask_all(messages, batch[0].settings):
+                if response.get("index") in left:
+                    self._take_response(left.pop(response["index"]), response)
+        except WorkerLost as lost:
+            self._discard(process)
+            process = None
+            note_lost_batch(left, lost)
+        with self._queue.changed:
+            closed = self._queue.closed
+            if not closed:
+                for request in left.values():
+                    self._queue.push(request, delay=0.0)
+        if closed:
+            reason = "the compile service is closed"
+            for request in left.values():
+                self._queue.finish(request, failure_of(request.description, reason, transient=True))
+        return process
+
+    def _take_response(self, request: Request, response: Response) -> None:
+        if response.get("verdict") == "busy":
+            self._busy(request, response)
+        else:
+            self._queue.finish(request, response)
+
+    def _lost(self, request: Request, lost: WorkerLost) -> WorkerProcess | None:
+        with self._queue.changed:
+            closed = self._queue.closed
+        request.crashes += 1
+        # Once may be the machine (out of memory, a stray kill); the second time it is the call.
+        if not closed and not lost.timed_out and request.crashes < 2:
+            event(
+                INFO,
+                "worker_lost",
+                op=described_name(request.description),
+                reason=lost,
+                retry="yes",
+            )
+            with self._queue.changed:
+                self._queue.push(request, delay=0.0)
+            return None
+        transient = closed or lost.transient
+        failure = failure_of(request.description, str(lost), transient=transient)
+        process = None if closed else self._record(request, failure)
+        self._queue.finish(request, failure)
+        return process
+
+    def _record(self, request: Request, failure: Response) -> WorkerProcess | None:
+        """Has a fresh worker store what the lost one could not."""
+        process = self._ready_process(None, request)
+        if process is None:
+            return None
+        try:
+            process.ask({**message(request), "record": failure}, request.settings)
+        except WorkerLost as lost:
+            event(
+                INFO, "worker_lost", op=described_name(request.description), reason=lost, retry="no"
+            )
+            self._discard(process)
+            return None
+        return process
+
+    def _busy(self, request: Request, response: Response) -> None:
+        settings = request.settings
+        if time.monotonic() - request.submitted > settings.busy_limit:
+            reason = "another process has been compiling this call for too long"
+            self._queue.finish(request, failure_of(request.description, reason, transient=True))
+            return
+        delay = request.busy_delay
+        request.busy_delay = min(2 * delay, settings.busy_longest_delay)
+        with self._queue.changed:
+            self._queue.push(request, delay)

@@ -1,0 +1,1 @@
+"""Traced graphs: what their nodes do, and how they are rewritten before they are compiled."""

@@ -1,0 +1,160 @@
+"""A call as `torch.export` gives it: its program, its guards, its leaves and its outputs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from eagercache.callables.module_identity import Identity
+from eagercache.worker.compat import traced_graphs
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.guards import DynamoGuards
+
+# Dynamo's words before the list of what is changed, and how it names a global variable there.
+_SIDE_EFFECTS = "certain side effects happened"
+_LISTED = "double check: "
+_GLOBAL = re.compile(r"^G\['(?:__import_)?(.*?)'\]")
+
+
+def export_strictly(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: Any = None,
+    guarded: torch.nn.Module | None = None,
+) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...]]:
+    """The call as TorchDynamo traces it, and what its guards say (`GuardRow.to_row`).
+
+    ``guarded``: the module that is guarded, where ``module`` is an `OpenedCall` of it.
+
+    Raises CompileRefused where it cannot, and for a forward with side effects. Dynamo knows which
+    objects that existed before the call would be changed by it, and says so in a warning
+    (`OutputGraph.codegen_suffix`): an exported program leaves that out. What is changed of the
+    module itself is seen otherwise (`compile._observe`).
+    """
+    guarded = module if guarded is None else guarded
+    guards = DynamoGuards(opened=guarded is not module)
+    traced_graphs.export_constants_of_objects()
+    try:
+        with warnings.catch_warnings(record=True) as said, guards.recorded():
+            warnings.simplefilter("always")
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+        changed = [
+            name
+            for name in _changed_objects([str(warning.message) for warning in said])
+            if name not in guards.restored
+        ]
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    if changed:
+        name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
+        raise CompileRefused(f"the forward changes {name}, which outlives the call")
+    return program, tuple(tuple(row.to_row()) for row in guards.rows(guarded))
+
+
+def _changed_objects(warned: Sequence[str]) -> list[str]:
+    """What Dynamo says that the forward would change, but for the module itself."""
+    return [
+        name
+        for text in warned
+        if _SIDE_EFFECTS in text
+        for name in ast.literal_eval(text.partition(_LISTED)[2])
+        if not name.startswith("L['self']")
+    ]
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:240] if lines else 'no message'}"
+
+
+def user_leaves(
+    program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Leaves of the call in the order of the program's user inputs."""
+    spec = program.call_spec.in_spec
+    assert spec is not None
+    names = (
+        list(spec.children()[1].context)
+        if hasattr(spec, "children")
+        else list(spec.children_specs[1].context)
+    )
+    return pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
+
+
+def state_value(program: torch.export.ExportedProgram, target: str) -> Any:
+    """The parameter, buffer or constant of that name."""
+    state = program.state_dict
+    return state[target] if target in state else program.constants[target]
+
+
+def source_of(
+    value: torch.Tensor, kind: str, identity: Identity, arguments: Sequence[torch.Tensor]
+) -> tuple[bool, int] | None:
+    """Where a call finds the tensor; None for a constant of the code."""
+    if kind == "USER_INPUT":
+        for index, argument in enumerate(arguments):
+            if argument is value:
+                return False, index
+        raise CompileRefused("an argument was replaced while tracing")
+    for index, slot in enumerate(identity.slots):
+        if slot.tensor is value or (
+            slot.tensor.data_ptr() == value.data_ptr()
+            and slot.tensor.size() == value.size()
+            and slot.tensor.stride() == value.stride()
+            and slot.tensor.dtype == value.dtype
+        ):
+            return True, index
+    return None
+
+
+def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, list[int]]:
+    """How a forward's answer is built of its tensors, as JSON, and which outputs are tensors.
+
+    Raises CompileRefused for what no kernel can return.
+    """
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    tensors: list[int] = []
+    met: set[torch.fx.Node] = set()
+    leaves: list[Any] = []
+    for position, value in enumerate(output.args[0]):
+        if isinstance(value, torch.fx.Node):
+            if not isinstance(value.meta.get("val"), torch.Tensor):
+                raise CompileRefused("the forward returns a number that it computes")
+            if value.op != "call_function":
+                raise CompileRefused("the forward returns one of its inputs")
+            if value in met:
+                raise CompileRefused("the forward returns a tensor twice")
+            met.add(value)
+            leaves.append({"tensor": len(tensors)})
+            tensors.append(position)
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            leaves.append({"value": value})
+        else:
+            raise CompileRefused(f"the forward returns a {type(value).__name__}")
+    if not tensors:
+        raise CompileRefused("the forward returns no tensor")
+    try:
+        text = pytree.treespec_dumps(spec)
+    except Exception as error:
+        raise CompileRefused(
+            f"what the forward returns cannot be stored: {first_line(error)}"
+        ) from error
+    return json.dumps({"spec": text, "leaves": leaves}), tensors
+
+
+def flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgram) -> str:
+    """Leaves only tensors in the output node; returns how the answer is built of them."""
+    outputs, tensors = read_outputs(graph, program.call_spec.out_spec)
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    output.args = (tuple(output.args[0][position] for position in tensors),)
+    return outputs

@@ -1,0 +1,338 @@
+"""The forward and the backward of a traced call, made anew of what the partitioner gave.
+
+What the backward reads are inputs, answers, or what the forward makes for it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from eagercache.worker.graphs.dropout_masks import Draw, Noise
+from eagercache.worker.graphs.indices import INDEXING, Range, index_ranges
+from eagercache.worker.graphs.labels import trap_negative_labels
+from eagercache.worker.graphs.layout import is_channels_last
+from eagercache.worker.graphs.nodes import is_made_here, operator_name
+from eagercache.worker.graphs.rebuilt import (
+    VIEWS,
+    WHOLE_VIEWS,
+    Part,
+    Rebuilt,
+    copied,
+    holds,
+    part_of,
+)
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.joint_inputs import Inputs
+from eagercache.worker.modules.training_graphs import Saved, TrainingGraphs
+
+_aten = torch.ops.aten
+
+# What a backward uses as indices.
+_INDEXING_BACKWARD = INDEXING | {
+    "aten::embedding",
+    "aten::embedding_dense_backward",
+    "aten::index",
+}
+
+
+_Env = dict[torch.fx.Node, torch.fx.Node]
+
+
+class Splitter:
+    """Makes the two graphs anew of what the partitioner gave."""
+
+    def __init__(
+        self,
+        forward: torch.fx.GraphModule,
+        backward: torch.fx.GraphModule,
+        inputs: Inputs,
+        reads: Mapping[int, tuple[torch.dtype, Part | None]],
+    ) -> None:
+        self._forward, self._backward = forward, backward
+        self._inputs, self._reads = inputs, reads
+        self._arguments = list(forward.graph.find_nodes(op="placeholder"))
+        self._returned = list(_output(forward.graph).args[0])
+        if len(self._arguments) != len(inputs.values):
+            raise CompileRefused("the traced graph takes another number of tensors")
+        # The inputs that calls give, by their place in the graph as it was traced.
+        given = [index for index, source in enumerate(inputs.sources) if source is not None]
+        self._number = {self._arguments[index]: number for number, index in enumerate(given)}
+        self._given = given
+        self.in_objects: tuple[bool, ...] = ()
+
+    def graphs(
+        self,
+        outputs: str,
+        written: Sequence[int],
+        kept: set[int],
+        differentiable: Sequence[bool],
+        keeps_output: Sequence[bool],
+        draws: Sequence[Draw],
+    ) -> TrainingGraphs:
+        """The result. ``kept``: the inputs whose memory the backward may read."""
+        answers, passed = len(differentiable), self._returned[len(differentiable) + len(written) :]
+        tangents = [
+            output
+            for output, needed in enumerate(differentiable)
+            if needed and not self.in_objects[output]
+        ]
+        into = list(self._backward.graph.find_nodes(op="placeholder"))
+        if len(into) != len(passed) + len(tangents) or not all(
+            isinstance(node, torch.fx.Node) for node in passed
+        ):
+            raise CompileRefused("the backward takes another number of tensors")
+        # What the backward reads: inputs and nodes of the forward, each once.
+        chains = {node: _views_of(node) for node in passed}
+        roots = list(dict.fromkeys(_root(node, chains[node]) for node in passed))
+        roots = [node for node in roots if node in self._number or not _is_constant(node)]
+        made: list[torch.fx.Node] = []
+        saved: list[Saved] = []
+        allowed = {self._arguments[index] for index in kept}
+        for node in roots:
+            if node in allowed:
+                saved.append(Saved("input", self._number[node]))
+            elif node in self._returned[:answers] and keeps_output[self._returned.index(node)]:
+                saved.append(Saved("output", self._returned.index(node)))
+            else:
+                saved.append(Saved("made", len(made)))
+                made.append(node)
+        forward, ranges = self._make_forward(answers + len(written), made)
+        backward, gradients, reach = self._make_backward(roots, passed, chains, len(tangents))
+        self._check_indices(backward, roots, ranges)
+        examples = tuple(self._inputs.values[index] for index in self._given)
+        sources = [self._inputs.sources[index] for index in self._given]
+        return TrainingGraphs(
+            forward=forward,
+            backward=backward,
+            inputs=tuple(source for source in sources if isinstance(source, tuple)),
+            noise=tuple(source for source in sources if isinstance(source, Noise)),
+            draws=tuple(draws),
+            examples=examples,
+            backward_examples=tuple(
+                examples[source.index] if source.kind == "input" else _example(node)
+                for source, node in [
+                    *zip(saved, roots, strict=True),
+                    *((Saved("tangent", 0), node) for node in into[len(passed) :]),
+                ]
+            ),
+            ranges=ranges,
+            outputs=outputs,
+            differentiable=tuple(differentiable),
+            in_objects=self.in_objects,
+            buffers=tuple(self._given.index(index) for index in written),
+            saved=tuple(saved),
+            tangents=tuple(tangents),
+            gradients=gradients,
+            reach=reach,
+            made_bytes=sum(_bytes(node) for node in made),
+            rebuilt=self._rebuilt(roots, saved),
+        )
+
+    def _rebuilt(
+        self, roots: Sequence[torch.fx.Node], saved: Sequence[Saved]
+    ) -> tuple[Rebuilt, ...]:
+        rows: dict[int, Rebuilt] = {}
+        for position, (node, source) in enumerate(zip(roots, saved, strict=True)):
+            argument, shown, dtypes = copied(node)
+            if source.kind != "made" or argument not in self._number:
+                continue
+            index = self._arguments.index(argument)
+            wanted, part = self._reads.get(index, (None, None))
+            if wanted is None or not all(holds(dtype, wanted) for dtype in dtypes):
+                continue
+            if part == (part_of(shown, argument) if shown is not argument else None):
+                own = self._inputs.sources[index]
+                assert isinstance(own, tuple)
+                of_module, number = own
+                assert not of_module
+                one = Rebuilt(self._number[argument], position, number, part)
+                rows.setdefault(number, one)
+        return tuple(rows[number] for number in sorted(rows))
+
+    def _make_forward(
+        self, returns: int, made: Sequence[torch.fx.Node]
+    ) -> tuple[torch.fx.GraphModule, tuple[Range, ...]]:
+        graph = torch.fx.Graph()
+        module = torch.nn.Module()
+        env: _Env = {}
+        for index, node in enumerate(self._arguments):
+            env[node] = self._argument(graph, module, node, index)
+        _copy_body(self._forward.graph, graph, env)
+        results = [env[node] for node in self._returned[:returns]]
+        # What the backward needs, and eager's would not have read: its value now.
+        for node in made:
+            shown = node.op == "placeholder" or node in self._returned[:returns]
+            results.append(_clone(graph, env[node]) if shown else env[node])
+        graph.output(tuple(results))
+        graph.eliminate_dead_code()
+        ranges = index_ranges(graph)
+        trap_negative_labels(graph)
+        return torch.fx.GraphModule(module, graph), ranges
+
+    def _argument(
+        self, graph: torch.fx.Graph, module: torch.nn.Module, node: torch.fx.Node, index: int
+    ) -> torch.fx.Node:
+        """A placeholder, or the constant of the code that stands in its place."""
+        if self._inputs.sources[index] is not None:
+            made = graph.placeholder(node.name)
+        else:
+            name = f"_eagercache_constant_{index}"
+            module.register_buffer(name, self._inputs.values[index].detach().clone())
+            made = graph.get_attr(name)
+        made.meta.update(node.meta)
+        return made
+
+    def _make_backward(
+        self,
+        roots: Sequence[torch.fx.Node],
+        passed: Sequence[torch.fx.Node],
+        chains: Mapping[torch.fx.Node, list[torch.fx.Node]],
+        num_tangents: int,
+    ) -> tuple[torch.fx.GraphModule, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        graph = torch.fx.Graph()
+        module = torch.nn.Module()
+        into = list(self._backward.graph.find_nodes(op="placeholder"))
+        env: _Env = {}
+        here: _Env = {}  # of the forward's nodes
+        tangents = into[len(passed) :]
+        for node in [*roots, *tangents]:
+            placeholder = graph.placeholder(node.name)
+            placeholder.meta.update(node.meta)
+            (env if node in tangents else here)[node] = placeholder
+        for source, node in zip(passed, into[: len(passed)], strict=True):
+            root = _root(source, chains[source])
+            if root not in here:
+                self._make_constant(graph, module, root, here)
+            env[node] = here[root]
+            for view in reversed(chains[source]):
+                env[node] = graph.node_copy(view, lambda _, shown=env[node]: shown)
+        _copy_body(self._backward.graph, graph, env)
+        wanted = list(_output(self._backward.graph).args[0])
+        results: list[torch.fx.Node] = []
+        numbers: list[int] = []
+        reach: list[tuple[int, ...]] = []
+        for index, value in enumerate(wanted):
+            if value is None:
+                continue
+            own = env[value]
+            behind = _ancestors(own)
+            reach.append(tuple(i for i, node in enumerate(tangents) if env[node] in behind))
+            if self._inputs.values[index].is_contiguous() and is_channels_last(own.meta["val"]):
+                own = _clone(graph, own, memory_format=torch.contiguous_format)
+            elif own in results or own.op != "call_function":
+                own = _clone(graph, own)
+            results.append(own)
+            numbers.append(self._number[self._arguments[index]])
+        graph.output(tuple(results))
+        graph.eliminate_dead_code()
+        return torch.fx.GraphModule(module, graph), tuple(numbers), tuple(reach)
+
+    def _make_constant(
+        self, graph: torch.fx.Graph, module: torch.nn.Module, root: torch.fx.Node, here: _Env
+    ) -> None:
+        """Puts a node of the forward that no call changes into the backward, too."""
+        behind = _ancestors(root)
+        for node in self._forward.graph.nodes:
+            if node not in behind or node in here:
+                continue
+            if node.op == "placeholder":
+                here[node] = self._argument(graph, module, node, self._arguments.index(node))
+            else:
+                here[node] = graph.node_copy(node, lambda before: here[before])
+
+    def _check_indices(
+        self,
+        backward: torch.fx.GraphModule,
+        roots: Sequence[torch.fx.Node],
+        ranges: Sequence[Range],
+    ) -> None:
+        """Raises CompileRefused where the backward indexes with what was not checked before."""
+        checked = {position for position, *_ in ranges}
+        unchecked = {
+            placeholder
+            for placeholder, root in zip(
+                backward.graph.find_nodes(op="placeholder"), roots, strict=False
+            )
+            if root in self._number
+            and self._number[root] not in checked
+            and not root.meta["val"].is_floating_point()
+        }
+        for node in backward.graph.nodes:
+            if operator_name(node) in _INDEXING_BACKWARD and _ancestors(node) & unchecked:
+                raise CompileRefused(f"the backward indexes with data ({node.target})")
+
+
+def _is_constant(node: torch.fx.Node) -> bool:
+    """Whether ``node`` is a constant of the code, or made of nothing that a call gives."""
+    return node.op == "placeholder" or is_made_here(node)
+
+
+def _output(graph: torch.fx.Graph) -> torch.fx.Node:
+    (node,) = graph.find_nodes(op="output")
+    return node
+
+
+def _copy_body(source: torch.fx.Graph, target: torch.fx.Graph, env: _Env) -> None:
+    for node in source.nodes:
+        if node.op not in ("placeholder", "output"):
+            env[node] = target.node_copy(node, lambda before: env[before])
+
+
+def _clone(graph: torch.fx.Graph, node: torch.fx.Node, **options: Any) -> torch.fx.Node:
+    clone = graph.call_function(_aten.clone.default, (node,), options)
+    clone.meta["val"] = node.meta["val"].clone(**options)
+    return clone
+
+
+def _views_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The views, last one first, through which ``node`` shows what is to be saved.
+
+    That is an input, or a tensor that is shown whole: other views of it are saved at no cost. A
+    copy of an input, in another layout for one, is made again.
+    """
+    if operator_name(node) == "aten::clone" and node.args[0].op == "placeholder":
+        return [node]
+    for views in (VIEWS, WHOLE_VIEWS):
+        chain = []
+        root = node
+        while operator_name(root) in views and isinstance(root.args[0], torch.fx.Node):
+            chain.append(root)
+            root = root.args[0]
+        if root.op == "placeholder":
+            break
+    return chain
+
+
+def _root(node: torch.fx.Node, views: Sequence[torch.fx.Node]) -> torch.fx.Node:
+    root = views[-1].args[0] if views else node
+    assert isinstance(root, torch.fx.Node)
+    return root
+
+
+def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+    seen: set[torch.fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current not in seen:
+            seen.add(current)
+            waiting.extend(current.all_input_nodes)
+    return seen
+
+
+def _example(node: torch.fx.Node) -> torch.Tensor:
+    """A tensor of the node's metadata."""
+    value = node.meta["val"]
+    made = torch.empty_strided(
+        tuple(value.size()), tuple(value.stride()), dtype=value.dtype, device=value.device
+    )
+    return made.zero_()
+
+
+def _bytes(node: torch.fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel()) * int(value.element_size())

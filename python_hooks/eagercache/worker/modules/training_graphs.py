@@ -1,0 +1,103 @@
+"""What a traced call that needs gradients is: its two graphs, and what passes between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from eagercache.worker.graphs.dropout_masks import Draw, Noise
+from eagercache.worker.graphs.indices import Range
+from eagercache.worker.graphs.rebuilt import Rebuilt
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where one tensor comes from that the backward reads.
+
+    ``kind``: "input" or "output" of the forward (the answer's tensors), or "made" for it alone.
+    ``index`` counts within the kind.
+    """
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True)
+class TrainingGraphs:
+    """A traced call.
+
+    The forward's outputs are the tensors of the answer, the written buffers' new values and what is
+    made for the backward, in this order; the backward's inputs are ``saved`` and the gradients of
+    the outputs ``tangents``.
+
+    Attributes:
+        inputs: for each input of the forward (True, slot of the identity) or (False, argument).
+        noise: the forward's further inputs: masks that a call draws before it, in this order.
+        draws: or else what the forward itself draws, by native's operators and in this order.
+        ranges: as those of `module_trace.ModuleGraph`.
+        outputs: what `build_unflatten` makes the answer of, as JSON.
+        differentiable: whether each tensor of the answer has a gradient.
+        in_objects: whether an object in the answer holds it: none of ``tangents`` is its gradient.
+        buffers: the inputs that the forward writes, all of them buffers.
+        gradients: the input that each output of the backward is the gradient of.
+        reach: the positions in ``tangents`` on which each gradient depends.
+        made_bytes: memory of what is made for the backward alone.
+        rebuilt: those arguments of which something that is made has all that the graphs read, in a
+            dtype to which all of the graph casts it at first. In the order of the arguments.
+        guards, writes, checks: as those of `trace.ModuleGraph`; nothing but buffers is written.
+    """
+
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule
+    inputs: tuple[tuple[bool, int], ...]
+    noise: tuple[Noise, ...]
+    draws: tuple[Draw, ...]
+    examples: tuple[torch.Tensor, ...]
+    backward_examples: tuple[torch.Tensor, ...]
+    ranges: tuple[Range, ...]
+    outputs: str
+    differentiable: tuple[bool, ...]
+    in_objects: tuple[bool, ...]
+    buffers: tuple[int, ...]
+    saved: tuple[Saved, ...]
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+    reach: tuple[tuple[int, ...], ...]
+    made_bytes: int
+    rebuilt: tuple[Rebuilt, ...]
+    guards: tuple[tuple[str, ...], ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
+    checks: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return self.examples[0].device
+
+    def plan(self) -> dict[str, Any]:
+        """What the core is told beside the forward's inputs and outputs."""
+        made = self.backward_examples[: len(self.saved)]
+        tangents = self.backward_examples[len(self.saved) :]
+        rows = {
+            output: [output, list(t.size()), list(t.stride()), False]
+            for output, t in zip(self.tangents, tangents, strict=True)
+        }
+        have = [output for output, needed in enumerate(self.differentiable) if needed]
+        place = {output: position for position, output in enumerate(have)}
+        return {
+            "buffers": list(self.buffers),
+            "differentiable": list(self.differentiable),
+            "saved": [
+                [saved.kind, saved.index, list(t.size()), list(t.stride())]
+                for saved, t in zip(self.saved, made, strict=True)
+            ],
+            "tangents": [rows.get(output, [output, [], [], True]) for output in have],
+            "gradients": list(self.gradients),
+            "reach": [[place[self.tangents[number]] for number in row] for row in self.reach],
+            "rebuilt": [one.row() for one in self.rebuilt],
+            "noise": [noise.row() for noise in self.noise],
+            "draws": bool(self.draws),
+        }
