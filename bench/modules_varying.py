@@ -112,13 +112,13 @@ def run(name: str, threads: int, calls: int, on_miss: str) -> dict[str, Any]:
     choose = random.Random(3)
     eagercache.enable(ops=(), modules="auto", on_miss=on_miss)
     compiled: collections.Counter[str] = collections.Counter()
-    original = manager._submit
+    original = manager._requests._submit
 
     def submit(digest: str, module: Any, missed: Any) -> None:
         compiled[type(module).__name__] += 1
         original(digest, module, missed)
 
-    manager._submit = submit  # type: ignore[method-assign]
+    manager._requests._submit = submit  # type: ignore[method-assign]
     rows, wrong = [], 0
     with torch.inference_mode():
         begin = time.perf_counter()

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,21 +23,13 @@ from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Unfit, identify
-from eagercache.callables.module_transfer import NotTransferable
 from eagercache.callables.surroundings import autocast_here
-from eagercache.callables.trace_rows import rows_in
-from eagercache.callables.used_functions import changed_function
 from eagercache.calls.global_state import GlobalState
 from eagercache.modules import replay
-from eagercache.modules.forms import (
-    Form,
-    Missed,
-    beside_the_call,
-    describe,
-    entry_digest,
-    load_kernel,
-)
+from eagercache.modules.forms import Form, Missed
+from eagercache.modules.known import MAX_LOOKS, KnownModules
 from eagercache.modules.names import ModuleNames
+from eagercache.modules.requests import ModuleRequests
 from eagercache.modules.selection import (
     Selection,
     check_selection,
@@ -48,47 +37,16 @@ from eagercache.modules.selection import (
     is_library_leaf,
     is_selected,
 )
-from eagercache.modules.shapes import (
-    EXACT_AT,
-    Places,
-    SizeBook,
-    SizeClass,
-    SizedForm,
-    sized_form,
-)
+from eagercache.modules.shapes import SizeBook
 from eagercache.modules.stats import ModuleStats
-from eagercache.modules.watch import attribute_values, function_values
-from eagercache.modules.watched_rows import Unwatchable
+from eagercache.modules.thread import ModuleThread
+from eagercache.modules.watch import attribute_values
 from eagercache.runtime.session import session
-
-if TYPE_CHECKING:
-    from eagercache.service.service import CompileService
 
 log = logging.getLogger("eagercache")
 
 # A form of call is compiled at its second call: the first of a process is often one of its kind.
 COMPILE_AT = 2
-# A module whose attributes keep changing is looked at this often before it is left alone.
-MAX_LOOKS = 16
-
-# A kernel that noise hid is measured so often, by all processes together; so many wait in one.
-MOST_MEASUREMENTS = 3
-MOST_HELD = 16
-
-
-@dataclass
-class _Info:
-    """What this side knows of one module. No reference to it or its tensors."""
-
-    name: str
-    identity: str = ""
-    looks: int = 0  # at what had not been seen before
-    settled: bool = False  # it was looked at again because its first call had changed it
-    seen: set[str] = field(default_factory=set)  # identities
-    changes: int = 0  # of values that its kernels' functions read
-    watched: set[tuple[str, ...]] = field(default_factory=set)  # those functions, and guards
-    kernels: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
-    reasons: dict[bool, str] = field(default_factory=lambda: {False: "", True: ""})
 
 
 class ModuleManager:
@@ -98,15 +56,10 @@ class ModuleManager:
         self._lock = threading.RLock()
         self._selection: Selection = None
         self._accelerated: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._infos: weakref.WeakKeyDictionary[torch.nn.Module, _Info] = weakref.WeakKeyDictionary()
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._unfinished = 0
-        self._idle = threading.Condition()
-        self._in_flight: dict[str, list[Missed]] = {}  # by entry digest
-        self._again: dict[str, list[Missed]] = {}  # the same, where a verdict is undecided
+        self._known = KnownModules()
         self._sizes = SizeBook()
+        self._thread = ModuleThread()
+        self._requests = ModuleRequests(self._known, self._sizes, self._thread, self._look_now)
 
     # ---- what to watch ---------------------------------------------------------------------------
 
@@ -125,7 +78,7 @@ class ModuleManager:
         assert core is not None
         with self._lock:
             self._selection = selection
-            self._infos.clear()
+            self._known.clear()
             self._sizes.clear()
             active = selection is not None or len(self._accelerated) > 0
             if active:
@@ -177,7 +130,7 @@ class ModuleManager:
             return "refuse"
         chosen = module in self._accelerated or is_selected(self._selection, module)
         if chosen:
-            self._infos[module] = _Info(class_name(module))
+            self._known.add(module)
         return "watch" if chosen else "refuse"
 
     # ---- the core's questions --------------------------------------------------------------------
@@ -188,7 +141,7 @@ class ModuleManager:
         if configuration is not None and configuration.on_miss != "background":
             self._look_now(reference)
         else:
-            self._post(lambda: self._look_now(reference))
+            self._thread.post(lambda: self._look_now(reference))
 
     def _missed(
         self,
@@ -199,7 +152,7 @@ class ModuleManager:
         calls: int,
         gradients: bool,
     ) -> None:
-        info = self._infos.get(module)
+        info = self._known.find(module)
         configuration = session.configuration
         if info is None or configuration is None:
             return
@@ -214,9 +167,9 @@ class ModuleManager:
                 missed.written = torch.cuda.Event()
                 missed.written.record()
         if configuration.on_miss == "background":
-            self._post(lambda: self._ask_store(missed))
+            self._thread.post(lambda: self._requests.ask_store(missed))
             return
-        self._ask_store(missed)
+        self._requests.ask_store(missed)
         if waits and not session.waited_in_vain:
             self._wait(missed, configuration.wait_seconds)
 
@@ -232,9 +185,9 @@ class ModuleManager:
             )
 
     def _unfit(self, module: torch.nn.Module) -> None:
-        info = self._infos.get(module)
+        info = self._known.find(module)
         if info is not None:
-            self._refuse(module, info, "it is called with an object that no kernel can take")
+            self._known.refuse(module, info, "it is called with an object that no kernel can take")
 
     def _is_wrong(self, module: torch.nn.Module, digest: str, answer: Any, expected: Any) -> bool:
         """A checked call's two answers (`EAGERCACHE_VERIFY`): puts a wrong kernel's entry aside."""
@@ -249,10 +202,10 @@ class ModuleManager:
         )
         log.warning("%s: %s; its kernel was put aside", class_name(module), reason)
         self._sizes.retire(digest, reason)
-        info = self._infos.get(module)
+        info = self._known.find(module)
         if info is not None:
             info.kernels[False] = 0
-            self._refuse(module, info, reason)
+            self._known.refuse(module, info, reason)
         store = session.store
         if store is not None and digest:
             assert core is not None
@@ -260,58 +213,12 @@ class ModuleManager:
                 store.quarantine(digest, reason)
         return True
 
-    # ---- our thread ------------------------------------------------------------------------------
-
-    def _post(self, job: Callable[[], None]) -> None:
-        with self._idle:
-            if self._closed:
-                return
-            self._unfinished += 1
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="eagercache-modules", daemon=True
-                )
-                self._thread.start()
-        self._queue.put(job)
-
-    def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            try:
-                if not self._closed:
-                    job()
-            except Exception:
-                log.exception("looking at a module failed; its forward answers")
-            finally:
-                del job
-                self._finish()
-
-    def _finish(self) -> None:
-        with self._idle:
-            self._unfinished -= 1
-            self._idle.notify_all()
-
-    def close(self, timeout: float) -> None:
-        """At exit: looks at no more modules, and waits for our thread to be done with one.
-
-        It runs PyTorch's operators on copies of tensors. One that asks for the interpreter's lock
-        while Python ends would end the program with `std::terminate`.
-        """
-        with self._idle:
-            self._closed = True
-            thread = self._thread
-        self._queue.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is looked at or compiled; False when ``timeout`` seconds passed."""
-        with self._idle:
-            return self._idle.wait_for(lambda: self._unfinished == 0, timeout)
+    # ---- what is found, on a thread of ours ------------------------------------------------------
 
     def _look_now(self, reference: weakref.ref[torch.nn.Module]) -> None:
         assert core is not None
         module = reference()
-        info = self._infos.get(module) if module is not None else None
+        info = self._known.find(module) if module is not None else None
         if module is None or info is None:
             return
         version = core.module_version(module)
@@ -326,11 +233,13 @@ class ModuleManager:
             info.looks += identity.digest not in info.seen
             info.seen.add(identity.digest)
             if info.looks > MAX_LOOKS * (1 + sum(info.kernels.values())):
-                self._refuse(module, info, "its attributes change from call to call")
+                self._known.refuse(module, info, "its attributes change from call to call")
                 return
             anew = core.module_values_changed(module)
-            if anew and not self._forget_kernels(module, info):
+            if anew and not self._known.forget_kernels(module, info):
                 return
+            if anew:
+                self._sizes.clear()
             same = core.module_set_guard(
                 module,
                 identity.guard_entries(),
@@ -340,7 +249,7 @@ class ModuleManager:
                 anew,
             )
         except (Unfit, ValueError) as error:
-            self._refuse(module, info, str(error))
+            self._known.refuse(module, info, str(error))
             return
         except RuntimeError as error:
             # Changed while it was read, by the program's own threads.
@@ -349,376 +258,19 @@ class ModuleManager:
         if not same:
             log.debug("%s changed while it was looked at", info.name)
 
-    def _forget_kernels(self, module: torch.nn.Module, info: _Info) -> bool:
-        """Its kernels were traced with other values; False when the module is refused for it."""
-        info.changes += 1
-        if info.changes > MAX_LOOKS:
-            self._refuse(module, info, "values that its forward reads change from call to call")
-            return False
-        info.watched.clear()
-        info.kernels = dict.fromkeys(info.kernels, 0)
-        info.reasons = dict.fromkeys(info.reasons, "")
-        self._sizes.clear()
-        return True
+    # ---- for others ------------------------------------------------------------------------------
 
-    def _watch(self, module: torch.nn.Module, functions: list[list[str]]) -> None:
-        """Has the core watch what the functions read that a kernel of the module was traced from.
+    def close(self, timeout: float) -> None:
+        """At exit: looks at no more modules, and waits up to ``timeout`` seconds; see `thread`."""
+        self._thread.close(timeout)
 
-        To be called before it is compared with what the kernel holds. Raises Unwatchable.
-        """
-        assert core is not None
-        info = self._infos.get(module)
-        if info is None or core.module_version(module) is None:
-            return
-        new = [row for row in functions if tuple(row) not in info.watched]
-        core.module_watch_values(module, function_values(new, module))
-        info.watched.update(map(tuple, new))
-
-    def _refuse(self, module: torch.nn.Module, info: _Info, reason: str) -> None:
-        assert core is not None
-        info.reasons = dict.fromkeys(info.reasons, reason)
-        core.module_refuse(module)
-        log.info("event=module name=%s decision=refused reason=%r", info.name, reason)
-
-    def _ask_store(self, missed: Missed) -> None:
-        module = missed.form.module()
-        store = session.store
-        configuration = session.configuration
-        if module is None or store is None or configuration is None:
-            missed.done.set()
-            return
-        digest = entry_digest(missed.form.identity, missed.form.key, configuration.choose)
-        form = sized_form(missed.form.key)
-        if self._install_from_store(digest, missed):
-            self._sizes.may_compile(missed.form.identity, form, digest)  # counts, if nothing else
-            missed.done.set()
-            return
-        size_class = self._size_class(form, missed)
-        said = self._install_class(size_class, missed.form) if size_class is not None else ""
-        if said == "kernel" or missed.state is None:
-            missed.done.set()
-            return
-        if size_class is not None and not said:
-            places = self._sizes.wants(size_class, form.sizes)
-            if places:
-                self._submit_class(size_class, places, module, missed, form)
-                return
-            if size_class.asked:
-                missed.done.set()
-                return
-        # Where sizes change from call to call none may ever come twice.
-        refused = size_class is not None and size_class.closed and not self._has_kernel(module)
-        wanted = missed.form.calls >= EXACT_AT if said else missed.compile or refused
-        if wanted and self._sizes.may_compile(missed.form.identity, form, digest):
-            self._submit(digest, module, missed)
-        else:
-            missed.done.set()
-
-    def _has_kernel(self, module: torch.nn.Module) -> bool:
-        info = self._infos.get(module)
-        return info is not None and info.kernels[False] > 0
-
-    def _size_class(self, form: SizedForm, missed: Missed) -> SizeClass | None:
-        configuration = session.configuration
-        if form.pattern is None or configuration is None or missed.form.gradients:
-            return None
-        if missed.autocast:
-            return None
-        name = entry_digest(missed.form.identity, form.pattern, configuration.choose)
-        return self._sizes.meet(name, form)
-
-    def _install_class(self, size_class: SizeClass, form: Form) -> str:
-        """What the kernels with symbolic sizes say to a call; see `SizeBook.install`."""
-        assert core is not None
-        module, store, configuration = form.module(), session.store, session.configuration
-        if module is None or store is None or configuration is None or core.frozen():
-            return ""
-        try:
-            self._sizes.load(
-                size_class,
-                store,
-                configuration.numerics,
-                module,
-                lambda digest, entry: load_kernel(digest, form, entry),
-            )
-            for known in size_class.kernels:
-                self._watch(module, known.functions)
-            said = self._sizes.install(size_class, module, form.identity, form.key)
-        except Exception as error:
-            log.warning("a stored kernel of %s cannot be used: %s", class_name(module), error)
-            size_class.closed = f"a stored kernel cannot be used: {error}"
-            return ""
-        info = self._infos.get(module)
-        if info is not None and said:
-            info.kernels[False] += 1
-            core.module_leave(module, False, False)
-        return said
-
-    def _submit_class(
-        self,
-        size_class: SizeClass,
-        places: Places,
-        module: torch.nn.Module,
-        missed: Missed,
-        form: SizedForm,
-    ) -> None:
-        digest = size_class.digest(len(size_class.kernels))
-        if not self._sizes.may_compile(missed.form.identity, form, digest):
-            self._sizes.asked_for(size_class)
-            missed.done.set()
-            return
-        missed.open, missed.size_class = places, size_class
-        missed.met = size_class.told(form.sizes, places)
-        self._submit(digest, module, missed)
-
-    def _submit(self, digest: str, module: torch.nn.Module, missed: Missed) -> None:
-        if self._is_another(module, missed.form):
-            missed.done.set()
-            return
-        service = self._service(missed.form)
-        with self._lock:
-            waiting = self._in_flight.get(digest)
-            if waiting is not None:
-                waiting.append(missed)
-                return
-            self._in_flight[digest] = [missed]
-        with self._idle:
-            self._unfinished += 1
-        if service is None:
-            self._compiled(digest, {"reason": "the compile service is closed"})
-            return
-        try:
-            description = self._describe(digest, module, missed)
-        except NotTransferable as error:
-            self._compiled(digest, {"reason": str(error)})
-            return
-        except BaseException:
-            self._compiled(digest, {"reason": "it could not be sent to a compile worker"})
-            raise
-        service.submit(description, lambda response: self._compiled(digest, response))
-
-    def _is_another(self, module: torch.nn.Module, form: Form) -> bool:
-        """Whether the module is not what it was when it was looked at; then it is looked at again.
-
-        A first call may settle what hangs off it, which is not seen: transformers' write the kind
-        of problem into their configuration. That is so once; the worker refuses what goes on.
-        """
-        info = self._infos.get(module)
-        if info is None or info.settled:
-            return False
-        try:
-            same = identify(module).digest == form.identity
-        except (Unfit, ValueError, RuntimeError):
-            same = False
-        if not same:
-            info.settled = True
-            self._look_now(weakref.ref(module))
-        return not same
-
-    def _measure_again(self, digest: str, missed: Missed, measured: int) -> None:
-        """Has a kernel that noise hid measured anew, once the machine is idle; nobody waits for it.
-
-        ``measured``: so often it was. Operators have the same in runtime_again.cc.
-        """
-        module = missed.form.module()
-        if not 1 <= measured < MOST_MEASUREMENTS or module is None or missed.state is None:
-            return
-        service = self._service(missed.form)
-        with self._lock:
-            waiting = self._again.get(digest)
-            if waiting is not None:
-                waiting.append(missed)
-                return
-            if service is None or len(self._again) >= MOST_HELD:
-                return
-            self._again[digest] = [missed]
-        try:
-            description = missed.description or self._describe(digest, module, missed)
-        except NotTransferable:
-            self._again.pop(digest, None)
-            return
-        service.submit(
-            {**description, "again": measured},
-            lambda _: self._measured(digest, measured),
-        )
-
-    def _measured(self, digest: str, measured: int) -> None:
-        """The service is done with what `_measure_again` asked: the store has the verdict."""
-        with self._lock:
-            waiting = self._again.pop(digest, [])
-        store = session.store
-        try:
-            entry = store.find(digest) if store is not None else None
-        except Exception as error:
-            log.warning("the store cannot be read: %s", error)
-            return
-        # The same measurement as before: the service could not make another one.
-        if entry is not None and entry["facts"].get("measured") != str(measured):
-            for missed in waiting:
-                self._install_from_store(digest, missed)
-
-    @staticmethod
-    def _service(form: Form) -> CompileService | None:
-        gpu = form.gpu
-        return session.compile_service() if gpu is None else session.cuda_compile_service(gpu)
-
-    def _describe(self, digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, Any]:
-        """What is sent to the service; the call's tensors are let go of."""
-        with beside_the_call(missed):
-            missed.description = describe(digest, module, missed)
-        missed.args, missed.kwargs, missed.written = (), {}, None
-        return missed.description
-
-    def _compiled(self, digest: str, response: Mapping[str, Any]) -> None:
-        """The service's answer, on one of its threads."""
-        with self._lock:
-            waiting = self._in_flight.pop(digest, [])
-        session.waited_in_vain = False
-        try:
-            for missed in waiting:
-                if missed.size_class is not None:
-                    self._class_compiled(missed.size_class, missed.form, response)
-                elif not self._install_from_store(digest, missed, made=True):
-                    self._install_native(missed.form, str(response.get("reason", "")))
-        finally:
-            for missed in waiting:
-                missed.done.set()
-            self._finish()
-
-    def _class_compiled(
-        self, size_class: SizeClass, form: Form, response: Mapping[str, Any]
-    ) -> None:
-        before = len(size_class.kernels)
-        self._install_class(size_class, form)
-        busy = response.get("verdict") == "busy"  # another process is at it
-        if len(size_class.kernels) == before and not size_class.closed and not busy:
-            size_class.closed = str(response.get("reason", "")) or "no kernel came of it"
-        self._sizes.asked_for(size_class, again=busy)
-        if size_class.closed:
-            log.info("event=module_sizes decision=exact reason=%r", size_class.closed)
-
-    # ---- verdicts --------------------------------------------------------------------------------
-
-    def _install_from_store(self, digest: str, missed: Missed, made: bool = False) -> bool:
-        """Whether the store has a verdict, which is installed then; ``made``: for this call."""
-        assert core is not None
-        form = missed.form
-        module = form.module()
-        store = session.store
-        configuration = session.configuration
-        if module is None or store is None or configuration is None:
-            return False
-        if core.frozen():
-            return True  # the form stays without a verdict, and its forward answers
-        try:
-            entry = store.find(digest)
-        except core.StoreError as error:
-            log.warning("the store cannot be read: %s", error)
-            return False
-        if entry is None:
-            return False
-        facts = entry["facts"]
-        if entry["kind"] != "kernel":
-            self._install_native(form, facts.get("reason") or "its forward is faster")
-            self._measure_again(digest, missed, int(facts.get("measured", 0)))
-            return True
-        if configuration.numerics == "bitwise" and facts.get("numerics") != "bitwise":
-            self._install_native(form, "the kernel does not equal the forward bit for bit")
-            return True
-        try:
-            functions = rows_in(facts["functions"])
-            self._watch(module, functions)
-        except ValueError as error:
-            self._install_native(form, f"the stored kernel cannot be used: {error}")
-            return True
-        except Unwatchable as error:
-            self._install_native(form, f"its forward reads what cannot be watched: {error}")
-            return True
-        changed = changed_function(functions, module)
-        if changed is not None:
-            log.info("a stored kernel was made for other code or values (%s)", changed)
-            info = self._infos.get(module)
-            if made or (info is not None and info.changes > 0):
-                # A worker has what the program's files say, and not what was assigned since.
-                reason = f"its forward reads values that a compile worker does not ({changed})"
-                self._install_native(form, reason)
-                return True
-            if configuration.on_miss != "native":
-                with contextlib.suppress(core.StoreError):
-                    store.remove(digest)
-            return False
-        try:
-            self._install_kernel(digest, form, module, entry)
-        except Exception as error:
-            log.warning("a stored kernel of %s cannot be used: %s", class_name(module), error)
-            self._install_native(form, f"the stored kernel cannot be used: {error}")
-        return True
-
-    def _install_kernel(
-        self, digest: str, form: Form, module: torch.nn.Module, entry: Mapping[str, Any]
-    ) -> None:
-        assert core is not None
-        kernel = load_kernel(digest, form, entry)
-        core.module_install(module, form.identity, form.key, kernel)
-        info = self._infos.get(module)
-        if info is not None:
-            info.kernels[form.gradients] += 1
-            core.module_leave(module, form.gradients, False)  # as an earlier verdict may have
-        log.info(
-            "event=module name=%s decision=kernel gradients=%d digest=%s",
-            class_name(module),
-            form.gradients,
-            digest,
-        )
-
-    def _install_native(self, form: Form, reason: str) -> None:
-        assert core is not None
-        module = form.module()
-        info = self._infos.get(module) if module is not None else None
-        if module is None or info is None:
-            return
-        core.module_install(module, form.identity, form.key, None)
-        info.reasons[form.gradients] = reason
-        if info.kernels[form.gradients] == 0:
-            # Its largest parts may do better.
-            core.module_leave(module, form.gradients, True)
-            log.info(
-                "event=module name=%s decision=refused gradients=%d reason=%r",
-                info.name,
-                form.gradients,
-                reason,
-            )
-
-    # ---- for people ------------------------------------------------------------------------------
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until nothing is looked at or compiled; False when ``timeout`` seconds passed."""
+        return self._thread.wait(timeout)
 
     def stats(self) -> list[tuple[torch.nn.Module, ModuleStats]]:
         """The modules that are or were watched, with what became of their calls."""
-        assert core is not None
-        rows = []
-        for row in core.module_stats():
-            info = self._infos.get(row["module"])
-            if info is None:
-                continue
-            rows.append(
-                (
-                    row["module"],
-                    ModuleStats(
-                        name=info.name,
-                        hits=row["hits"],
-                        pending=row["pending"],
-                        native=row["native"],
-                        aside_reasons=dict(row["aside_reasons"]),
-                        state=row["state"],
-                        reason="" if info.kernels[False] else info.reasons[False],
-                        training_hits=row["training_hits"],
-                        training_reason="" if info.kernels[True] else info.reasons[True],
-                        identity=info.identity,
-                        replayed=row["replayed"],
-                        replay=row["replay"],
-                    ),
-                )
-            )
-        return rows
+        return self._known.stats()
 
 
 manager = ModuleManager()

@@ -184,7 +184,8 @@ def _key_of(model: nn.Module, x: torch.Tensor) -> bytes:
 def test_a_size_between_two_that_were_timed_needs_both(branches: tuple[nn.Module, Any]) -> None:
     assert core is not None
     model, known = branches
-    info = manager._infos[model]
+    info = manager._known.find(model)
+    assert info is not None
     key = _key_of(model, torch.randn(1, 8))  # of another class: no kernel answers it
 
     def rows(count: int) -> bytes:

@@ -298,10 +298,10 @@ def test_of_calls_that_are_left_one_in_sixteen_is_looked_at(tmp_path: Path) -> N
         looks = []
         for _ in range(17):
             model(x)
-            looks.append(manager._infos[model].looks)
+            looks.append(manager._known.find(model).looks)
         assert looks == [1] * 15 + [2] * 2
         assert dict(manager.stats())[model].native == before + 17
         with torch.no_grad():
             model.extra = 2
             model(x)
-        assert manager._infos[model].looks == 3
+        assert manager._known.find(model).looks == 3

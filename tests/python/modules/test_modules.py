@@ -15,7 +15,7 @@ import torch
 from conftest import module_hits as hits
 from conftest import module_kernels, run_program
 from eagercache.base.load import core
-from eagercache.modules import manager as module_manager
+from eagercache.modules import known
 from eagercache.modules.manager import explain_module, manager
 from eagercache.runtime.session import session
 from eagercache.worker.inductor.compile import Tools
@@ -160,7 +160,7 @@ def test_a_checked_call_finds_what_was_not_noticed(
     model, x, old = module_zoo.make("Block"), module_zoo.example("Block"), torch.tanh
     other = module_zoo.make("Block")
     # As if this were something that is not watched.
-    monkeypatch.setattr(module_manager, "function_values", lambda *_: [])
+    monkeypatch.setattr(known, "function_values", lambda *_: [])
     with module_kernels(own_store), torch.no_grad():
         model(x)
         other(x)

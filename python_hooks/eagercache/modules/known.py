@@ -1,0 +1,120 @@
+"""What this process knows of its modules: which are watched, and why one is left to its forward."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+
+from eagercache.base.load import core
+from eagercache.modules.selection import class_name
+from eagercache.modules.stats import ModuleStats
+from eagercache.modules.watch import function_values
+
+log = logging.getLogger("eagercache")
+
+# A module whose attributes keep changing is looked at this often before it is left alone.
+MAX_LOOKS = 16
+
+
+@dataclass
+class ModuleInfo:
+    """What this side knows of one module. No reference to it or its tensors."""
+
+    name: str
+    identity: str = ""
+    looks: int = 0  # at what had not been seen before
+    settled: bool = False  # it was looked at again because its first call had changed it
+    seen: set[str] = field(default_factory=set)  # identities
+    changes: int = 0  # of values that its kernels' functions read
+    watched: set[tuple[str, ...]] = field(default_factory=set)  # those functions, and guards
+    kernels: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    reasons: dict[bool, str] = field(default_factory=lambda: {False: "", True: ""})
+
+
+class KnownModules:
+    """The modules that are or were watched. Holds none of them alive."""
+
+    def __init__(self) -> None:
+        self._infos: weakref.WeakKeyDictionary[torch.nn.Module, ModuleInfo] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, module: torch.nn.Module) -> None:
+        """Knows nothing of it yet."""
+        self._infos[module] = ModuleInfo(class_name(module))
+
+    def find(self, module: torch.nn.Module) -> ModuleInfo | None:
+        """What is known of it; None where it is not watched."""
+        return self._infos.get(module)
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._infos.clear()
+
+    def has_kernel(self, module: torch.nn.Module) -> bool:
+        """Whether it has a kernel for calls without gradients."""
+        info = self._infos.get(module)
+        return info is not None and info.kernels[False] > 0
+
+    def refuse(self, module: torch.nn.Module, info: ModuleInfo, reason: str) -> None:
+        """Leaves all of its calls to its forward."""
+        assert core is not None
+        info.reasons = dict.fromkeys(info.reasons, reason)
+        core.module_refuse(module)
+        log.info("event=module name=%s decision=refused reason=%r", info.name, reason)
+
+    def forget_kernels(self, module: torch.nn.Module, info: ModuleInfo) -> bool:
+        """Its kernels were traced with other values; False when the module is refused for it."""
+        info.changes += 1
+        if info.changes > MAX_LOOKS:
+            self.refuse(module, info, "values that its forward reads change from call to call")
+            return False
+        info.watched.clear()
+        info.kernels = dict.fromkeys(info.kernels, 0)
+        info.reasons = dict.fromkeys(info.reasons, "")
+        return True
+
+    def watch(self, module: torch.nn.Module, functions: list[list[str]]) -> None:
+        """Has the core watch what the functions read that a kernel of the module was traced from.
+
+        To be called before it is compared with what the kernel holds. Raises Unwatchable.
+        """
+        assert core is not None
+        info = self._infos.get(module)
+        if info is None or core.module_version(module) is None:
+            return
+        new = [row for row in functions if tuple(row) not in info.watched]
+        core.module_watch_values(module, function_values(new, module))
+        info.watched.update(map(tuple, new))
+
+    def stats(self) -> list[tuple[torch.nn.Module, ModuleStats]]:
+        """The modules that are or were watched, with what became of their calls."""
+        assert core is not None
+        rows = []
+        for row in core.module_stats():
+            info = self._infos.get(row["module"])
+            if info is None:
+                continue
+            rows.append(
+                (
+                    row["module"],
+                    ModuleStats(
+                        name=info.name,
+                        hits=row["hits"],
+                        pending=row["pending"],
+                        native=row["native"],
+                        aside_reasons=dict(row["aside_reasons"]),
+                        state=row["state"],
+                        reason="" if info.kernels[False] else info.reasons[False],
+                        training_hits=row["training_hits"],
+                        training_reason="" if info.kernels[True] else info.reasons[True],
+                        identity=info.identity,
+                        replayed=row["replayed"],
+                        replay=row["replay"],
+                    ),
+                )
+            )
+        return rows
