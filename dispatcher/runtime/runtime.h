@@ -190,7 +190,7 @@ class Runtime final : public MissQueue {
   void retire_class_kernel(OperatorHook& hook, std::span<const Word> words,
                            const std::string& reason);
   void queue_alone(Pending& pending);
-  // What the kernels of classes and of single keys have in common; see runtime_miss.cc.
+  // What the kernels of classes and of single keys have in common; see runtime_install.cc.
   Result<Manifest> find_entry(const std::string& digest) const;
   void put_aside(const std::string& digest, const std::string& reason) const;
   bool join_in_flight(const std::string& digest, Pending& pending);

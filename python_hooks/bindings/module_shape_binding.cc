@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "python_hooks/bindings/module_binding.h"
-#include "python_hooks/nn_modules/call.h"
+#include "python_hooks/nn_modules/call/call.h"
+#include "python_hooks/nn_modules/registry.h"
 
 namespace eagercache {
 namespace {

@@ -11,6 +11,7 @@
 #include <limits>
 #include <utility>
 
+#include "python_hooks/nn_modules/argument_words.h"
 #include "python_hooks/nn_modules/objects.h"
 
 namespace eagercache {
@@ -29,33 +30,6 @@ constexpr std::size_t kMaxWords = 16384;
 constexpr long long kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 PyObject* parameter_type = nullptr;
-
-// First word of every value. The encoding is prefix-free value by value, so that two different
-// argument lists never give the same words.
-enum class Tag : std::uint8_t {
-  kNone = 1,
-  kFalse,
-  kTrue,
-  kInt,     // one word
-  kFloat,   // one word: the double's bits
-  kString,  // length in the header, bytes packed
-  kTuple,   // count in the header
-  kList,
-  kDict,     // count in the header; a string and a value each
-  kKeyword,  // length in the header, bytes packed; the value follows
-  kTensor,   // dtype, rank and flags (aligned, parameter, marked) in the header; sizes, strides
-  kEnd,      // after the last one
-  kObject,   // count in the header; the class's name, and a string and a value for each attribute
-  kScalarType,  // in the header
-  kDevice,      // type and index in the header
-  kClass,       // its name follows
-  kSame,        // after a tensor: which one of those before it is
-  kCount,       // an integer of an object, 0 and above: one word
-};
-
-constexpr Word header(Tag tag, Word payload = 0) noexcept {
-  return static_cast<Word>(tag) | (payload << 8);
-}
 
 bool is_parameter(PyObject* object) noexcept {
   return reinterpret_cast<PyObject*>(Py_TYPE(object)) == parameter_type;
@@ -302,60 +276,7 @@ class Reader {
   c10::SmallVector<PyObject*, 32> met_;  // objects, and what they hold that can be changed
 };
 
-std::size_t words_of_text(Word head) noexcept {
-  return static_cast<std::size_t>(((head >> 8) + sizeof(Word) - 1) / sizeof(Word));
-}
-
 }  // namespace
-
-std::vector<SizedPlace> sized_places(std::span<const Word> words) {
-  std::vector<SizedPlace> places;
-  std::size_t at = 0;
-  while (at < words.size()) {
-    switch (static_cast<Tag>(words[at] & 0xFF)) {
-      case Tag::kNone:
-      case Tag::kFalse:
-      case Tag::kTrue:
-      case Tag::kTuple:
-      case Tag::kList:
-      case Tag::kDict:
-      case Tag::kObject:
-      case Tag::kScalarType:
-      case Tag::kDevice:
-        at += 1;
-        break;
-      case Tag::kSame:
-        if (places.empty()) {
-          return {};
-        }
-        places.back().is_same = true;
-        at += 1;
-        break;
-      case Tag::kInt:
-      case Tag::kFloat:
-        at += 2;
-        break;
-      case Tag::kString:
-      case Tag::kKeyword:
-      case Tag::kClass:
-        at += 1 + words_of_text(words[at]);
-        break;
-      case Tag::kTensor:
-        places.push_back({at, static_cast<std::size_t>((words[at] >> 32) & 0xFFFF)});
-        at = places.back().end();
-        break;
-      case Tag::kCount:
-        places.push_back({.word = at, .rank = 1, .is_count = true});
-        at = places.back().end();
-        break;
-      case Tag::kEnd:
-        return places;
-      default:
-        return {};
-    }
-  }
-  return {};
-}
 
 const char* module_aside_name(ModuleAside reason) noexcept {
   constexpr const char* kNames[] = {

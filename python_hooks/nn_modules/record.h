@@ -29,7 +29,7 @@ namespace eagercache {
 // strides of all outputs, one after the other. Has no state and does not throw.
 using ModuleShapeFunction = std::int32_t (*)(const std::int64_t* sizes, std::int64_t* strides);
 
-struct ModuleTraining;  // python_hooks/nn_modules/training.h
+struct ModuleTraining;  // python_hooks/nn_modules/training/training_plan.h
 
 // A whole module compiled into one container, and how a call's tensors reach it. Shared by all
 // modules with the same key; never destroyed.

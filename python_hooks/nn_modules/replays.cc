@@ -11,8 +11,8 @@
 #include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/device/cuda_graph.h"
 #include "dispatcher/hook/inside_guard.h"
-#include "python_hooks/nn_modules/call.h"
 #include "python_hooks/nn_modules/record.h"
+#include "python_hooks/nn_modules/registry.h"
 
 namespace eagercache {
 namespace {

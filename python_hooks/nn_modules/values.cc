@@ -31,7 +31,7 @@ bool equal_plain(PyObject* left, PyObject* right) noexcept {
   return equal == 1;
 }
 
-// The parts of a function that may be replaced, in the order of watch.py. None for nothing.
+// The parts of a function that may be replaced, in the order of watched_rows.py. None for nothing.
 PyObject* part_of(PyObject* function, std::size_t index) noexcept {
   const auto* held = reinterpret_cast<PyFunctionObject*>(function);
   PyObject* const parts[] = {held->func_code, held->func_defaults, held->func_kwdefaults,

@@ -22,7 +22,7 @@ class ModuleValues {
   ModuleValues(const ModuleValues&) = delete;
   ModuleValues& operator=(const ModuleValues&) = delete;
 
-  // Adds what modules/watch.py has collected, rows of (sort, place, keys, expected):
+  // Adds what modules/watched_rows.py has collected, rows of (sort, place, keys, expected):
   //   ("items", dict or class, keys, values)  those keys have those values;
   //   ("dict", dict, keys, values)            that is all there is, in that order;
   //   ("list", list, (), values)              the same, of a list;

@@ -52,7 +52,7 @@ class Form:
 
 
 def gpu_of(key: bytes) -> int | None:
-    """What the last word of a form's key says (put_state of nn_modules/call.cc)."""
+    """What the last word of a form's key says (put_state of nn_modules/call/call_state.cc)."""
     word = int.from_bytes(key[-_WORD_BYTES:], "little")
     return word - 1 if word else None
 

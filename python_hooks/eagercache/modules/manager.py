@@ -1,6 +1,6 @@
 """Whole modules answered by one kernel each: `enable(modules=...)` and `accelerate`.
 
-The core (nn_modules/call.h) asks three things of this file, on the thread of the user's call:
+The core (nn_modules/call/call.h) asks three things of this file, on the thread of the user's call:
 whether to watch a module that it meets, to look at one that is new or has changed, and what becomes
 of a form of call that has no verdict. The answers are made on a thread of ours: the module is
 described, the store is asked, and a compile worker gets a copy of the module when the store has

@@ -38,13 +38,10 @@ from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.jobs.job import Job
 from eagercache.worker.jobs.outcome import Outcome
-from eagercache.worker.modules.compile import (
-    Answers,
-    prove_calls,
-    tensor_leaves,
-    time_answers,
-    watch_forward,
-)
+from eagercache.worker.modules.answers import Answers, time_answers
+from eagercache.worker.modules.comparison import tensor_leaves
+from eagercache.worker.modules.compile import watch_forward
+from eagercache.worker.modules.proof import prove_calls
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 
 # Values of all open sizes at which the program is compared with the forward, where it holds.

@@ -55,14 +55,14 @@ class Noise:
     device: torch.device
 
     def draw(self) -> torch.Tensor:
-        """As nn_modules/noise.cc draws it, which calls do."""
+        """As nn_modules/training/noise.cc draws it, which calls do."""
         given = torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
         if self.kind == "bernoulli":
             return given.bernoulli_(self.probability)
         return torch.native_dropout(given, self.probability, True)[1]
 
     def row(self) -> list[Any]:
-        """What `read_noise` of nn_modules/noise.cc reads."""
+        """What `read_noise` of nn_modules/training/noise.cc reads."""
         dtype = str(self.dtype).removeprefix("torch.")
         return [self.kind, self.probability, dtype, list(self.sizes), list(self.strides)]
 

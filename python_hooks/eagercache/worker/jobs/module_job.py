@@ -8,7 +8,8 @@ from typing import Any
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.jobs.job import Job
 from eagercache.worker.jobs.outcome import Outcome
-from eagercache.worker.modules.compile import ModuleResult, compile_module, decide
+from eagercache.worker.modules.answers import decide
+from eagercache.worker.modules.compile import ModuleResult, compile_module
 from eagercache.worker.modules.sizes import JudgeSizes
 from eagercache.worker.modules.training import compile_training
 from eagercache.worker.timing.timing import UNDECIDED

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from eagercache.callables.module_transfer import Transferred
 from eagercache.calls.numerics import ProofFailed, same_bits
@@ -101,3 +103,17 @@ def compare(
                 f"{reduce(native_error):.3g}{text} ({where})"
             )
     return float(mine_error.abs().max()), float(native_error.abs().max())
+
+
+def equal_answers(a: Any, b: Any) -> bool:
+    """Whether two answers have the same leaves, tensors bit for bit."""
+    left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
+    return len(left) == len(right) and all(
+        same_bits(x, y) if isinstance(x, torch.Tensor) else type(x) is type(y) and x == y
+        for x, y in zip(left, right, strict=True)
+    )
+
+
+def tensor_leaves(answer: Any) -> list[torch.Tensor]:
+    """The tensors of an answer, in order."""
+    return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]

@@ -21,16 +21,10 @@ from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.outputs import COUNT_OFFSET, build_unflatten, takes_objects
 from eagercache.calls.numerics import ProofFailed
-from eagercache.worker.modules.compile import (
-    Answers,
-    ModuleResult,
-    decide,
-    kernel_facts,
-    open_rows,
-    output_strides,
-    prove_calls,
-    time_answers,
-)
+from eagercache.worker.modules.answers import Answers, decide, time_answers
+from eagercache.worker.modules.compile import ModuleResult, open_rows
+from eagercache.worker.modules.facts import kernel_facts, output_strides
+from eagercache.worker.modules.proof import prove_calls
 from eagercache.worker.modules.symbolic import SHAPE_FUNCTION
 from eagercache.worker.modules.trace import ModuleGraph
 from eagercache.worker.samples.shape_class import SMALLEST, ends, groups, sizes_text

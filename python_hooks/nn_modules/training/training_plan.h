@@ -1,13 +1,9 @@
 #pragma once
 
-// Calls of modules that need gradients: the forward's kernel, and the node of autograd that holds
-// the backward's. Plans are never destroyed; a node owns what it saved until it is released. The
-// forward runs under the GIL; a backward pass runs on whatever thread autograd has.
+// How the two kernels of a module's training are called: what the forward gives and the backward
+// takes.
 
 #include <pybind11/pybind11.h>
-
-#include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +13,7 @@
 #include <vector>
 
 #include "dispatcher/kernels/model_container.h"
-#include "python_hooks/nn_modules/guard.h"
-#include "python_hooks/nn_modules/noise.h"
-#include "python_hooks/nn_modules/record.h"
+#include "python_hooks/nn_modules/training/noise.h"
 
 namespace eagercache {
 
@@ -90,37 +84,5 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const pybind11::dict& p
                                                          std::size_t num_inputs,
                                                          std::size_t num_outputs,
                                                          ModelContainer* backward);
-
-// Adds to the form of a call which tensors need gradients: those of the module, then the
-// arguments. Its own words go before those of the thread's state.
-void put_gradients(const ModuleGuard& guard, ModuleCallForm& form);
-
-// Whether hooks of torch.autograd.graph look at what is saved: activation checkpointing counts it.
-bool saved_tensors_are_watched();
-
-// Answers one call with the forward and puts a node into autograd's graph, whose backward is the
-// other half. `call` is what `kept_call` gives, which the node keeps for what no kernel can do.
-// `inputs` are the container's but for its masks, which are drawn here. Fills `answers`, which are
-// native's in layout. On anything but kAnswered nothing was written, and the program's generator is
-// where it was. Needs the GIL, and releases it.
-LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
-                                            std::vector<at::Tensor> inputs, pybind11::tuple call,
-                                            c10::SmallVector<at::Tensor, 4>& answers);
-
-// (module, args, kwargs) as a node keeps it: `...` stands for an argument that is rebuilt. Needs
-// the GIL.
-pybind11::tuple kept_call(const ModuleTraining& plan, const pybind11::handle& module,
-                          pybind11::tuple args, pybind11::dict kwargs);
-
-// Whether a call with these inputs may be recorded at all.
-bool may_be_recorded(const ModuleKernel& kernel, const std::vector<at::Tensor>& inputs);
-
-// `handler(module, args, kwargs, rebuilt, masks, drawn_from, identity, autocast, inputs, wanted,
-// gradients)`
-// gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
-// gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
-// args and kwargs have `...`, in order; `masks` are what the call drew, `drawn_from` is the state
-// of the generator that its kernel drew from, or None. It may raise. Kept for ever.
-void set_eager_gradients(const pybind11::object& handler);
 
 }  // namespace eagercache

@@ -1,4 +1,4 @@
-#include "python_hooks/nn_modules/noise.h"
+#include "python_hooks/nn_modules/training/noise.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>

@@ -1,21 +1,37 @@
 #pragma once
 
-// The path of a module's call: whether a kernel answers, and what the Python side is told. The
-// registry owns the records; a record goes with its module. Under the GIL, which is released while
-// a kernel runs.
+// The modules that were met, and whom the Python side's handlers are. The registry owns the
+// records; a record goes with its module. Under the GIL.
 
 #include <pybind11/pybind11.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "python_hooks/nn_modules/raise_later.h"
 #include "python_hooks/nn_modules/record.h"
 
 namespace eagercache {
+
+// Calls a handler; what it raises is reported as unraisable and dropped. But for what a signal's
+// handler raised meanwhile (KeyboardInterrupt), which is the program's.
+template <typename... Args>
+pybind11::object call_handler(const pybind11::object& handler, const Args&... args) noexcept {
+  if (!handler) {
+    return pybind11::none();
+  }
+  try {
+    return handler(args...);
+  } catch (pybind11::error_already_set& error) {
+    put_off_or_discard(error);
+  } catch (...) {
+  }
+  return pybind11::none();
+}
 
 // What the Python side is told, and when. Handlers run on the calling thread, with the GIL; they
 // return quickly and what they raise is dropped.
@@ -85,8 +101,7 @@ class ModuleRegistry {
 // Begins or ends a block in which this thread's calls are answered by forwards alone.
 void modules_step_aside(bool begins) noexcept;
 
-// A callable that answers calls of modules, and lets `original`, which is torch.nn.Module.__call__,
-// answer the others: called with the module as its first argument. A new reference.
-pybind11::object make_module_call(pybind11::handle original);
+// Whether this thread is in such a block.
+bool modules_are_aside() noexcept;
 
 }  // namespace eagercache

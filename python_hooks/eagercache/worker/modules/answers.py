@@ -1,0 +1,163 @@
+"""Calls of a module through its kernel or through its forward, and what they take."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagercache.callables import call_hooks
+from eagercache.callables.module_identity import Identity
+from eagercache.callables.module_transfer import Transferred
+from eagercache.callables.outputs import build_unflatten, takes_objects
+from eagercache.callables.surroundings import casts_kept
+from eagercache.callables.written_tensors import counters
+from eagercache.calls.numerics import ProofFailed
+from eagercache.worker.modules.trace import ModuleGraph
+from eagercache.worker.timing import cuda_timing, timing
+
+if TYPE_CHECKING:
+    from eagercache.worker.modules.training_graphs import TrainingGraphs
+
+
+class Answers:
+    """Calls the module through its kernel or through its forward."""
+
+    def __init__(self, rebuilt: Transferred, identity: Identity, core: Any) -> None:
+        self._rebuilt = rebuilt
+        self._core = core
+        self._identity = identity
+
+    def install(self, path: Path, traced: ModuleGraph, strides: list[list[int]]) -> None:
+        """Makes the kernel answer. Raises ProofFailed when it does not."""
+        unflatten = build_unflatten(traced.outputs, len(strides))
+        kernel = self._core.load_module(
+            [str(path)],
+            str(traced.device),
+            traced.inputs,
+            traced.ranges,
+            strides,
+            unflatten,
+            takes_objects=takes_objects(traced.outputs),
+            writes=traced.writes,
+            checks=traced.checks,
+        )
+        self.put(kernel)
+
+    def use(self, member: Transferred) -> None:
+        """Calls the same module with other arguments from now on."""
+        self._rebuilt = member
+
+    def put(self, kernel: Any) -> None:
+        """Makes a loaded kernel answer. Raises ProofFailed when it does not."""
+        key = self.watch()
+        self._core.module_install(self._rebuilt.module, self._identity.digest, key, kernel)
+
+    def watch(self) -> bytes:
+        """Has the core watch the module; the key of its call. Raises ProofFailed."""
+        module = self._rebuilt.module
+        keys: list[bytes] = []
+        self._core.set_module_handlers(
+            None, None, lambda _module, _args, _kwargs, key, *_: keys.append(key), None
+        )
+        call_hooks.install_hooks(self._core)
+        self._core.set_answering(True)
+        self._core.set_modules_active(True)
+        self._core.module_adopt(module)
+        if not self._core.module_set_guard(
+            module,
+            self._identity.guard_entries(),
+            self._identity.digest,
+            self._core.module_version(module),
+        ):
+            raise ProofFailed("the module changes while it is looked at")
+        self._rebuilt.run()
+        if not keys:
+            raise ProofFailed(f"the call steps aside: {self._aside()}")
+        return keys[0]
+
+    def _aside(self) -> str:
+        for row in self._core.module_stats():
+            if row["module"] is self._rebuilt.module:
+                return ", ".join(row["aside_reasons"]) or "no reason given"
+        return "the module is not known"
+
+    def _hits(self) -> int:
+        return sum(
+            row["hits"]
+            for row in self._core.module_stats()
+            if row["module"] is self._rebuilt.module
+        )
+
+    def by_kernel(self) -> Any:
+        """The kernel's answer. Raises ProofFailed when the forward answered."""
+        before = self._hits()
+        answer = self._rebuilt.run()
+        if self._hits() != before + 1:
+            raise ProofFailed(f"the kernel did not answer: {self._aside()}")
+        return answer
+
+    def by_forward(self) -> Any:
+        """The forward's answer."""
+        with self.forward_alone():
+            return self._rebuilt.run()
+
+    @contextlib.contextmanager
+    def forward_alone(self) -> Iterator[None]:
+        """No kernel answers meanwhile."""
+        self._core.set_modules_active(False)
+        try:
+            yield
+        finally:
+            self._core.set_modules_active(True)
+
+    def run(self, by_kernel: bool, calls: int) -> None:
+        """Makes calls whose answers nobody waits for."""
+        module, args, kwargs = self._rebuilt.module, self._rebuilt.args, self._rebuilt.kwargs
+        objects = self._rebuilt.objects
+        self._core.set_modules_active(by_kernel)
+        if objects.found:  # on both sides
+            counted = counters(self._rebuilt.written)
+            for _ in range(calls):
+                module(*args, **kwargs)
+                objects.restore()
+                counted.restore()
+        else:
+            for _ in range(calls):
+                module(*args, **kwargs)
+        self._core.set_modules_active(True)
+
+    def time(self, pairs: int, calls: int) -> list[tuple[float, float]]:
+        """Nanoseconds a call (forward, kernel), in alternation; see `timing.time_call`."""
+        results = []
+        for _ in range(pairs):
+            row = []
+            for by_kernel in (False, True):
+                begin = time.perf_counter_ns()
+                self.run(by_kernel, calls)
+                row.append((time.perf_counter_ns() - begin) / calls)
+            results.append((row[0], row[1]))
+        return results
+
+    def close(self) -> None:
+        """Leaves nothing of this module behind in the core."""
+        self._core.set_modules_active(False)
+        self._core.set_answering(False)
+        self._core.module_forget(self._rebuilt.module)
+
+
+def time_answers(answers: Answers, traced: ModuleGraph | TrainingGraphs) -> timing.Timing:
+    """Times the forward and the kernel, alone among this user's workers."""
+    with timing.machine_to_itself(), casts_kept():
+        if traced.device.type == "cuda":
+            return cuda_timing.time_sides(answers.run)
+        return timing.time_call(answers)  # type: ignore[arg-type]
+
+
+def decide(measured: timing.Timing, margin: float) -> tuple[bool, str]:
+    """(whether the kernel is faster, why not), by the rule of the device that was timed."""
+    if isinstance(measured, cuda_timing.CudaTiming):
+        return cuda_timing.decide_cuda(measured, margin)
+    return timing.decide(measured, margin)

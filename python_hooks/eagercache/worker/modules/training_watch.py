@@ -1,0 +1,188 @@
+"""What the module's own forward and autograd do in a call that needs gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from eagercache.callables.answer_structure import (
+    holds_objects,
+    in_objects,
+    lasting_part,
+    outcome_of,
+    structure_of,
+    take,
+)
+from eagercache.callables.arguments import argument_tensors
+from eagercache.callables.module_identity import Identity, Unfit, identify
+from eagercache.callables.module_transfer import Transferred
+from eagercache.callables.surroundings import (
+    Listener,
+    drawing_from,
+    random_states,
+    torch_states,
+)
+from eagercache.callables.used_functions import FunctionRecorder
+from eagercache.calls.numerics import same_bits
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.comparison import equal_answers, tensor_leaves
+from eagercache.worker.modules.compile import MAX_FUNCTIONS, read_beside, refuse_shared
+from eagercache.worker.modules.joint_graph import OpenedAnswer
+from eagercache.worker.modules.reads import Reads, check_names
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the module's own forward and autograd did."""
+
+    identity: Identity
+    functions: list[list[str]]
+    differentiable: list[bool]  # by tensor of the answer
+    saves: set[int]  # addresses of the memory that is kept for the backward
+    saved_bytes: int  # of it, what is not the module's own
+    keeps_output: list[bool]
+    strides: list[list[int]]  # of the answer's tensors
+    opened: OpenedAnswer | None  # where the answer holds objects
+    version_steps: dict[int, int]  # by slot: how far a written buffer's version moved
+    draws: bool  # random numbers, of torch's own generators
+
+
+def watch_training(rebuilt: Transferred, expected: str) -> Watched:
+    """Runs the forward. Raises CompileRefused when it does more than compute and write buffers."""
+    try:
+        return _observe(rebuilt, expected)
+    except Unfit as error:
+        raise CompileRefused(str(error)) from error
+
+
+def _observe(rebuilt: Transferred, expected: str) -> Watched:
+    module = rebuilt.module
+    identity = identify(module)
+    if identity.digest != expected:
+        raise Unfit("its attributes change, or cannot be rebuilt in another process")
+    with Reads(gradients=True) as reads:
+        module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
+    reads.check()
+    rebuilt.draw(seed=0)
+    before = [slot.tensor.detach().clone() for slot in identity.slots]
+    versions = [slot.tensor._version for slot in identity.slots]
+    arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
+    given = [tensor.detach().clone() for tensor in arguments]
+    output, errors = Listener(), Listener()
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with drawing_from(0):
+        states = torch_states(), random_states()
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            FunctionRecorder() as recorder,
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            answer = module(*rebuilt.args, **rebuilt.kwargs)
+        draws = torch_states() != states[0]
+        if not draws and random_states() != states[1]:
+            raise Unfit("it draws random numbers")
+    first = outcome_of(answer, rebuilt.objects)
+    check_names(recorder, rebuilt.attributes)
+    if output.wrote or errors.wrote:
+        raise Unfit("it prints")
+    recorder.check_effects()
+    if identify(module).digest != expected:
+        raise Unfit("it changes attributes of its own")
+    if any(not same_bits(a, b.detach()) for a, b in zip(given, arguments, strict=True)):
+        raise Unfit("it writes to its arguments")
+    steps = _written(identity, before, versions)
+    after = [slot.tensor.detach().clone() for slot in identity.slots]
+    _restore(identity, before)
+    with drawing_from(0):
+        another = module(*rebuilt.args, **rebuilt.kwargs)
+    opened = _opened(answer, another, rebuilt)
+    if not equal_answers(detached(first), detached(outcome_of(another, rebuilt.objects))):
+        raise Unfit("its answers differ from run to run")
+    if any(not same_bits(a, s.tensor.detach()) for a, s in zip(after, identity.slots, strict=True)):
+        raise Unfit("what it writes differs from run to run")
+    _restore(identity, before)
+    functions = read_beside(recorder, module)
+    if len(functions) > MAX_FUNCTIONS:
+        raise Unfit("its forward runs too many different functions")
+    own = [slot.tensor for slot in identity.slots]
+    refuse_shared(first, [*own, *arguments])
+    if any(leaf.storage_offset() != 0 for leaf in tensor_leaves(first)):
+        raise Unfit("it returns a view into a larger tensor")
+    memory = {tensor.untyped_storage().data_ptr() for tensor in own}
+    leaves = tensor_leaves(first)
+    differentiable = [leaf.requires_grad for leaf in leaves]
+    held = [False] * len(leaves) if opened is None else opened.in_objects
+    if not any(has and not inside for has, inside in zip(differentiable, held, strict=True)):
+        raise Unfit("nothing that it returns has a gradient")
+    return Watched(
+        identity=identity,
+        functions=functions,
+        differentiable=differentiable,
+        saves=set(saved),
+        saved_bytes=sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in memory),
+        keeps_output=[leaf.untyped_storage().data_ptr() in saved for leaf in leaves],
+        strides=[list(leaf.stride()) for leaf in leaves],
+        opened=opened,
+        version_steps=steps,
+        draws=draws,
+    )
+
+
+def _opened(answer: Any, another: Any, rebuilt: Transferred) -> OpenedAnswer | None:
+    """What there is to know of an answer with objects; ``another`` one of the same call."""
+    if not holds_objects(answer):
+        return None
+    if rebuilt.objects.found:
+        raise Unfit("it is called with an object")
+    lasting = lasting_part(answer, another, ())
+    if lasting is not None:
+        raise Unfit(f"it returns a {type(lasting).__name__}, which outlives the call")
+    structure = structure_of(answer, ())
+    leaves: list[Any] = []
+    take(structure, answer, leaves)
+    held = [
+        inside
+        for leaf, inside in zip(leaves, in_objects(structure), strict=True)
+        if isinstance(leaf, torch.Tensor)
+    ]
+    return OpenedAnswer(answer, structure, held)
+
+
+def _written(
+    identity: Identity, before: Sequence[torch.Tensor], versions: Sequence[int]
+) -> dict[int, int]:
+    """The slots that were written, with how far their versions moved."""
+    steps = {}
+    for index, (slot, value, version) in enumerate(
+        zip(identity.slots, before, versions, strict=True)
+    ):
+        moved = slot.tensor._version - version
+        if moved == 0 and same_bits(value, slot.tensor.detach()):
+            continue
+        if slot.kind != "buffer":
+            raise Unfit(f"it writes to its {slot.kind} {slot.full_name}")
+        steps[index] = moved
+    return steps
+
+
+def _restore(identity: Identity, values: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for slot, value in zip(identity.slots, values, strict=True):
+            if not same_bits(slot.tensor.detach(), value):
+                slot.tensor.copy_(value)
+
+
+def detached(answer: Any) -> Any:
+    """The answer with its tensors detached."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), answer)

@@ -1,0 +1,319 @@
+#include "python_hooks/nn_modules/training/training_node.h"
+
+#include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+
+#include "dispatcher/autograd/autograd_node.h"
+#include "dispatcher/hook/thread_state.h"
+#include "dispatcher/kernels/container_kernel.h"
+#include "dispatcher/kernels/profile_event.h"
+#include "guards/builder/key_builder.h"
+#include "python_hooks/nn_modules/arguments.h"
+
+namespace eagercache {
+namespace {
+
+namespace py = pybind11;
+
+using torch::autograd::variable_list;
+
+py::object& eager_gradients() {
+  static auto* const handler = new py::object();
+  return *handler;
+}
+
+bool is_aligned(const at::Tensor& tensor) noexcept {
+  return reinterpret_cast<std::uintptr_t>(tensor.unsafeGetTensorImpl()->data()) % kAlignment == 0;
+}
+
+bool kernel_may_answer(const variable_list& gradients) {
+  return thread_state_reason() == AsideReason::kNone &&
+         std::ranges::all_of(gradients, [](const at::Tensor& gradient) {
+           return !gradient.defined() || is_plain(*gradient.unsafeGetTensorImpl());
+         });
+}
+
+}  // namespace
+
+Autocast read_autocast() {
+  Autocast state;
+  for (const c10::DeviceType type : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    if (at::autocast::is_autocast_enabled(type)) {
+      state.emplace_back(type == c10::DeviceType::CPU ? "cpu" : "cuda",
+                         at::autocast::get_autocast_dtype(type));
+    }
+  }
+  return state;
+}
+
+LoadedKernel::Outcome run_training_container(ModelContainer& model, const variable_list& inputs,
+                                             variable_list& outputs, c10::Device device) {
+  std::vector<ModelContainer::TensorHandle> handles;
+  handles.reserve(inputs.size());
+  for (const at::Tensor& input : inputs) {
+    handles.push_back(new at::Tensor(input));
+  }
+  outputs.assign(model.num_outputs(), at::Tensor());
+  return model.run({handles.data(), handles.size()}, {outputs.data(), outputs.size()}, device);
+}
+
+bool is_alone(const at::Tensor& tensor) { return tensor.storage().use_count() == 1; }
+
+at::Tensor in_layout(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes,
+                     const std::vector<std::int64_t>& strides) {
+  return at::empty_strided(sizes, strides, tensor.options()).copy_(tensor);
+}
+
+ArgumentShell::ArgumentShell(const at::Tensor& argument)
+    : dtype(argument.scalar_type()),
+      sizes(argument.sizes().vec()),
+      strides(argument.strides().vec()),
+      is_leaf(argument.is_leaf()) {
+  if (argument.requires_grad()) {
+    edge = torch::autograd::impl::gradient_edge(argument);
+  }
+}
+
+at::Tensor ArgumentShell::rebuild(const at::Tensor& saved,
+                                  const std::optional<ModuleTraining::Rebuilt::Part>& part) const {
+  at::Tensor made;
+  {
+    const BelowAutograd below;
+    made = at::empty_strided(sizes, strides, saved.options().dtype(dtype));
+    if (part) {
+      made.zero_().as_strided(part->sizes, part->strides, part->offset).copy_(saved);
+    } else {
+      made.copy_(saved);
+    }
+  }
+  if (edge.is_valid() && is_leaf) {
+    made.set_requires_grad(true);
+    torch::autograd::impl::set_grad_accumulator(made, weak_node(edge.function));
+  } else if (edge.is_valid()) {
+    torch::autograd::impl::set_gradient_edge(made, edge);
+  }
+  return made;
+}
+
+ModuleNode::ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tuple call,
+                       Autocast autocast, at::Tensor drawn_from)
+    : kernel_(kernel),
+      autocast_(std::move(autocast)),
+      drawn_from_(std::move(drawn_from)),
+      inputs_(std::move(inputs)),
+      call_(call.release().ptr()) {
+  versions_.reserve(inputs_.size());
+  for (const at::Tensor& input : inputs_) {
+    versions_.push_back(input._version());
+  }
+  for (const ModuleTraining::Gradient& gradient : plan().gradients) {
+    add_next_edge(torch::autograd::impl::gradient_edge(inputs_[gradient.input]));
+  }
+  for (const ModuleTraining::Rebuilt& one : plan().rebuilt) {
+    shells_.emplace_back(inputs_[one.input]);
+    inputs_[one.input] = at::Tensor();
+  }
+}
+
+void ModuleNode::save(const at::Tensor& tensor) {
+  const std::lock_guard lock(saved_mutex_);
+  saved_.emplace_back(tensor, /*is_output=*/false);
+}
+
+variable_list ModuleNode::apply(variable_list&& gradients) {
+  std::vector<bool> wanted;
+  for (std::size_t i = 0; i < plan().gradients.size(); ++i) {
+    wanted.push_back(task_should_compute_output(i));
+  }
+  if (std::ranges::none_of(wanted, [](bool needed) { return needed; })) {
+    return variable_list(wanted.size());
+  }
+  if (!at::GradMode::is_enabled() && kernel_may_answer(gradients) && reads_all(gradients)) {
+    variable_list results(wanted.size());
+    if (answer(gradients, wanted, results)) {
+      return results;
+    }
+  }
+  return answer_by_eager(gradients, wanted);
+}
+
+void ModuleNode::release_variables() {
+  std::vector<at::Tensor> inputs;
+  std::vector<ArgumentShell> shells;
+  {
+    const std::lock_guard lock(saved_mutex_);
+    released_ = true;
+    for (torch::autograd::SavedVariable& variable : saved_) {
+      variable.reset_data();
+    }
+    inputs.swap(inputs_);
+    shells.swap(shells_);
+  }
+  drop_call();
+}
+
+void ModuleNode::drop_call() {
+  if (Py_IsInitialized() != 0) {
+    const py::gil_scoped_acquire gil;
+    Py_XDECREF(std::exchange(call_, nullptr));
+  }
+}
+
+bool ModuleNode::reads_all(const variable_list& gradients) const {
+  for (std::size_t i = 0; i < plan().tangents.size(); ++i) {
+    if (plan().tangents[i].in_object && gradients[i].defined()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>& wanted,
+                        variable_list& results) {
+  variable_list inputs;
+  inputs.reserve(plan().saved.size() + gradients.size());
+  {
+    const std::lock_guard lock(saved_mutex_);
+    TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
+    for (const torch::autograd::SavedVariable& variable : saved_) {
+      inputs.push_back(variable.unpack());
+    }
+  }
+  const BelowAutograd below;
+  for (std::size_t i = 0; i < plan().tangents.size(); ++i) {
+    if (plan().tangents[i].in_object) {
+      continue;
+    }
+    inputs.push_back(tangent(gradients[i], i));
+    if (inputs.back().device() != kernel_.device) {
+      return false;
+    }
+  }
+  variable_list computed;
+  {
+    std::optional<ProfileEvent> event;
+    if (std::optional<at::StepCallbacks> listeners = profile_listeners()) [[unlikely]] {
+      event.emplace(std::move(*listeners), module_event_name("backward", kernel_.digest));
+    }
+    if (run_training_container(*plan().backward, inputs, computed, kernel_.device) !=
+        LoadedKernel::Outcome::kAnswered) {
+      return false;
+    }
+  }
+  inputs.clear();
+  for (std::size_t i = 0; i < computed.size(); ++i) {
+    if (wanted[i] && is_reached(i, gradients)) {
+      // Whoever accumulates it may take the memory for its own.
+      results[i] = is_alone(computed[i]) ? std::move(computed[i]) : computed[i].clone();
+      adopt_strides(results[i], plan().gradients[i].strides);
+    }
+  }
+  return true;
+}
+
+at::Tensor ModuleNode::tangent(const at::Tensor& gradient, std::size_t index) const {
+  const ModuleTraining::Tangent& wanted = plan().tangents[index];
+  if (!gradient.defined()) {
+    const torch::autograd::InputMetadata& output = input_metadata(index);
+    return at::empty_strided(wanted.sizes, wanted.strides, output.options()).zero_();
+  }
+  const bool fits = gradient.sizes() == at::IntArrayRef(wanted.sizes) &&
+                    gradient.strides() == at::IntArrayRef(wanted.strides) && is_aligned(gradient);
+  return fits ? gradient : in_layout(gradient, wanted.sizes, wanted.strides);
+}
+
+bool ModuleNode::is_reached(std::size_t index, const variable_list& gradients) const {
+  return std::ranges::any_of(plan().gradients[index].tangents, [&gradients](std::size_t tangent) {
+    return gradients[tangent].defined();
+  });
+}
+
+variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
+                                          const std::vector<bool>& wanted) {
+  const py::gil_scoped_acquire gil;
+  try {
+    std::vector<at::Tensor> own;
+    py::list rebuilt;
+    {
+      // The lock is never waited for with the GIL.
+      const py::gil_scoped_release no_gil;
+      own = whole_inputs();
+    }
+    TORCH_CHECK(call_ != nullptr && !own.empty(), torch::autograd::ERR_BACKWARD_TWICE);
+    const auto call = py::reinterpret_borrow<py::tuple>(call_);
+    check_versions(own);
+    for (const ModuleTraining::Rebuilt& one : plan().rebuilt) {
+      rebuilt.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[one.input])));
+    }
+    py::list masks;
+    for (std::size_t i = own.size() - plan().noise.size(); i < own.size(); ++i) {
+      masks.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[i])));
+    }
+    py::list inputs;
+    for (const ModuleTraining::Gradient& gradient : plan().gradients) {
+      inputs.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[gradient.input])));
+    }
+    py::list given;
+    for (const at::Tensor& gradient : gradients) {
+      given.append(gradient.defined()
+                       ? py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient))
+                       : py::object(py::none()));
+    }
+    py::dict autocast;
+    for (const auto& [device, dtype] : autocast_) {
+      autocast[py::str(device)] = py::cast(dtype);
+    }
+    const py::object drawn_from =
+        drawn_from_.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(drawn_from_))
+                              : py::object(py::none());
+    const py::object answer =
+        eager_gradients()(call[0], call[1], call[2], rebuilt, masks, drawn_from, plan().identity,
+                          autocast, inputs, wanted, given);
+    variable_list results;
+    for (const py::handle& gradient : answer) {
+      results.push_back(gradient.is_none() ? at::Tensor() : THPVariable_Unpack(gradient.ptr()));
+    }
+    return results;
+  } catch (py::error_already_set& error) {
+    // As autograd's own Python functions raise, from whatever thread.
+    error.restore();
+    python_error persistent;
+    persistent.persist();
+    throw persistent;
+  }
+}
+
+std::vector<at::Tensor> ModuleNode::whole_inputs() {
+  const std::lock_guard lock(saved_mutex_);
+  std::vector<at::Tensor> inputs = inputs_;
+  for (std::size_t i = 0; i < shells_.size(); ++i) {
+    const ModuleTraining::Rebuilt& one = plan().rebuilt[i];
+    inputs[one.input] = shells_[i].rebuild(saved_[one.saved].unpack(), one.part);
+  }
+  return inputs;
+}
+
+void ModuleNode::check_versions(const std::vector<at::Tensor>& inputs) const {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_written = std::ranges::any_of(
+        plan().buffers, [i](const ModuleTraining::Buffer& buffer) { return buffer.input == i; });
+    const bool is_rebuilt = std::ranges::any_of(
+        plan().rebuilt, [i](const ModuleTraining::Rebuilt& one) { return one.input == i; });
+    TORCH_CHECK(is_written || is_rebuilt || inputs[i]._version() == versions_[i],
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: an input or a parameter of a module, whose forward is run "
+                "again for this gradient");
+  }
+}
+
+void set_eager_gradients(const py::object& handler) { eager_gradients() = handler; }
+
+}  // namespace eagercache

@@ -1,0 +1,129 @@
+#pragma once
+
+// The node of autograd that stands for one call of a module, and what a call and its backward have
+// in common. A node owns what it saved until it is released. A backward pass runs on whatever
+// thread autograd has.
+
+#include <pybind11/pybind11.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dispatcher/hook/inside_guard.h"
+#include "dispatcher/kernels/loaded_kernel.h"
+#include "python_hooks/nn_modules/record.h"
+#include "python_hooks/nn_modules/training/training_plan.h"
+
+namespace eagercache {
+
+// The state of autocast in which a forward ran.
+using Autocast = std::vector<std::pair<std::string, c10::ScalarType>>;
+
+Autocast read_autocast();
+
+// What holds around everything that is ours within a call.
+struct BelowAutograd {
+  const InsideGuard inside;
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+// Runs a container below autograd and autocast. Copies of the inputs' handles are the container's.
+LoadedKernel::Outcome run_training_container(ModelContainer& model,
+                                             const torch::autograd::variable_list& inputs,
+                                             torch::autograd::variable_list& outputs,
+                                             c10::Device device);
+
+// Whether nothing else has the tensor's memory.
+bool is_alone(const at::Tensor& tensor);
+
+// A copy with these sizes and strides.
+at::Tensor in_layout(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes,
+                     const std::vector<std::int64_t>& strides);
+
+// What is left of an argument that a call does not keep.
+struct ArgumentShell {
+  explicit ArgumentShell(const at::Tensor& argument);
+
+  // A tensor with the values of `saved` in the argument's place of the graph; zeros where nothing
+  // is read.
+  at::Tensor rebuild(const at::Tensor& saved,
+                     const std::optional<ModuleTraining::Rebuilt::Part>& part) const;
+
+  at::ScalarType dtype;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  bool is_leaf;
+  torch::autograd::Edge edge;  // not valid: it needs no gradient
+};
+
+// What a program gets of one call: a node that keeps what the backward reads.
+class ModuleNode final : public torch::autograd::Node {
+ public:
+  // `drawn_from`: the generator's state before the kernel, where that draws.
+  ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, pybind11::tuple call,
+             Autocast autocast, at::Tensor drawn_from);
+  ~ModuleNode() override { drop_call(); }
+  ModuleNode(const ModuleNode&) = delete;
+  ModuleNode& operator=(const ModuleNode&) = delete;
+
+  // Keeps one tensor for the backward; `tensor` shares its version with what the program may write.
+  void save(const at::Tensor& tensor);
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
+  void release_variables() override;
+  std::string name() const override { return "EagercacheModuleBackward"; }
+
+ private:
+  using variable_list = torch::autograd::variable_list;
+
+  const ModuleTraining& plan() const noexcept { return *kernel_.training; }
+  // Never with the lock, which is not waited for with the GIL either.
+  void drop_call();
+  bool reads_all(const variable_list& gradients) const;
+  // Whether the kernel gave the gradients. Throws what autograd throws where a tensor that is read
+  // has been written since, or was given up.
+  bool answer(const variable_list& gradients, const std::vector<bool>& wanted,
+              variable_list& results);
+  // The gradient of an output in the layout that the backward reads; zeros where there is none.
+  at::Tensor tangent(const at::Tensor& gradient, std::size_t index) const;
+  // Autograd gives no gradient to what no defined one reaches.
+  bool is_reached(std::size_t index, const variable_list& gradients) const;
+  // By the module's own forward, run again, and autograd.
+  variable_list answer_by_eager(const variable_list& gradients, const std::vector<bool>& wanted);
+  // The inputs, those that are not kept made anew; none where they were given up.
+  std::vector<at::Tensor> whole_inputs();
+  void check_versions(const std::vector<at::Tensor>& inputs) const;
+
+  const ModuleKernel& kernel_;
+  const Autocast autocast_;
+  const at::Tensor drawn_from_;
+  std::vector<std::int64_t> versions_;  // of inputs_
+  std::mutex saved_mutex_;
+  std::vector<torch::autograd::SavedVariable> saved_;  // guarded by saved_mutex_
+  std::vector<at::Tensor> inputs_;                     // guarded by saved_mutex_
+  std::vector<ArgumentShell> shells_;                  // of plan().rebuilt; guarded by saved_mutex_
+  bool released_ = false;                              // guarded by saved_mutex_
+  PyObject* call_;                                     // owned; guarded by the GIL
+};
+
+// `handler(module, args, kwargs, rebuilt, masks, drawn_from, identity, autocast, inputs, wanted,
+// gradients)`
+// gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
+// gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
+// args and kwargs have `...`, in order; `masks` are what the call drew, `drawn_from` is the state
+// of the generator that its kernel drew from, or None. It may raise. Kept for ever.
+void set_eager_gradients(const pybind11::object& handler);
+
+}  // namespace eagercache

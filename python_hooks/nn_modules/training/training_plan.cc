@@ -1,0 +1,114 @@
+#include "python_hooks/nn_modules/training/training_plan.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace eagercache {
+namespace {
+
+namespace py = pybind11;
+
+std::vector<std::size_t> indices(const py::handle& list, std::size_t limit) {
+  auto values = py::cast<std::vector<std::size_t>>(list);
+  if (std::ranges::any_of(values, [limit](std::size_t value) { return value >= limit; })) {
+    throw std::invalid_argument("the training plan names a tensor that is not there");
+  }
+  return values;
+}
+
+std::size_t index(const py::handle& value, std::size_t limit) {
+  const auto number = py::cast<std::size_t>(value);
+  if (number >= limit) {
+    throw std::invalid_argument("the training plan names a tensor that is not there");
+  }
+  return number;
+}
+
+ModuleTraining::Source read_source(const std::string& name) {
+  if (name == "input") {
+    return ModuleTraining::Source::kInput;
+  }
+  if (name == "output") {
+    return ModuleTraining::Source::kOutput;
+  }
+  if (name != "made") {
+    throw std::invalid_argument("the training plan saves " + name);
+  }
+  return ModuleTraining::Source::kMade;
+}
+
+}  // namespace
+
+std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
+                                                         std::size_t num_inputs,
+                                                         std::size_t num_outputs,
+                                                         ModelContainer* backward) {
+  auto read = std::make_unique<ModuleTraining>();
+  read->backward = backward;
+  read->identity = py::cast<std::string>(plan["identity"]);
+  read->keeps_output = py::cast<std::vector<bool>>(plan["keeps_output"]);
+  read->num_answers = read->keeps_output.size();
+  for (const py::handle& row : plan["buffers"]) {
+    const py::tuple fields = py::cast<py::tuple>(row);
+    read->buffers.push_back({index(fields[0], num_inputs), py::cast<std::uint32_t>(fields[1])});
+  }
+  const std::size_t before_made = read->num_answers + read->buffers.size();
+  if (num_outputs < before_made) {
+    throw std::invalid_argument("the training plan does not fit its forward");
+  }
+  read->num_made = num_outputs - before_made;
+  for (const py::handle& row : plan["saved"]) {
+    const py::tuple fields = py::cast<py::tuple>(row);
+    const ModuleTraining::Source source = read_source(py::cast<std::string>(fields[0]));
+    const std::size_t limit = source == ModuleTraining::Source::kInput    ? num_inputs
+                              : source == ModuleTraining::Source::kOutput ? read->num_answers
+                                                                          : read->num_made;
+    read->saved.push_back({source, index(fields[1], limit),
+                           py::cast<std::vector<std::int64_t>>(fields[2]),
+                           py::cast<std::vector<std::int64_t>>(fields[3])});
+  }
+  for (const py::handle& row : plan["tangents"]) {
+    const py::tuple fields = py::cast<py::tuple>(row);
+    read->tangents.push_back(
+        {index(fields[0], read->num_answers), py::cast<std::vector<std::int64_t>>(fields[1]),
+         py::cast<std::vector<std::int64_t>>(fields[2]), py::cast<bool>(fields[3])});
+  }
+  for (const py::handle& row : plan["gradients"]) {
+    const py::tuple fields = py::cast<py::tuple>(row);
+    read->gradients.push_back({index(fields[0], num_inputs),
+                               indices(fields[1], read->tangents.size()),
+                               py::cast<std::vector<std::int64_t>>(fields[2])});
+  }
+  for (const py::handle& row : plan["rebuilt"]) {
+    const py::tuple fields = py::cast<py::tuple>(row);
+    std::optional<ModuleTraining::Rebuilt::Part> part;
+    if (!fields[3].is_none()) {
+      const py::tuple whole = py::cast<py::tuple>(fields[3]);
+      part.emplace(py::cast<std::vector<std::int64_t>>(whole[0]),
+                   py::cast<std::vector<std::int64_t>>(whole[1]), py::cast<std::int64_t>(whole[2]));
+    }
+    read->rebuilt.push_back(
+        {index(fields[0], num_inputs), index(fields[1], read->saved.size()), std::move(part)});
+    read->without.push_back(py::cast<std::size_t>(fields[2]));
+  }
+  read->noise = read_noise(plan["noise"]);
+  read->draws = py::cast<bool>(plan["draws"]);
+  if (read->noise.size() > num_inputs) {
+    throw std::invalid_argument("the training plan draws more masks than its forward takes");
+  }
+  if (!std::ranges::is_sorted(read->without)) {
+    throw std::invalid_argument("the training plan does not order its arguments");
+  }
+  const auto num_read = static_cast<std::size_t>(
+      std::ranges::count(read->tangents, false, &ModuleTraining::Tangent::in_object));
+  if (backward->num_inputs() != read->saved.size() + num_read ||
+      backward->num_outputs() != read->gradients.size() || num_read == 0) {
+    throw std::invalid_argument("the training plan does not fit its backward");
+  }
+  return read;
+}
+
+}  // namespace eagercache
