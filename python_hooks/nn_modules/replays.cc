@@ -4,8 +4,10 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "dispatcher/device/cuda_driver.h"
@@ -24,6 +26,9 @@ namespace py = pybind11;
 constexpr std::size_t kAlwaysCopied = 64 * 1024;
 // More are not copied for each call: it would cost what is gained.
 constexpr std::size_t kMostCopied = 64;
+// From letting go of the GIL to a call of the driver takes a thread less than a microsecond, unless
+// it loses its core in between.
+constexpr std::chrono::microseconds kUntilOthersWait(200);
 
 py::object& handler() {
   static auto* const object = new py::object();
@@ -237,7 +242,10 @@ c10::Device CaptureRequest::device() const noexcept { return kernel_.device; }
 
 std::string CaptureRequest::capture(std::shared_ptr<GraphLane> lane) {
   std::string reason;
-  const py::gil_scoped_release no_gil;
+  // With the GIL. While any stream is captured, the driver refuses to wait for the whole device:
+  // torch.cuda.synchronize() of another thread would raise, and the capture fail. No thread of
+  // Python's comes to such a call meanwhile; one that has just let go of the GIL for it gets there.
+  std::this_thread::sleep_for(kUntilOthersWait);
   graph_ = ContainerGraph::capture(*kernel_.model, inputs_, copied_, std::move(lane), &reason);
   return reason;
 }

@@ -87,8 +87,10 @@ def test_new_values_and_other_modules_take_the_same_kernel() -> None:
 def test_answers_stay_when_later_calls_are_made_and_memory_does_not_grow() -> None:
     model, x = warm()
     first, copy = model(x), model(x).clone()
-    for _ in range(10):
+    # Until it is known whether calls are replayed: a graph brings a pool, and cuBLAS a workspace.
+    for _ in range(200):
         model(torch.randn_like(x))
+        torch.cuda.synchronize()
     assert torch.equal(first, copy)
     torch.cuda.synchronize()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import random
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import eagercache
@@ -62,7 +64,11 @@ class Remembering(Deep):
 
 @pytest.fixture(autouse=True)
 def modules_enabled() -> Iterator[None]:
+    """With no graph of an earlier test, whose memory would count."""
     with torch.no_grad(), eagercache.enable(**OPTIONS):
+        torch.cuda.synchronize()
+        replay.give_back()
+        assert replay.pool_bytes() == 0
         yield
 
 
@@ -258,6 +264,187 @@ def test_emptied_caches_and_cleared_workspaces(deep: nn.Module) -> None:
         del filler
 
 
+def run_threads(count: int, work: Callable[[int], None]) -> None:
+    """Runs ``work`` with 0, 1 ... in threads, and raises what the first of them raised."""
+    raised: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            with torch.no_grad():
+                work(number)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_threads_that_capture_modules_of_their_own() -> None:
+    """Each brings a workspace of cuBLAS, which costs nobody a graph."""
+    models = [Deep(12 + index).cuda().eval() for index in range(3)]
+    for model in models:
+        is_right(model, rows())
+    inputs = [rows() for _ in range(5)]
+    # Before there are threads: which calls the forward answers is the same for all of them.
+    expected = [[by_forward(model, x) for x in inputs] for model in models]
+    all_alive = threading.Barrier(len(models))
+
+    def work(number: int) -> None:
+        model = models[number]
+        for _ in range(3 * UNTIL_REPLAYED):  # a capture waits for no other, and is tried again
+            model(rows())
+            torch.cuda.synchronize()
+        all_alive.wait(30)
+        before = replayed(model)
+        for x, right in zip(inputs, expected[number], strict=True):
+            torch.testing.assert_close(model(x), right, rtol=1e-3, atol=1e-4)
+        assert replayed(model) == before + 5, explain_module(model)
+
+    run_threads(len(models), work)
+    for model in models:  # this thread captured none of them
+        before = replayed(model)
+        is_right(model, rows())
+        assert replayed(model) == before + 1, explain_module(model)
+    assert 0 < replay.pool_bytes() <= 64 << 20
+
+
+def test_while_other_threads_wait_for_the_device() -> None:
+    """The driver refuses that while a stream is captured, with an error for both."""
+    models = [Deep(4 + index).cuda().eval() for index in range(8)]
+    for model in models:
+        is_right(model, rows())
+    ended = threading.Event()
+    waits = [0, 0, 0]
+
+    def work(number: int) -> None:
+        if number == 0:
+            try:
+                for model in models:
+                    warmed(model, rows())
+            finally:
+                ended.set()
+            return
+        x = rows()
+        while not ended.is_set():
+            if number == 1:
+                x = x * 2  # so that there is something to wait for
+            torch.cuda.synchronize()
+            waits[number] += 1
+
+    run_threads(3, work)
+    assert min(waits[1:]) > 100
+
+
+def test_streams_with_modules_of_their_own() -> None:
+    models = [Deep(12 + index).cuda().eval() for index in range(3)]
+    streams = [torch.cuda.Stream() for _ in models]
+    torch.cuda.synchronize()
+    for model, stream in zip(models, streams, strict=True):
+        with torch.cuda.stream(stream):
+            warmed(model, rows())
+    for model, stream in zip(models, streams, strict=True):
+        with torch.cuda.stream(stream):
+            before = replayed(model)
+            is_right(model, rows())
+            assert replayed(model) == before + 1, explain_module(model)
+
+
+def test_threads_beyond_the_most_workspaces_replay_what_others_captured(
+    deep: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "MOST_WORKSPACES", 0)
+    other = Deep(12).cuda().eval()
+    held = replay.workspace_bytes()
+
+    def work(number: int) -> None:
+        before = replayed(deep)
+        for _ in range(40):
+            is_right(deep, rows())
+            is_right(other, rows())
+        assert replayed(deep) == before + 40
+        assert replayed(other) == 0
+
+    run_threads(1, work)
+    assert replay.workspace_bytes() == held
+    warmed(other, rows())  # by the thread that has a workspace
+
+
+def test_a_call_that_is_too_large_costs_no_other_its_graph(deep: nn.Module) -> None:
+    cached = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    large = Deep(6).cuda().eval()
+    x = rows(1 << 18)
+    for _ in range(4):
+        large(x)
+    del cached  # this stays the allocator's
+    before = torch.cuda.memory_reserved()
+    for _ in range(20):
+        large(x)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved() >= before
+    assert "more of the GPU's memory" in explain_module(large)[0]
+    torch.cuda.synchronize()
+    assert 0 < replay.pool_bytes() <= 64 << 20
+    before = replayed(deep)
+    is_right(deep, rows())
+    assert replayed(deep) == before + 1
+    del large, x
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved
+
+
+def test_memory_that_is_given_back_comes_again_and_leaves_nothing_behind(deep: nn.Module) -> None:
+    held = replay.workspace_bytes()
+    pools = replay.pool_bytes()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    for _ in range(3):
+        replay.give_back()
+        assert replay.pool_bytes() == 0
+        assert torch.cuda.memory_reserved() == reserved - pools
+        is_right(deep, rows())
+        model = warmed(Deep(12).cuda().eval(), rows())
+        is_right(model, rows())
+        del model
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        pools = replay.pool_bytes()
+        reserved = torch.cuda.memory_reserved()
+    assert replay.workspace_bytes() == held
+
+
+def test_a_stream_whose_graphs_do_not_fit_rests_and_is_tried_again(
+    deep: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool can be larger than any of its graphs needs: that is what `_bytes_of` is told here."""
+    measured = replay._bytes_of
+    pools = [lane.pool for lane in replay._captures._lanes.values()]
+    monkeypatch.setattr(replay, "SHORTEST_REST", 1000.0)
+    monkeypatch.setattr(
+        replay, "_bytes_of", lambda pool: measured(pool) + ((1 << 30) if pool in pools else 0)
+    )
+    other = Deep(12).cuda().eval()
+    for _ in range(60):
+        is_right(other, rows())
+        is_right(deep, rows())
+    assert replay.pool_bytes() == 0  # it was given back, and rests
+    assert replayed(other) == 0
+    monkeypatch.undo()
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2000)
+    monkeypatch.setattr(replay, "time", later)
+    warmed(other, rows())
+    warmed(deep, rows())
+
+
 def test_a_limit_on_memory() -> None:
     replay.set_limit(1 << 20)
     try:
@@ -336,3 +523,20 @@ def test_any_calls_agree_with_the_forward(seed: int) -> None:
                 torch.testing.assert_close(ours, expected, rtol=2e-3, atol=1e-3, msg=f"{step}")
             held.clear()
     assert sum(map(replayed, models)) > 500, [explain_module(model)[0] for model in models]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_each_gpu_has_graphs_and_keeps_the_programs_cached_memory() -> None:
+    cached = [torch.empty(96 << 20, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in range(2)]
+    del cached
+    for gpu in range(2):
+        reserved = [torch.cuda.memory_reserved(index) for index in range(2)]
+        with torch.cuda.device(gpu):
+            model = warmed(Deep(12 + gpu).cuda().eval(), rows())
+            for _ in range(5):
+                is_right(model, rows())
+        assert all(torch.cuda.memory_reserved(index) >= reserved[index] for index in range(2))
+    assert 0 < replay.pool_bytes() <= 2 * 64 << 20
+    replay.give_back()
+    assert replay.pool_bytes() == 0
+    assert all(torch.cuda.memory_reserved(index) >= 96 << 20 for index in range(2))
