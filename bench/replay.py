@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 sides.setdefault(name, []).append(frame.block(call, CALLS, "cuda"))
             core.set_answering(True)
         said = explain_module(model)[:1]
-    return {"sides": sides, "said": said, "pool": replay.pool_bytes()}
+    return {"sides": sides, "said": said, "pool": replay.pool_bytes() + replay.workspace_bytes()}
 
 
 def main() -> int:

@@ -285,7 +285,7 @@ VARIABLES: tuple[Variable, ...] = (
         parse_size,
         64 << 20,
         "How much of a GPU's memory may be kept for calls of modules that are replayed as CUDA "
-        "graphs, such as 64M. 0: nothing is replayed.",
+        "graphs, such as 64M, besides cuBLAS's workspaces. 0: nothing is replayed.",
     ),
     Variable(
         "EAGERCACHE_VERIFY",
