@@ -195,7 +195,7 @@ void set_policy(const std::string& on_miss, const std::string& choose, const std
   Runtime::instance().set_policy(policy);
 }
 
-void bind_runtime(py::module_& module) {
+void bind_operators(py::module_& module) {
   module.def("register", &register_operator, py::arg("op"), py::arg("overload"),
              py::arg("dispatch_key"));
   module.def("eligibility", &eligibility, py::arg("op"), py::arg("overload"),
@@ -238,6 +238,9 @@ void bind_runtime(py::module_& module) {
     }
     return names;
   });
+}
+
+void bind_policy(py::module_& module) {
   module.def("set_policy", &set_policy, py::arg("on_miss"), py::arg("choose"), py::arg("numerics"),
              py::arg("compile_after") = Policy{}.compile_after, py::arg("replicas") = false,
              py::arg("shape_classes") = false);
@@ -255,6 +258,9 @@ void bind_runtime(py::module_& module) {
   module.def("thaw", [] { Runtime::instance().thaw(); });
   module.def("frozen", [] { return Runtime::instance().frozen(); });
   module.def("forked", [] { return Runtime::instance().forked(); });
+}
+
+void bind_verdicts(py::module_& module) {
   module.def("set_store", [](std::shared_ptr<DiskStore> store) {
     Runtime::instance().set_store(std::move(store));
   });
@@ -354,7 +360,9 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "C++ core of eagercache: hooks, guard tables, kernel store.";
   module.attr("source_digest") = eagercache::source_digest();
   eagercache::bind_store(module);
-  eagercache::bind_runtime(module);
+  eagercache::bind_operators(module);
+  eagercache::bind_policy(module);
+  eagercache::bind_verdicts(module);
   eagercache::bind_probe(module);
   eagercache::bind_explain(module);
   eagercache::bind_record(module);

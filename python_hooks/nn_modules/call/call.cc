@@ -102,6 +102,43 @@ ModuleGuard::Verdict check(ModuleRecord& record, bool* requires_grad) noexcept {
   return verdict;
 }
 
+// Answers a call whose arguments were read: by what there is for its form.
+PyObject* answer_form(ModuleRegistry& registry, ModuleRecord& record, const ModuleCall& call,
+                      c10::Device device, ModuleCallForm& form) {
+  const bool to_parts = record.left[form.requires_grad ? 1 : 0];
+  if (to_parts && (form.requires_grad || record.forms_to_try == 0)) {
+    record.passes = form.requires_grad ? kPasses : 0;
+    ++record.native;
+    return call.forward();
+  }
+  put_state(form, device);
+  ModuleVariant* variant = record.find({form.words.data(), form.words.size()});
+  if (variant != nullptr && variant->state == ModuleVariant::State::kKernel) [[likely]] {
+    return answer_by_kernel(record, *variant->kernel, variant->kernel->output_strides, call, form);
+  }
+  if (variant != nullptr && variant->state == ModuleVariant::State::kNative) {
+    ++record.native;
+    return to_parts ? call.forward() : call.forward_watched();
+  }
+  ModuleShapeClass::Strides strides;
+  bool chosen = false;
+  const ModuleShapeClass* shape_class =
+      record.find_class({form.words.data(), form.words.size()}, strides, &chosen);
+  if (shape_class != nullptr && chosen) {
+    if (!form.counts.empty()) {
+      const InsideGuard inside;
+      take_counts(*shape_class->kernel(), device, form);
+    }
+    return answer_by_kernel(record, *shape_class->kernel(), strides, call, form);
+  }
+  if (is_capturing(device)) {
+    // What is captured is the forward, and nothing is asked for.
+    ++record.pending;
+    return call.forward_watched();
+  }
+  return answer_pending(registry, record, call, form);
+}
+
 PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const ModuleCall& call) {
   if (const ModuleAside reason = thread_reason(); reason != ModuleAside::kNone) {
     return answer_aside(record, reason, call);
@@ -155,38 +192,7 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const ModuleCal
     }
     put_gradients(*record.guard, form);
   }
-  const bool to_parts = record.left[form.requires_grad ? 1 : 0];
-  if (to_parts && (form.requires_grad || record.forms_to_try == 0)) {
-    record.passes = form.requires_grad ? kPasses : 0;
-    ++record.native;
-    return call.forward();
-  }
-  put_state(form, device);
-  ModuleVariant* variant = record.find({form.words.data(), form.words.size()});
-  if (variant != nullptr && variant->state == ModuleVariant::State::kKernel) [[likely]] {
-    return answer_by_kernel(record, *variant->kernel, variant->kernel->output_strides, call, form);
-  }
-  if (variant != nullptr && variant->state == ModuleVariant::State::kNative) {
-    ++record.native;
-    return to_parts ? call.forward() : call.forward_watched();
-  }
-  ModuleShapeClass::Strides strides;
-  bool chosen = false;
-  const ModuleShapeClass* shape_class =
-      record.find_class({form.words.data(), form.words.size()}, strides, &chosen);
-  if (shape_class != nullptr && chosen) {
-    if (!form.counts.empty()) {
-      const InsideGuard inside;
-      take_counts(*shape_class->kernel(), device, form);
-    }
-    return answer_by_kernel(record, *shape_class->kernel(), strides, call, form);
-  }
-  if (is_capturing(device)) {
-    // What is captured is the forward, and nothing is asked for.
-    ++record.pending;
-    return call.forward_watched();
-  }
-  return answer_pending(registry, record, call, form);
+  return answer_form(registry, record, call, device, form);
 }
 
 // Whether this call is its forward's without a look at it, as every one that the thread may make

@@ -32,19 +32,21 @@ class Answers:
 
     def install(self, path: Path, traced: ModuleGraph, strides: list[list[int]]) -> None:
         """Makes the kernel answer. Raises ProofFailed when it does not."""
-        unflatten = build_unflatten(traced.outputs, len(strides))
-        kernel = self._core.load_module(
+        self.put(self.load(path, traced, strides))
+
+    def load(self, path: Path, traced: ModuleGraph, strides: list[list[int]]) -> Any:
+        """The core's kernel out of a container."""
+        return self._core.load_module(
             [str(path)],
             str(traced.device),
             traced.inputs,
             traced.ranges,
             strides,
-            unflatten,
+            build_unflatten(traced.outputs, len(strides)),
             takes_objects=takes_objects(traced.outputs),
             writes=traced.writes,
             checks=traced.checks,
         )
-        self.put(kernel)
 
     def use(self, member: Transferred) -> None:
         """Calls the same module with other arguments from now on."""

@@ -19,7 +19,7 @@ from typing import Any
 from eagercache.callables.arguments import sized_values, sizes_of
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import COUNT_OFFSET, build_unflatten, takes_objects
+from eagercache.callables.outputs import COUNT_OFFSET
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.modules.answers import Answers, decide, time_answers
 from eagercache.worker.modules.compile import ModuleResult, open_rows
@@ -263,17 +263,7 @@ class _ClassAnswers(Answers):
         rows: Sequence[Sequence[int]],
     ) -> None:
         """Makes the kernel answer calls of all sizes that it admits. Raises ProofFailed."""
-        kernel = self._core.load_module(
-            [str(path)],
-            str(traced.device),
-            traced.inputs,
-            traced.ranges,
-            strides,
-            build_unflatten(traced.outputs, len(strides)),
-            takes_objects=takes_objects(traced.outputs),
-            writes=traced.writes,
-            checks=traced.checks,
-        )
+        kernel = self.load(path, traced, strides)
         self._core.module_open_sizes(kernel)
         key = self.watch()
         module, digest = self._rebuilt.module, self._identity.digest

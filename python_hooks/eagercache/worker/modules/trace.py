@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -122,35 +122,15 @@ def trace_module(
     graph_module = program.graph_module
     graph = graph_module.graph
     without_empty_parts(graph)
-    inputs: list[tuple[bool, int]] = []
-    examples: list[torch.Tensor] = []
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    leaves = iter(user_leaves(program, args, kwargs))
-    constant_bytes = 0
-    sources: dict[str, tuple[bool, int]] = {}
-    fakes: dict[int, torch.Tensor] = {}
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-        kind = spec.kind.name
-        value = next(leaves) if kind == "USER_INPUT" else state_value(program, spec.target)
-        if not isinstance(value, torch.Tensor):
-            if node.users:
-                raise CompileRefused("an argument that is no tensor is an input of the graph")
-            graph.erase_node(node)
-            continue
-        source = source_of(value, kind, identity, arguments)
-        if source is None:
-            constant_bytes += value.numel() * value.element_size()
-            _make_constant(graph_module, node, value)
-            continue
-        sources[node.name] = source
-        inputs.append((True, source[1]) if source[0] else (False, opens.input_of(source[1])))
-        examples.append(node.meta["val"] if open_sizes else value)
-        if kind == "USER_INPUT":
-            fakes[source[1]] = node.meta["val"]
-    if constant_bytes > MAX_CONSTANT_BYTES:
-        raise CompileRefused("the forward holds large constants")
+    read = _read_inputs(program, list(user_leaves(program, args, kwargs)), identity, arguments)
+    inputs = [
+        (True, index) if of_module else (False, opens.input_of(index))
+        for of_module, index in read.sources.values()
+    ]
+    examples = [*(read.fakes if open_sizes else read.values).values()]
+    fakes = read.fakes_of_arguments
     symbolic = symbolic_sizes(fakes, opens.traced) if open_sizes else None
-    write_at_the_end(program, sources, rebuilt.writes)
+    write_at_the_end(program, read.sources, rebuilt.writes)
     if kept:
         sizes = {count: fakes[number].size(0) for number, count in opens.numbers if number in fakes}
         drop_kept(graph, kept, sizes)
@@ -181,6 +161,50 @@ def trace_module(
     return ModuleGraph(
         plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards, writes, checks
     )
+
+
+@dataclass
+class _Inputs:
+    """The tensors that a traced graph is given, by the names of their nodes, in order."""
+
+    sources: dict[str, tuple[bool, int]] = field(default_factory=dict)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    fakes: dict[str, torch.Tensor] = field(default_factory=dict)
+    fakes_of_arguments: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def _read_inputs(
+    program: torch.export.ExportedProgram,
+    leaves: Sequence[Any],
+    identity: Identity,
+    arguments: Sequence[torch.Tensor],
+) -> _Inputs:
+    """What the graph's placeholders are. Those of no tensor go, small constants are put inside."""
+    graph_module, graph = program.graph_module, program.graph_module.graph
+    read = _Inputs()
+    constant_bytes = 0
+    given = iter(leaves)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        kind = spec.kind.name
+        value = next(given) if kind == "USER_INPUT" else state_value(program, spec.target)
+        if not isinstance(value, torch.Tensor):
+            if node.users:
+                raise CompileRefused("an argument that is no tensor is an input of the graph")
+            graph.erase_node(node)
+            continue
+        source = source_of(value, kind, identity, arguments)
+        if source is None:
+            constant_bytes += value.numel() * value.element_size()
+            _make_constant(graph_module, node, value)
+            continue
+        read.sources[node.name] = source
+        read.values[node.name], read.fakes[node.name] = value, node.meta["val"]
+        if kind == "USER_INPUT":
+            read.fakes_of_arguments[source[1]] = node.meta["val"]
+    if constant_bytes > MAX_CONSTANT_BYTES:
+        raise CompileRefused("the forward holds large constants")
+    return read
 
 
 class _Open:
