@@ -15,7 +15,6 @@ or a hang here is an answer, not an accident.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import os
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base.frames import read_frame, write_frame
+from eagercache.base.parent_death import wake_when_parent_dies
 
 if TYPE_CHECKING:
     from eagercache.worker.inductor.compile import Tools
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_BYTES = 10 << 30
 _PARENT_CHECK_SECONDS = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 class Worker:
@@ -219,7 +218,7 @@ def watch_parent(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_group)
     signal.signal(signal.SIGCONT, continued)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+    wake_when_parent_dies()
 
     def poll() -> None:
         while os.getppid() == parent:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +153,36 @@ def test_calls_go_on_while_the_compiler_is_blocked_and_a_killed_process_leaves_n
     finally:
         user.kill()
         user.wait()
+
+
+def test_a_worker_that_is_stopped_while_it_starts_ends_with_its_program() -> None:
+    program = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+worker = subprocess.Popen(
+    [sys.executable, "-m", "eagercache.worker", str(os.getpid())],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    env={**os.environ, "EAGERCACHE_INSIDE_WORKER": "1"},
+)
+maps = Path(f"/proc/{worker.pid}/maps")
+while "_ctypes" not in maps.read_text():
+    time.sleep(0.005)
+time.sleep(0.05)
+os.kill(worker.pid, signal.SIGSTOP)
+print(worker.pid, flush=True)
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    pid = int(done.stdout)
+    try:
+        assert wait_until(lambda: gone(pid), 60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
