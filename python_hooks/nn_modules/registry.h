@@ -1,6 +1,6 @@
 #pragma once
 
-// The modules that were met, and whom the Python side's handlers are. The registry owns the
+// The modules that were met, and the handlers on the Python side. The registry owns the
 // records; a record goes with its module. Under the GIL.
 
 #include <pybind11/pybind11.h>

@@ -236,9 +236,9 @@ class ModuleManager:
                 self._known.refuse(module, info, "its attributes change from call to call")
                 return
             anew = core.module_values_changed(module)
-            if anew and not self._known.forget_kernels(module, info):
-                return
             if anew:
+                if not self._known.forget_kernels(module, info):
+                    return
                 self._sizes.clear()
             same = core.module_set_guard(
                 module,

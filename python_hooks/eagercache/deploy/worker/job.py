@@ -1,7 +1,8 @@
 """The worker's half of an artifact: run, trace, fold, compile, prove.
 
-As for a kernel of a module (module_compile.py), but that the answer comes from a deployed program,
-the very object that loads an artifact, whose constants are updated with every draw of the proof.
+As for a kernel of a module (worker/modules/compile.py), but that the answer comes from a deployed
+program, the very object that loads an artifact, whose constants are updated with every draw of the
+proof.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _with(values: Values, group: Sequence[int], value: int) -> Values:
 
 
 class JudgeSizes:
-    """Proves and times a compiled call as one of a class; stands for `module_compile._judge`."""
+    """Proves and times a compiled call as one of a class; stands for `compile._judge`."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._margin = float(request["margin"])

@@ -1,7 +1,7 @@
 """The worker's half of accelerating a module's calls that need gradients.
 
-As `module_compile`, with the backward beside the forward: the call runs watched, is traced with its
-gradients and split (`module_joint`), and two containers are compiled. They answer calls of the very
+As `compile`, with the backward beside the forward: the call runs watched, is traced with its
+gradients and split (`joint_graph`), and two containers are compiled. They answer calls of the very
 module through the node that the user's process puts into autograd's graph; the answer, every
 gradient and every buffer are compared with what the module's own forward and autograd give.
 """
