@@ -144,7 +144,7 @@ class Runtime final : public MissQueue {
     // In flight for a kernel of the key's shape class, and for which of them.
     std::optional<std::size_t> class_number;
     bool scalars = false;  // in flight for the kernel of the key's scalar class
-    int measured = 0;      // so often without a decision: to be measured again (runtime_again.cc)
+    std::string again;     // what is asked of the service for a key with a verdict (runtime_again.cc)
     std::vector<std::shared_ptr<Ticket>> tickets;
   };
 
@@ -204,8 +204,8 @@ class Runtime final : public MissQueue {
   void complete_scalars(Pending& pending, const std::string& digest, const std::string& decision,
                         const std::string& reason);
   void retire_scalars(OperatorHook& hook, std::span<const Word> words, const std::string& reason);
-  // Verdicts that noise hid; see runtime_again.cc.
-  void measure_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+  // Verdicts that noise hid, and kernels that may be bettered; see runtime_again.cc.
+  void ask_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                      const Manifest& manifest);
   void submit_again(Pending pending);
   void complete_again(const std::string& digest);
@@ -243,7 +243,7 @@ class Runtime final : public MissQueue {
   std::condition_variable queue_changed_;
   std::deque<Pending> queue_;                           // guarded by queue_mutex_
   std::unordered_map<std::string, Pending> in_flight_;  // by digest; guarded by queue_mutex_
-  // Being measured again, when the machine is idle; nobody waits for them. By digest; guarded by
+  // Asked for again, when the machine is idle; nobody waits for them. By digest; guarded by
   // queue_mutex_.
   std::unordered_map<std::string, Pending> again_;
   std::size_t processing_ = 0;  // guarded by queue_mutex_

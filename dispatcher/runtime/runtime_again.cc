@@ -1,6 +1,7 @@
-// Runtime: verdicts that noise hid. Native answers such a key, and the compile service is asked to
-// measure it again when the machine is idle. Nobody waits for that; at the third time the verdict
-// is final.
+// Runtime: verdicts that are not the last word. Noise hid what is faster: native answers such a
+// key, and the compile service is asked to measure it again; at the third time the verdict is
+// final. Or a kernel was made at once whose other forms may be faster: the service is asked to
+// search among them. Both wait until the machine is idle, and nobody waits for them.
 
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int kMostMeasurements = 3;
 constexpr const char* kMeasured = "measured";  // a fact of an undecided verdict: how often
+constexpr const char* kSearch = "search";      // a fact of a kernel: "due" where none was made
 // Held for an idle moment at a time; others are asked for by a later process.
 constexpr std::size_t kMostHeld = 256;
 
@@ -25,13 +27,25 @@ int number_of(const std::string& text) {
   return number;
 }
 
+// What is still to be done for an entry with a verdict, as a request says it: so often it was
+// measured, or that forms of its kernel are to be searched. Empty for most.
+std::string left_to_do(const Manifest& manifest) {
+  if (manifest.fact(kSearch) == "due") {
+    return kSearch;
+  }
+  const int measured = number_of(manifest.fact(kMeasured));
+  if (manifest.kind == EntryKind::kNative && measured >= 1 && measured < kMostMeasurements) {
+    return std::to_string(measured);
+  }
+  return {};
+}
+
 }  // namespace
 
-void Runtime::measure_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
-                            const Manifest& manifest) {
-  const int measured = number_of(manifest.fact(kMeasured));
-  if (manifest.kind != EntryKind::kNative || measured < 1 || measured >= kMostMeasurements ||
-      policy().on_miss == OnMiss::kNative || frozen()) {
+void Runtime::ask_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                        const Manifest& manifest) {
+  std::string again = left_to_do(manifest);
+  if (again.empty() || policy().on_miss == OnMiss::kNative || frozen()) {
     return;
   }
   Pending pending;
@@ -39,7 +53,7 @@ void Runtime::measure_again(OperatorHook& hook, std::span<const Word> words, std
   pending.words.assign(words.begin(), words.end());
   pending.hash = hash;
   pending.generation = verdict_generation.load(std::memory_order_relaxed);
-  pending.measured = measured;
+  pending.again = std::move(again);
   {
     std::lock_guard lock(queue_mutex_);
     // Without a loader this is the first key's load on a caller's path: a later process asks.
@@ -57,7 +71,11 @@ void Runtime::submit_again(Pending pending) {
   request.digest = hook.entry_digest(pending.words, policy_tag()).hex();
   nlohmann::json call =
       nlohmann::json::parse(operator_call_json(hook, pending.words, request.digest, 1, 0));
-  call["again"] = pending.measured;
+  if (const int measured = number_of(pending.again); measured > 0) {
+    call["again"] = measured;
+  } else {
+    call["again"] = pending.again;
+  }
   request.call_json = call.dump();
   std::shared_ptr<MissHandler> handler;
   {
@@ -76,13 +94,13 @@ void Runtime::submit_again(Pending pending) {
   try {
     handler->submit(request);
   } catch (const std::exception& error) {
-    log_line(LogLevel::kWarning, std::string("a verdict is not measured again: ") + error.what());
+    log_line(LogLevel::kWarning, std::string("a verdict is not looked at again: ") + error.what());
     std::lock_guard lock(queue_mutex_);
     again_.erase(request.digest);
   }
 }
 
-// The service is done with a key that was measured again: what the store has now is the verdict.
+// The service is done with a key that was asked for again: what the store has now is the verdict.
 void Runtime::complete_again(const std::string& digest) {
   Pending pending;
   {
@@ -98,8 +116,8 @@ void Runtime::complete_again(const std::string& digest) {
   }
   try {
     const Result<Manifest> manifest = find_entry(digest);
-    // The same measurement as before: the service could not make another one.
-    if (manifest && number_of(manifest.value().fact(kMeasured)) != pending.measured) {
+    // The same as before where the service could not look at it again.
+    if (manifest && left_to_do(manifest.value()) != pending.again) {
       install(*pending.hook, pending.words, pending.hash, manifest.value());
     }
   } catch (const std::exception& error) {

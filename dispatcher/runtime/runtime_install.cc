@@ -103,7 +103,7 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
   if (manifest.kind != EntryKind::kKernel) {
     install_native(hook, words, hash, manifest.kind == EntryKind::kNative ? "native" : "failed",
                    manifest.fact("reason"), manifest.facts);
-    measure_again(hook, words, hash, manifest);
+    ask_again(hook, words, hash, manifest);
     return {EntryState::kNative, nullptr};
   }
   if (std::string reason = rejected_by_policy(hook, words, manifest); !reason.empty()) {
@@ -133,6 +133,7 @@ Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uin
     return {EntryState::kPending, nullptr};
   }
   record(hook, words, {manifest.key.hex(), {}, "kernel", {}, manifest.facts});
+  ask_again(hook, words, hash, manifest);
   return {EntryState::kKernel, answers};
 }
 

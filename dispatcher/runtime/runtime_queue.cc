@@ -73,7 +73,7 @@ void Runtime::process(Pending pending) {
       finish(pending);
       return;
     }
-    if (pending.measured > 0) {
+    if (!pending.again.empty()) {
       submit_again(std::move(pending));
       return;
     }

@@ -13,6 +13,7 @@ from eagercache.ahead.report import Planned
 from eagercache.ahead.traces import MALFORMED, one_line
 from eagercache.base.load import core
 from eagercache.calls import trace
+from eagercache.calls.entry_facts import search_is_due
 from eagercache.service import cuda_gate
 from eagercache.service.request import expected_gain
 
@@ -29,9 +30,16 @@ def _description(call: trace.TracedCall) -> dict[str, Any]:
 
 
 def plan_calls(
-    calls: Iterable[trace.TracedCall], store: Any, choose: str, experience: Experience
+    calls: Iterable[trace.TracedCall],
+    store: Any,
+    choose: str,
+    experience: Experience,
+    deep: bool = False,
 ) -> list[Planned]:
-    """An entry for every key of the calls. Raises WarmError where one is damaged."""
+    """An entry for every key of the calls. Raises WarmError where one is damaged.
+
+    ``deep``: what the store has is left to do where forms of its kernel may be faster.
+    """
     assert core is not None
     entries: dict[str, Planned] = {}
     for call in calls:
@@ -64,7 +72,8 @@ def plan_calls(
             same.gain_ns += gain
             continue
         entries[entry.digest] = entry
-        if (known := store.find(entry.digest)) is not None:
+        known = store.find(entry.digest)
+        if known is not None and not (deep and search_is_due(known["facts"])):
             take_known(entry, known)
     return sorted(entries.values(), key=lambda entry: -entry.gain_ns)
 

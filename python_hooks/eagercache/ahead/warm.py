@@ -52,6 +52,7 @@ def warm_up(
     skip: Iterable[Any] = (),
     choose: config.Choose = "faster",
     numerics: config.Numerics = "accurate",
+    search: config.Search | None = None,
     scale: int = 1,
     workers: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -72,6 +73,8 @@ def warm_up(
         skip: operators to leave out.
         choose: as of `enable()`, and part of what the store keeps.
         numerics: as of `enable()`.
+        search: how far other forms of a CUDA kernel are looked for; EAGERCACHE_SEARCH by default.
+            "deep" also takes up kernels of the store of which none were looked for.
         scale: the batch dimension of calls out of operator logs is divided by it.
         workers: processes that compile; all cores by default.
         cache_dir: the store; EAGERCACHE_DIR or a directory of the user's by default.
@@ -102,7 +105,8 @@ def warm_up(
         raise WarmError(str(error)) from error
     store, text = _open_store(settings, cache_dir)
     experience = Experience(store.entries())
-    entries = plan_calls(calls, store, chosen.choose, experience)
+    search = search or settings.search
+    entries = plan_calls(calls, store, chosen.choose, experience, search == "deep")
     if shard is not None:
         part = _shard(shard)
         entries = [entry for entry in entries if part.has(entry.digest)]
@@ -116,7 +120,7 @@ def warm_up(
         return report
     if todo:
         if executor is None:
-            executor = _service(settings, store.root, text, chosen, workers, keys)
+            executor = _service(settings, store.root, text, chosen, search, workers, keys)
         run = Run(todo, store, experience, executor, limits, workers, began)
         try:
             run.run(progress)
@@ -166,6 +170,7 @@ def _service(
     root: str,
     text: str,
     chosen: Any,
+    search: str,
     workers: int,
     keys: Sequence[str],
 ) -> CompileService:
@@ -178,6 +183,7 @@ def _service(
             environment=text,
             choose=chosen.choose,
             numerics=chosen.numerics,
+            search=search,
             workers=workers,
             slots=max(workers, settings.slots),
             cxx=settings.cxx,

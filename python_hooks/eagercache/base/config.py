@@ -17,9 +17,11 @@ WORKER_VARIABLE = "EAGERCACHE_INSIDE_WORKER"
 OnMiss = Literal["background", "wait", "native"]
 Choose = Literal["faster", "always"]
 Numerics = Literal["accurate", "bitwise"]
+Search = Literal["off", "quick", "deep"]
 ON_MISS: tuple[OnMiss, ...] = get_args(OnMiss)
 CHOOSE: tuple[Choose, ...] = get_args(Choose)
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
+SEARCH: tuple[Search, ...] = get_args(Search)
 LOG_LEVELS = {"off": 0, "warning": 1, "info": 2, "debug": 3}
 
 
@@ -176,6 +178,15 @@ VARIABLES: tuple[Variable, ...] = (
         "Overrides `enable(choose=...)`: faster or always.",
     ),
     Variable(
+        "EAGERCACHE_SEARCH",
+        "search",
+        _choice(SEARCH),
+        "quick",
+        "How far other forms of a kernel are looked for on a GPU, where the first is far from the "
+        "speed of its memory. quick: behind the program, when the machine is idle. deep: before a "
+        "kernel answers for the first time, and for longer. off: not at all.",
+    ),
+    Variable(
         "EAGERCACHE_MAX_BYTES",
         "max_bytes",
         parse_size,
@@ -309,6 +320,7 @@ class Settings:
     wait_seconds: float
     numerics: str | None
     choose: str | None
+    search: Search
     max_bytes: int
     tiers: tuple[Path, ...]
     remote: tuple[str, ...]

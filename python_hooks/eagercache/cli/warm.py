@@ -57,6 +57,11 @@ class Compiling(Protocol):
     "--numerics", type=click.Choice(config.NUMERICS), default="accurate", show_default=True
 )
 @click.option(
+    "--search",
+    type=click.Choice(config.SEARCH),
+    help="How far faster forms of CUDA kernels are looked for; EAGERCACHE_SEARCH by default.",
+)
+@click.option(
     "--scale",
     type=click.IntRange(min=1),
     default=1,
@@ -82,6 +87,7 @@ def warm_command(
     skip: tuple[str, ...],
     choose: config.Choose,
     numerics: config.Numerics,
+    search: config.Search | None,
     scale: int,
     workers: int | None,
     shard: str | None,
@@ -114,6 +120,7 @@ def warm_command(
                 skip=skip,
                 choose=choose,
                 numerics=numerics,
+                search=search,
                 scale=scale,
                 workers=workers or 0,
                 cache_dir=directory,
@@ -141,7 +148,7 @@ def _warm_pending(
     from eagercache.ahead.errors import WarmError
     from eagercache.cli import warm_pending
 
-    for name in ("device", "ops", "skip", "choose", "numerics", "scale"):
+    for name in ("device", "ops", "skip", "choose", "numerics", "search", "scale"):
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             option = "--op" if name == "ops" else f"--{name}"
             raise Unusable(f"{option} is about traces; name one, made by `eagercache record`")

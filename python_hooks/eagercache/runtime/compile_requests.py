@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagercache.base import config, structured_trace
 from eagercache.base.load import core
+from eagercache.calls.entry_facts import SEARCH
 from eagercache.runtime.session import Configuration, session
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def start_service(
         environment=environment_text,
         choose=chosen.choose,
         numerics=chosen.numerics,
+        search=settings.search,
         workers=settings.workers,
         slots=settings.slots,
         cxx=settings.cxx,
@@ -57,6 +59,9 @@ def _submit(call_json: str) -> None:
     active = session.cuda_compile_service(gpu) if on_gpu else session.compile_service()
     if active is None:
         core.complete(description["digest"], "native", "the compile service is closed")
+        return
+    if description.get("again") == SEARCH and active.settings.search == "off":
+        core.complete(description["digest"], "kernel", "")  # what the store has stays
         return
     refusal = _describe_function(description)
     if refusal:

@@ -60,6 +60,7 @@ def message(request: Request) -> dict[str, Any]:
         "choose": settings.choose,
         "numerics": settings.numerics,
         "margin": settings.margin,
+        "search": settings.search,
         "max_bytes": settings.max_bytes,
         "allow_untrusted": settings.allow_untrusted,
         "revoked": settings.revoked,

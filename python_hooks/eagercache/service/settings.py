@@ -39,6 +39,7 @@ class ServiceSettings:
     choose: str = "faster"
     numerics: str = "accurate"
     margin: float = 0.03
+    search: str = "quick"  # EAGERCACHE_SEARCH
     max_bytes: int = 10 << 30
     allow_untrusted: bool = False  # EAGERCACHE_ALLOW_UNTRUSTED
     remote: RemotePlan | None = None  # asked before a worker is

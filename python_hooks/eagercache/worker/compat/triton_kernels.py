@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +107,35 @@ def _in_few_launches() -> dict[str, Any]:
         lambda scheduler: [list(nodes) for nodes in scheduler._topological_sort_nodes()]
     )
     return options
+
+
+@contextlib.contextmanager
+def rows_kept(longest: int) -> Iterator[None]:
+    """While Inductor lowers: reductions over up to ``longest`` neighbours keep what they read."""
+    from torch._inductor import config
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.runtime.hints import ReductionHint
+
+    original = InductorChoices.should_use_persistent_reduction
+
+    def should(features: Any, cooperative_reduction: bool) -> bool:
+        row = features.reduction_numel
+        if (
+            config.triton.persistent_reductions
+            and not cooperative_reduction
+            and features.get_reduction_hint() == ReductionHint.INNER
+            and getattr(row, "is_integer", False)
+            and row.is_number
+            and int(row) <= longest
+        ):
+            return True
+        return bool(original(features, cooperative_reduction))
+
+    InductorChoices.should_use_persistent_reduction = staticmethod(should)
+    try:
+        yield
+    finally:
+        InductorChoices.should_use_persistent_reduction = staticmethod(original)
 
 
 def compile_to_module(

@@ -19,6 +19,7 @@ import torch
 from eagercache.base.trouble import is_passing
 from eagercache.calls.call import Call
 from eagercache.worker.compat import triton_kernels
+from eagercache.worker.cuda.forms import FIRST, Form
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
 from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
 from eagercache.worker.inductor.call_graph import build_graph, example_inputs
@@ -41,6 +42,7 @@ class CudaLowered:
 
     lowered: Lowered
     plan: CudaPlan
+    mixes: bool = False  # one of its kernels reduces over rows and columns
 
 
 class PlanUnknown(CompileRefused):
@@ -54,7 +56,12 @@ class PlanUnknown(CompileRefused):
         self.facts = facts
 
 
-def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = None) -> CudaLowered:
+def lower(
+    call: Call,
+    num_returns: int,
+    graph: torch.fx.GraphModule | None = None,
+    form: Form = FIRST,
+) -> CudaLowered:
     """Inductor's and Triton's work on ``call``.
 
     ``graph`` stands in the place of the one of the operator alone. The state of the call must be
@@ -65,7 +72,8 @@ def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = Non
         if not spec.aligned:
             raise CompileRefused("a tensor is not aligned as the kernels need it")
     begin = time.process_time()
-    module, text, wrapper = _generate_understood(call, num_returns, graph)
+    with form.chosen():
+        module, text, wrapper = _generate_understood(call, num_returns, graph, form)
     if _CHECKS.search(text):
         raise CompileRefused("generated code checks values")
     if wrapper.num_inputs != len(call.tensors):
@@ -86,7 +94,7 @@ def lower(call: Call, num_returns: int, graph: torch.fx.GraphModule | None = Non
     kernels_called = tuple(call.kernel for call in wrapper.calls)
     facts = _facts(text, call, len(wrapper.outputs), kernels_called)
     seconds = {"lower": round(time.process_time() - begin, 4)}
-    return CudaLowered(Lowered(facts, None, None, "", seconds), plan)
+    return CudaLowered(Lowered(facts, None, None, "", seconds), plan, "RSPLIT_SIZE" in text)
 
 
 def _facts(text: str, call: Call, num_outputs: int, kernels: tuple[str, ...] = ()) -> GeneratedText:
@@ -139,7 +147,7 @@ def contain(
 
 
 def _generate_understood(
-    call: Call, num_returns: int, given: torch.fx.GraphModule | None
+    call: Call, num_returns: int, given: torch.fx.GraphModule | None, form: Form
 ) -> tuple[Any, str, WrapperText]:
     """Inductor's module for ``call``, its text, and what was read of it."""
 
@@ -152,7 +160,7 @@ def _generate_understood(
     # may have to add up; then, where that is so, each in a kernel of its own.
     for mixed_order in (True, False):
         options = triton_kernels.cuda_options(mixed_order=mixed_order, together=together)
-        module = _generate(call, graph(), options)
+        module = _generate(call, graph(), {**options, **form.options})
         text = Path(module.__file__).read_text()
         try:
             return module, text, read_wrapper(text)

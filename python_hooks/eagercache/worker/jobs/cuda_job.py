@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ import torch
 from eagercache.base.toolchain import ToolchainError
 from eagercache.calls.call import Call
 from eagercache.calls.contract import contract_of, cubin_with
+from eagercache.calls.entry_facts import DONE, DUE, SEARCH
 from eagercache.calls.numerics import NotBitwise, ProofFailed
 from eagercache.worker.cuda import compile as cuda_compile
-from eagercache.worker.cuda.compile import PlanUnknown
+from eagercache.worker.cuda.compile import CudaLowered, PlanUnknown
+from eagercache.worker.cuda.forms import FIRST, Form, other_forms
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused
 from eagercache.worker.inductor.compile import Tools
+from eagercache.worker.jobs.cuda_search import BUDGETS, Tried, is_worth_it, search
 from eagercache.worker.jobs.job import Job
 from eagercache.worker.jobs.outcome import Built, Outcome
-from eagercache.worker.timing import timing
-from eagercache.worker.timing.cuda_timing import decide_cuda, time_cuda_call
+from eagercache.worker.timing import bandwidth, timing
+from eagercache.worker.timing.cuda_timing import CudaTiming, decide_cuda, time_cuda_call
 from eagercache.worker.validation.native import Native, Reshaped
 
 
@@ -29,6 +33,8 @@ class CudaJob(Job):
 
     The worker's device 0 stands for the one that the call was made on.
     """
+
+    _made: CudaLowered | None = None  # the first form
 
     def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Any]) -> None:
         store = self._enter(find_store)
@@ -49,13 +55,62 @@ class CudaJob(Job):
                 outcome = self._prove(call, probe, natives, built)
             except NotBitwise as differs:
                 raise CompileRefused(str(differs)) from differs
-            with timing.machine_to_itself(), self.clock.step("time"):
-                measured = time_cuda_call(call, probe, natives[0].sample)
-        outcome.timing = measured
+            measured = self._time(call, probe, natives)
+            facts = bandwidth.facts_of(call, natives[0].outputs)
+            outcome = self._best(call, probe, natives, graph, outcome, measured, facts)
+            outcome.facts.update(facts)
+        assert isinstance(outcome.timing, CudaTiming)
+        measured = outcome.timing
         faster, outcome.reason = decide_cuda(measured, float(self.request["margin"]))
         if not faster and self.request["choose"] != "always":
             outcome.verdict = "native"
         self.outcome = outcome
+
+    def _time(self, call: Call, probe: Any, natives: list[Native]) -> CudaTiming:
+        with timing.machine_to_itself(), self.clock.step("time"):
+            return time_cuda_call(call, probe, natives[0].sample)
+
+    def _best(
+        self,
+        call: Call,
+        probe: Any,
+        natives: list[Native],
+        graph: torch.fx.GraphModule | None,
+        outcome: Outcome,
+        measured: CudaTiming,
+        facts: Mapping[str, str],
+    ) -> Outcome:
+        """``outcome``, of the first form, or that of a faster one, as far as forms are searched."""
+        outcome.timing = measured
+        moved, copy = int(facts.get("bytes", 0)), float(facts.get("copy_gbps", 0.0))
+        if outcome.kernel is None or outcome.kernel.form != "cuda" or not self._made:
+            return outcome
+        if not is_worth_it(measured, moved, copy):
+            return outcome
+        how = str(self.request.get("search", "off"))
+        if how != "deep" and self.description.get("again") != SEARCH:
+            outcome.facts[SEARCH] = DUE
+            return outcome
+        outcomes = {}
+
+        def attempt(form: Form, known: set[str]) -> Tried | None:
+            built = self._make_form(call, natives, graph, form)
+            if (identity := _identity_of(built)) in known:
+                return None
+            self._load(probe, built)
+            return Tried(form, built, self._time(call, probe, natives), identity)
+
+        def prove(tried: Tried) -> None:
+            outcomes[tried.form] = self._prove(call, probe, natives, tried.kernel)
+
+        first = Tried(FIRST, outcome.kernel, measured, _identity_of(outcome.kernel))
+        forms = other_forms(reduces=self._made.lowered.text.reduces, mixes=self._made.mixes)
+        with self.clock.step("search"):
+            best = search(first, forms, attempt, prove, BUDGETS[how if how == "deep" else "quick"])
+        outcome = outcomes.get(best.form, outcome)
+        outcome.timing = best.timing
+        outcome.facts |= {SEARCH: DONE, "kernel_form": best.form.name}
+        return outcome
 
     def _make(
         self,
@@ -66,20 +121,32 @@ class CudaJob(Job):
     ) -> Built:
         """The kernel: cubins and a launch plan, or a container where no plan can be made."""
         assert self._directory is not None
-        outputs = natives[0].outputs
         with self.clock.step("compile"):
             try:
-                made = cuda_compile.lower(call, len(outputs), graph)
+                return self._make_form(call, natives, graph, FIRST)
             except PlanUnknown as unknown:
-                return self._contained(call, outputs, graph, make_tools, unknown)
-        self.lowered = made.lowered
+                return self._contained(call, natives[0].outputs, graph, make_tools, unknown)
+
+    def _make_form(
+        self,
+        call: Call,
+        natives: list[Native],
+        graph: torch.fx.GraphModule | None,
+        form: Form,
+    ) -> Built:
+        """Cubins and a launch plan, of the kernel in one form. Raises PlanUnknown, too."""
+        assert self._directory is not None
+        outputs = natives[0].outputs
+        made = cuda_compile.lower(call, len(outputs), graph, form)
+        if form is FIRST:
+            self.lowered, self._made = made.lowered, made
         written = set(made.plan.writes)
         if bool(written) != bool(call.written) or not call.written.issuperset(written):
             raise CompileRefused("the generated code writes other arguments than the operator")
         plan = made.plan.with_strides(self._strides(call, outputs))
         objects, text = [], plan.to_json()
         for index, cubin in enumerate(plan.cubins()):
-            path = self._directory / f"{index}.cubin"
+            path = self._directory / f"{form.name}.{index}.cubin"
             made_for = contract_of(self.description["digest"], f"cuda {index}", text, "", ())
             path.write_bytes(cubin_with(cubin, made_for))
             objects.append(("cubin", str(path)))
@@ -132,3 +199,11 @@ class CudaJob(Job):
         """Native's, of what the operator makes anew."""
         fresh = call.fresh if len(call.op._schema.returns) > 1 else range(len(outputs))
         return [list(outputs[index].stride()) for index in fresh]
+
+
+def _identity_of(kernel: Built) -> str:
+    """What two kernels that launch the same code in the same way have alike."""
+    digest = hashlib.sha256(kernel.launch_plan.encode())
+    for _, path in kernel.objects:
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from eagercache.base.toolchain import pick_isa
 from eagercache.calls import contract
 from eagercache.calls.call import Call
+from eagercache.calls.entry_facts import SEARCH, search_is_due
 from eagercache.calls.numerics import NotBitwise, ProofFailed, is_device_error
 from eagercache.worker.inductor.commands import (
     CompileFailed,
@@ -23,7 +24,7 @@ from eagercache.worker.inductor.commands import (
 )
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan
-from eagercache.worker.timing import timing
+from eagercache.worker.timing import bandwidth, timing
 from eagercache.worker.validation import validate
 from eagercache.worker.validation.native import Reshaped, native_answers
 
@@ -69,6 +70,7 @@ class Job:
         self.store: Any = None
         self._lock: Any = None
         self._publishes = False
+        self._replaces = False  # what the store has of this key
         self._measured = 0  # so often before, without a decision
         self._directory: Path | None = None
         self._call: Call | None = None
@@ -132,7 +134,10 @@ class Job:
             return store
         # Whoever held the lock before may have published in the meantime.
         entry = store.find(digest)
-        if entry is not None and self._measures_again(entry):
+        if entry is not None and self._searches(entry):
+            self._replaces = True
+        elif entry is not None and self._measures_again(entry):
+            self._replaces = True
             self._measured = int(self.description["again"])
             known = json.loads(entry["facts"].get("integers", "[]"))
             self.description = {**self.description, "integers": known}
@@ -143,6 +148,11 @@ class Job:
         self._publishes = True
         self._directory = Path(store.make_work_directory())
         return store
+
+    def _searches(self, entry: Mapping[str, Any]) -> bool:
+        """Whether other forms of this entry's kernel are asked for, and were not looked for."""
+        asked = self.description.get("again") == SEARCH or self.request.get("search") == "deep"
+        return asked and search_is_due(entry.get("facts", {}))
 
     def _measures_again(self, entry: Mapping[str, Any]) -> bool:
         """Whether this very entry, of which noise hid what is faster, is to be replaced."""
@@ -236,6 +246,7 @@ class Job:
                 outcome.timing = timing.time_on_each(
                     probe, self._timed_data(call, probe, natives), float(self.request["margin"])
                 )
+                outcome.facts.update(bandwidth.facts_of(call, natives[0].outputs))
         self._decide(outcome)
         self.outcome = outcome
 
@@ -368,8 +379,8 @@ class Job:
             self.give_library(library, tools.bare.seconds, 1)
 
     def _publish(self, outcome: Outcome) -> None:
-        if self._measured:
-            if outcome.transient:
+        if self._replaces:
+            if outcome.transient or (outcome.verdict == "failed" and not self._measured):
                 return  # what was known stays
             with contextlib.suppress(self._core.StoreError):
                 self.store.remove(self.description["digest"])
