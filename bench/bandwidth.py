@@ -158,7 +158,7 @@ def table(
 def main() -> int:
     """Runs the sides, or is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="calls whose name has this")
+    parser.add_argument("--only", default="", help="calls whose name has one of these words")
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--search", default="deep", help="EAGERCACHE_SEARCH of our side")
@@ -166,7 +166,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    names = [name for name in CASES if options.only in name]
+    words = options.only.split(",")
+    names = [name for name in CASES if any(word in name for word in words)]
     dtypes = options.dtypes.split(",")
     if options.serve:
         serve(options.serve, names, dtypes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 aten = torch.ops.aten
 Tensors = tuple[torch.Tensor, ...]
@@ -92,7 +92,7 @@ def _classes(rows: int, classes: int) -> Callable[[torch.dtype, str], Tensors]:
 
 def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The mean loss, of integer targets."""
-    return F.cross_entropy(logits, target)
+    return functional.cross_entropy(logits, target)
 
 
 def cross_entropy_backward(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -104,14 +104,14 @@ def cross_entropy_backward(logits: torch.Tensor, target: torch.Tensor) -> torch.
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """The gated unit of Llama's MLP, without its products."""
-    return F.silu(gate) * up
+    return functional.silu(gate) * up
 
 
 def swiglu_backward(
     grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Its gradients."""
-    return aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+    return aten.silu_backward(grad * up, gate), grad * functional.silu(gate)
 
 
 def dropout_add(data: torch.Tensor, other: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:

@@ -55,8 +55,7 @@ def other_forms(*, reduces: bool, mixes: bool) -> list[Form]:
         return forms
     rows = Form("whole rows", _TUNED, whole_rows=True)
     looped = Form("looped", {**_TUNED, "triton.persistent_reductions": False})
-    unsplit = Form("unsplit", {**_TUNED, "split_reductions": False})
-    forms = [rows, *forms, looped, unsplit]
+    forms = [rows, *forms, looped]
     if mixes:
         forms.append(Form("separate", {**_TUNED, "triton.mix_order_reduction": False}))
     return forms

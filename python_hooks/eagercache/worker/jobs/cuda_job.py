@@ -91,7 +91,7 @@ class CudaJob(Job):
         if how != "deep" and self.description.get("again") != SEARCH:
             outcome.facts[SEARCH] = DUE
             return outcome
-        outcomes = {}
+        outcomes: dict[str, Outcome] = {}
 
         def attempt(form: Form, known: set[str]) -> Tried | None:
             built = self._make_form(call, natives, graph, form)
@@ -101,13 +101,13 @@ class CudaJob(Job):
             return Tried(form, built, self._time(call, probe, natives), identity)
 
         def prove(tried: Tried) -> None:
-            outcomes[tried.form] = self._prove(call, probe, natives, tried.kernel)
+            outcomes[tried.form.name] = self._prove(call, probe, natives, tried.kernel)
 
         first = Tried(FIRST, outcome.kernel, measured, _identity_of(outcome.kernel))
         forms = other_forms(reduces=self._made.lowered.text.reduces, mixes=self._made.mixes)
         with self.clock.step("search"):
             best = search(first, forms, attempt, prove, BUDGETS[how if how == "deep" else "quick"])
-        outcome = outcomes.get(best.form, outcome)
+        outcome = outcomes.get(best.form.name, outcome)
         outcome.timing = best.timing
         outcome.facts |= {SEARCH: DONE, "kernel_form": best.form.name}
         return outcome
