@@ -42,7 +42,7 @@ def serve(side: str, names: list[str], dtypes: list[str]) -> None:
         import eagercache
 
         operators = {CASES[n].operator for n in names if CASES[n].operator.startswith("aten::")}
-        eagercache.enable(sorted(operators), on_miss="wait")
+        eagercache.enable(sorted(operators), devices="cuda", on_miss="wait")
     with torch.no_grad():
         for name in names:
             for dtype in dtypes:
