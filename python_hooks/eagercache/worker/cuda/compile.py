@@ -19,8 +19,10 @@ import torch
 from eagercache.base.trouble import is_passing
 from eagercache.calls.call import Call
 from eagercache.worker.compat import triton_kernels
+from eagercache.worker.cuda.final_reductions import with_launches
 from eagercache.worker.cuda.forms import FIRST, Form
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
+from eagercache.worker.cuda.wrapper import Call as Launched
 from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
 from eagercache.worker.inductor.call_graph import build_graph, example_inputs
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, NoKernelOfItsOwn
@@ -80,18 +82,16 @@ def lower(
         raise CompileRefused(
             f"the kernel takes {wrapper.num_inputs} tensors, the call has {len(call.tensors)}"
         )
-    _tune(module, call)
+    _tune(module, example_inputs(call))
     try:
-        kernels = {
-            name: _kernel(*pair) for name, pair in triton_kernels.tuned_kernels(module).items()
-        }
+        wrapper, kernels = with_launches(wrapper, _kernels_of(module), _lower_small)
         plan = make_plan(wrapper, kernels)
     except (ValueError, AttributeError, KeyError) as error:
         what = "text" if isinstance(error, NotUnderstood) else "kernels"
         raise PlanUnknown(
             f"generated {what} not understood: {error}", _facts(text, call, num_returns)
         ) from error
-    kernels_called = tuple(call.kernel for call in wrapper.calls)
+    kernels_called = tuple(each.kernel for each in wrapper.calls if isinstance(each, Launched))
     facts = _facts(text, call, len(wrapper.outputs), kernels_called)
     seconds = {"lower": round(time.process_time() - begin, 4)}
     return CudaLowered(Lowered(facts, None, None, "", seconds), plan, "RSPLIT_SIZE" in text)
@@ -160,7 +160,8 @@ def _generate_understood(
     # may have to add up; then, where that is so, each in a kernel of its own.
     for mixed_order in (True, False):
         options = triton_kernels.cuda_options(mixed_order=mixed_order, together=together)
-        module = _generate(call, graph(), {**options, **form.options})
+        own = _with_signed_zeros(graph())
+        module = _generate(own, example_inputs(call), {**options, **form.options})
         text = Path(module.__file__).read_text()
         try:
             return module, text, read_wrapper(text)
@@ -178,15 +179,13 @@ def _refusal(text: str, call: Call, num_returns: int, error: NotUnderstood) -> C
     return PlanUnknown(f"generated text not understood: {error}", _facts(text, call, num_returns))
 
 
-def _generate(call: Call, graph: torch.fx.GraphModule, options: dict[str, Any]) -> Any:
+def _generate(
+    graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> Any:
     triton_kernels.skip_pattern_setup()
     try:
         with torch.no_grad():
-            module = triton_kernels.compile_to_module(
-                _with_signed_zeros(graph),
-                example_inputs(call),
-                options,
-            )
+            module = triton_kernels.compile_to_module(graph, inputs, options)
     except Exception as error:
         ours = find_cause(error)
         if ours is not None:
@@ -229,11 +228,24 @@ def _body(text: str) -> str:
     return text[start:] if start >= 0 else ""
 
 
-def _tune(module: Any, call: Call) -> None:
+def _tune(module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
     """Runs the module on data of the call's, so that each kernel's configuration is chosen."""
     with torch.no_grad():
-        module.call(list(example_inputs(call)))
+        module.call(list(inputs))
     torch.cuda.synchronize()
+
+
+def _lower_small(
+    graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...]
+) -> tuple[WrapperText, dict[str, TritonKernel]]:
+    """What is made of a graph beside the call's own. Raises NotUnderstood."""
+    module = _generate(graph, inputs, triton_kernels.cuda_options(mixed_order=False))
+    _tune(module, inputs)
+    return read_wrapper(Path(module.__file__).read_text()), _kernels_of(module)
+
+
+def _kernels_of(module: Any) -> dict[str, TritonKernel]:
+    return {name: _kernel(*pair) for name, pair in triton_kernels.tuned_kernels(module).items()}
 
 
 def _kernel(tuner: Any, launcher: Any) -> TritonKernel:

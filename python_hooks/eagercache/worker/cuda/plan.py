@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eagercache.worker.cuda.wrapper import Number, Value, WrapperText
+from eagercache.worker.cuda.wrapper import FinalReduction, Number, Value, WrapperText
 from eagercache.worker.inductor.launch_plan import Output, adopt_strides
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
@@ -142,6 +142,8 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
     launches = []
     written: set[int] = set()
     for call in text.calls:
+        if isinstance(call, FinalReduction):
+            raise NotUnderstood("a reduction that an eager operator ends")
         kernel = kernels.get(call.kernel)
         if kernel is None or len(call.arguments) != len(kernel.names):
             raise NotUnderstood(f"the launch of {call.kernel}")

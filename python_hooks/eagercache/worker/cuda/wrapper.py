@@ -8,6 +8,7 @@ read the text of torch 2.11.
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,13 +58,27 @@ class Call:
     arguments: tuple[Value | Number | int | float, ...]
 
 
+@dataclass(frozen=True)
+class FinalReduction:
+    """What an eager operator makes of a kernel's partial results: one row of all ``source`` rows.
+
+    It is a kernel that reduces over rows and columns at once that leaves them (Inductor's "mix
+    order reduction"): [rows, columns] of float32 in a workspace. `final_reductions.py` makes
+    launches of it.
+    """
+
+    operation: str  # "sum", "amin" or "amax"
+    source: Value
+    target: Value
+
+
 @dataclass
 class WrapperText:
     """What ``call(args)`` does."""
 
     num_inputs: int = 0
     buffers: list[Buffer] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call | FinalReduction] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
 
     def output_specs(self) -> tuple[Output, ...]:
@@ -90,6 +105,15 @@ def read_wrapper(text: str) -> WrapperText:
         reader.read(statement)
     return reader.finish()
 
+
+# As simd.py writes it: "workspace_0[1 * 128 * 4096:(1 + 1) * 128 * 4096].view(128, 4096)
+# .sum(dim=0).to(torch.bfloat16)", in one line and as ast.unparse spells it.
+_FINAL = re.compile(
+    r"(?P<workspace>workspace_\d+)\[(?P<index>\d+) \* (?P<rows>\d+) \* (?P<columns>\d+):"
+    r"\((?P<again>\d+) \+ 1\) \* (?P<rows2>\d+) \* (?P<columns2>\d+)\]"
+    r"\.view\((?P<rows3>\d+), (?P<columns3>\d+)\)"
+    r"\.(?P<operation>sum|amin|amax)\(dim=0\)(?:\.to\(torch\.(?P<dtype>\w+)\))?"
+)
 
 # What the wrapper does to its own arguments, or checks of what the key says.
 _NO_EFFECT = {
@@ -159,6 +183,8 @@ class _Reader:
         elif isinstance(value, ast.Call) and _source(value.func) == "copy_if_misaligned":
             # Misaligned tensors are refused before this.
             self._values[name] = self._tensor(value.args[0])
+        elif (reduced := _FINAL.fullmatch(_source(value))) is not None:
+            self._values[name] = self._reduce(reduced)
         else:
             self._values[name] = self._tensor(value)
 
@@ -174,6 +200,30 @@ class _Reader:
         buffer = Buffer(name, size)
         self._text.buffers.append(buffer)
         return Value(buffer, *shape)
+
+    def _reduce(self, text: re.Match[str]) -> Value:
+        """The new buffer that a final reduction fills."""
+        workspace = self._values.get(text["workspace"])
+        if workspace is None or isinstance(workspace.root, int):
+            raise NotUnderstood("a final reduction of an input")
+        rows, columns = int(text["rows"]), int(text["columns"])
+        index = int(text["index"])
+        slices = {int(text[name]) for name in ("again", "rows2", "rows3")} - {index, rows}
+        columns_said = {int(text[name]) for name in ("columns2", "columns3")}
+        end = (index + 1) * rows * columns * ITEM_SIZES["float32"]
+        if slices or columns_said != {columns} or end > workspace.root.bytes:
+            raise NotUnderstood("the rows of a final reduction")
+        if workspace.root.dtype != "float32" or workspace.offset:
+            raise NotUnderstood("a workspace that is not of float32")
+        dtype = text["dtype"] or "float32"
+        if dtype not in ITEM_SIZES:
+            raise NotUnderstood(f"a final reduction to {dtype}")
+        buffer = Buffer(dtype, columns * ITEM_SIZES[dtype])
+        self._text.buffers.append(buffer)
+        target = Value(buffer, (columns,), (1,))
+        source = Value(workspace.root, (rows, columns), (columns, 1), index * rows * columns)
+        self._text.calls.append(FinalReduction(text["operation"], source, target))
+        return target
 
     def _tensor(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Name):
