@@ -144,7 +144,7 @@ class Runtime final : public MissQueue {
     // In flight for a kernel of the key's shape class, and for which of them.
     std::optional<std::size_t> class_number;
     bool scalars = false;  // in flight for the kernel of the key's scalar class
-    std::string again;     // what is asked of the service for a key with a verdict (runtime_again.cc)
+    std::string again;  // what is asked of the service for a key with a verdict (runtime_again.cc)
     std::vector<std::shared_ptr<Ticket>> tickets;
   };
 
@@ -206,7 +206,7 @@ class Runtime final : public MissQueue {
   void retire_scalars(OperatorHook& hook, std::span<const Word> words, const std::string& reason);
   // Verdicts that noise hid, and kernels that may be bettered; see runtime_again.cc.
   void ask_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
-                     const Manifest& manifest);
+                 const Manifest& manifest);
   void submit_again(Pending pending);
   void complete_again(const std::string& digest);
   void wait_for_verdict(MissHandler& handler, const std::shared_ptr<Ticket>& ticket);

@@ -255,7 +255,7 @@ _CALLS: dict[str, tuple[str, list[dict[str, Any]], int]] = {
         ],
         3,
     ),
-    # Inductor reduces rows and columns of it in one kernel, and adds the parts up with eager ones.
+    # Inductor reduces rows and columns of it in one kernel, and has eager ones add the parts up.
     "aten::native_layer_norm_backward": (
         "",
         [
@@ -292,16 +292,25 @@ def _examples(mode: FakeTensorMode, call: Any) -> tuple[torch.Tensor, ...]:
         )
 
 
+def _example_rows(mode: FakeTensorMode, sizes: tuple[int, ...]) -> torch.Tensor:
+    with mode:
+        return torch.empty(sizes, device="cuda:0")
+
+
 def compile_some() -> dict[str, Any]:
     """The plans of some calls, or why there is none, and whether each holds machine code."""
     install()
     from eagercache.calls.call import Call
     from eagercache.worker.compat import triton_kernels as _triton
     from eagercache.worker.cuda import compile as cuda_compile
+    from eagercache.worker.cuda import final_reductions
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     changed: Any = cuda_compile
-    changed.example_inputs = functools.partial(_examples, FakeTensorMode())
+    mode = FakeTensorMode()
+    changed.example_inputs = functools.partial(_examples, mode)
+    reductions: Any = final_reductions
+    reductions.example_rows = functools.partial(_example_rows, mode)
     changed._tune = lambda *_: None
     triton_kernels: Any = _triton
     triton_kernels.tuned_kernels = compile_first_configurations

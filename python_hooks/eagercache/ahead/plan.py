@@ -11,9 +11,9 @@ from eagercache.ahead.errors import WarmError
 from eagercache.ahead.experience import Experience
 from eagercache.ahead.report import Planned
 from eagercache.ahead.traces import MALFORMED, one_line
+from eagercache.base.entry_facts import search_is_due
 from eagercache.base.load import core
 from eagercache.calls import trace
-from eagercache.calls.entry_facts import search_is_due
 from eagercache.service import cuda_gate
 from eagercache.service.request import expected_gain
 

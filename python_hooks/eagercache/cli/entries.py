@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from eagercache.base import config
+from eagercache.base import config, entry_facts
 from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     Unusable,
@@ -88,6 +88,9 @@ def show_command(directory: Path | None, as_json: bool, key: str) -> None:
         click.echo(f"{'object':14} {item['digest']}.{item['kind']} ({size_text(item['size'])})")
     for name, value in sorted(entry["facts"].items()):
         click.echo(f"{name:24} {value}")
+    if (share := entry_facts.share_of_copy(entry["facts"])) is not None:
+        speed = entry_facts.gigabytes_per_second(entry["facts"])
+        click.echo(f"{'speed':24} {speed:.1f} GB/s, {share:.0%} of a copy's")
 
 
 def _shown(name: str, value: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from eagercache.base import entry_facts
 from eagercache.base.entry_facts import number
 from eagercache.base.load import core
 from eagercache.base.operators import full_name
@@ -192,10 +193,22 @@ class KernelInfo:
     numerics: str
     facts: Mapping[str, str] = field(repr=False)
 
+    @property
+    def gigabytes_per_second(self) -> float | None:
+        """What the kernel moves: bytes of inputs and outputs, each once; None of small calls."""
+        return entry_facts.gigabytes_per_second(self.facts)
+
+    @property
+    def share_of_copy(self) -> float | None:
+        """The same as a share of a copy's speed on the machine that measured both."""
+        return entry_facts.share_of_copy(self.facts)
+
     def __repr__(self) -> str:
         text = f"<{full_name((self.op, self.overload))}: {self.decision}"
         if self.native_ns and self.kernel_ns:
             text += f", {self.native_ns / self.kernel_ns:.2f} times as fast"
+        if self.share_of_copy:
+            text += f", at {self.share_of_copy:.0%} of a copy's speed"
         return text + (f", {self.reason}>" if self.reason else ">")
 
 
@@ -214,7 +227,7 @@ class KernelList(list[KernelInfo]):
     def _repr_html_(self) -> str:
         return html_table(
             f"eagercache: {counted(len(self), 'verdict')}",
-            ("operator", "call", "decision", "native us", "kernel us", "times", "why"),
+            ("operator", "call", "decision", "native us", "kernel us", "times", "GB/s", "why"),
             (
                 (
                     full_name((row.op, row.overload)),
@@ -223,6 +236,7 @@ class KernelList(list[KernelInfo]):
                     row.native_ns / 1e3 if row.native_ns else None,
                     row.kernel_ns / 1e3 if row.kernel_ns else None,
                     row.native_ns / row.kernel_ns if row.native_ns and row.kernel_ns else None,
+                    row.gigabytes_per_second,
                     row.reason,
                 )
                 for row in self

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base import config, structured_trace
+from eagercache.base.entry_facts import SEARCH
 from eagercache.base.load import core
-from eagercache.calls.entry_facts import SEARCH
 from eagercache.runtime.session import Configuration, session
 
 if TYPE_CHECKING:

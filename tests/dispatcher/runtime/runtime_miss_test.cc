@@ -156,6 +156,43 @@ TEST_F(RuntimeMissTest, AMeasurementThatDecidesIsInstalled) {
   EXPECT_EQ(handler->requests().size(), 1U);
 }
 
+// The kernel itself cannot be loaded here: what is asked for goes by the entry's fact alone.
+TEST_F(RuntimeMissTest, ASearchThatIsDueIsAskedForAndWhatItFindsIsInstalled) {
+  const auto store = use_store();
+  const auto handler = use_handler();
+  set_on_miss(OnMiss::kBackground, 1);
+  Manifest first = decision(EntryKind::kNative, "slower");
+  first.facts["search"] = "due";
+  ASSERT_TRUE(store->publish(first, {}));
+  call_twice();
+  const CompileRequest request = handler->request(0);
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(nlohmann::json::parse(request.call_json)["again"], "search");
+  // The service could make no search: what there is stays, and nobody asks once more.
+  runtime().complete(request.digest, "failed", "no worker");
+  EXPECT_EQ(verdict().reason, "slower");
+  EXPECT_EQ(handler->requests().size(), 1U);
+}
+
+TEST_F(RuntimeMissTest, WhatASearchFoundIsInstalled) {
+  const auto store = use_store();
+  const auto handler = use_handler();
+  set_on_miss(OnMiss::kBackground, 1);
+  Manifest first = decision(EntryKind::kNative, "slower");
+  first.facts["search"] = "due";
+  ASSERT_TRUE(store->publish(first, {}));
+  call_twice();
+  const CompileRequest request = handler->request(0);
+  ASSERT_TRUE(store->remove(first.key));
+  Manifest better = decision(EntryKind::kNative, "slower in every form");
+  better.facts["search"] = "done";
+  ASSERT_TRUE(store->publish(better, {}));
+  runtime().complete(request.digest, "native", "");
+  EXPECT_EQ(verdict().reason, "slower in every form");
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(handler->requests().size(), 1U);
+}
+
 TEST_F(RuntimeMissTest, EightThreadsThatMissOneKeySubmitItOnce) {
   use_store();
   const auto handler = use_handler();

@@ -91,5 +91,9 @@ def _graph_of(call: FinalReduction) -> tuple[torch.fx.GraphModule, tuple[torch.T
     if dtype is not torch.float32:
         node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     graph.output((node,))
-    rows = torch.zeros(call.source.sizes, dtype=torch.float32, device="cuda")
-    return torch.fx.GraphModule({}, graph), (rows,)
+    return torch.fx.GraphModule({}, graph), (example_rows(call.source.sizes),)
+
+
+def example_rows(sizes: tuple[int, ...]) -> torch.Tensor:
+    """Data that the small graph is lowered and tuned on."""
+    return torch.zeros(sizes, dtype=torch.float32, device="cuda")

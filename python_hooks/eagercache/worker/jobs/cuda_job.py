@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from eagercache.base.entry_facts import DONE, DUE, SEARCH
 from eagercache.base.toolchain import ToolchainError
 from eagercache.calls.call import Call
 from eagercache.calls.contract import contract_of, cubin_with
-from eagercache.calls.entry_facts import DONE, DUE, SEARCH
 from eagercache.calls.numerics import NotBitwise, ProofFailed
 from eagercache.worker.cuda import compile as cuda_compile
 from eagercache.worker.cuda.compile import CudaLowered, PlanUnknown

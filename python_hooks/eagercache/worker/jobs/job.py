@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagercache.base.entry_facts import SEARCH, search_is_due
 from eagercache.base.toolchain import pick_isa
 from eagercache.calls import contract
 from eagercache.calls.call import Call
-from eagercache.calls.entry_facts import SEARCH, search_is_due
 from eagercache.calls.numerics import NotBitwise, ProofFailed, is_device_error
 from eagercache.worker.inductor.commands import (
     CompileFailed,
