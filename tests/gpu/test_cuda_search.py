@@ -17,14 +17,14 @@ eagercache.enable(on_miss="wait", devices="cuda")
 aten = torch.ops.aten
 torch.manual_seed(0)
 x = torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16)
-grad, data = (torch.randn(8192, 2048, device="cuda") for _ in range(2))
-mean, rstd = data.mean(1, keepdim=True), data.var(1, keepdim=True).rsqrt()
-weight = torch.rand(2048, device="cuda")
+grad, data = (torch.randn(16384, 4096, device="cuda", dtype=x.dtype) for _ in range(2))
+mean, rstd = data.float().mean(1, keepdim=True), data.float().var(1, keepdim=True).rsqrt()
+weight = torch.rand(4096, device="cuda", dtype=x.dtype)
 
 def calls():
     softmax = aten._softmax(x, 1, False)
     return [softmax, *aten.native_layer_norm_backward(
-        grad, data, [2048], mean, rstd, weight, weight, [True] * 3)]
+        grad, data, [4096], mean, rstd, weight, weight, [True] * 3)]
 
 first, second = calls(), calls()
 with torch.device("cpu"):
@@ -78,7 +78,7 @@ def test_a_search_finds_a_form_that_answers_right(tmp_path: Path) -> None:
     assert deep["shares"][SOFTMAX] > 1.2 * quick["shares"][SOFTMAX]
     for result in (quick, deep):
         assert result["errors"][0] < 5e-3  # half a unit of bfloat16's last place
-        assert max(result["errors"][1:]) < 1e-5
+        assert max(result["errors"][1:]) < 5e-3
 
 
 def test_the_gradient_of_a_norm_is_read_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,16 @@ from eagercache.base import entry_facts
 from eagercache.calls.call import Call
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.cuda import final_reductions
+from eagercache.worker.cuda.compile import CudaLowered
 from eagercache.worker.cuda.final_reductions import with_launches
-from eagercache.worker.cuda.forms import FIRST, Form, other_forms
+from eagercache.worker.cuda.forms import APART, FIRST, Form, other_forms
 from eagercache.worker.cuda.wrapper import Call as Launched
 from eagercache.worker.cuda.wrapper import FinalReduction, Value, read_wrapper
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.jobs import cuda_search
+from eagercache.worker.jobs.clock import Clock
+from eagercache.worker.jobs.cuda_job import CudaJob
 from eagercache.worker.jobs.cuda_search import Tried, is_worth_it, search
 from eagercache.worker.timing import bandwidth
 from eagercache.worker.timing.cuda_timing import CudaTiming
@@ -128,19 +132,26 @@ def test_what_is_near_a_copys_speed_is_not_searched(
 
 def test_forms_of_a_pointwise_kernel_and_of_a_reduction() -> None:
     def names(**of: bool) -> list[str]:
-        return [form.name for form in other_forms(**of)]
+        return [form.name for form in other_forms(FIRST, **of)]
 
     assert names(reduces=False, mixes=False) == ["tuned"]
     assert names(reduces=True, mixes=False) == ["whole rows", "tuned", "looped"]
-    assert names(reduces=True, mixes=True)[-1] == "separate"
+    assert names(reduces=True, mixes=True)[-1] == "tuned apart"
     assert not FIRST.options
+
+
+def test_forms_beside_a_first_one_whose_sums_are_apart_have_them_apart() -> None:
+    forms = other_forms(APART, reduces=True, mixes=False)
+    assert [form.name for form in forms] == ["whole rows", "tuned", "looped"]
+    assert all(form.options["triton.mix_order_reduction"] is False for form in forms)
+    assert forms[0].whole_rows
 
 
 def test_rows_are_kept_while_a_form_says_so_and_not_longer() -> None:
     from torch._inductor.choices import InductorChoices
 
     before = InductorChoices.should_use_persistent_reduction
-    with other_forms(reduces=True, mixes=False)[0].chosen():
+    with other_forms(FIRST, reduces=True, mixes=False)[0].chosen():
         assert InductorChoices.should_use_persistent_reduction is not before
     assert InductorChoices.should_use_persistent_reduction is before
     with FIRST.chosen():
@@ -319,3 +330,34 @@ def test_final_reductions_become_launches_of_small_graphs(monkeypatch: pytest.Mo
     assert written.root in text.scratch()
     assert text.calls[4].arguments[1] == text.outputs[2]  # type: ignore[union-attr]
     assert len(text.scratch()) == 3  # the workspace, and one for each small graph
+
+
+class Job(CudaJob):
+    """A job whose steps are told: the first kernel does not prove, one with sums apart does."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        self.clock = Clock()
+        self._mixes = mixes
+        self.forms: list[str] = []
+
+    def _make_form(self, call: Any, natives: Any, graph: Any, form: Form) -> Any:
+        self.forms.append(form.name)
+        made = CudaLowered(None, None, self._mixes)  # type: ignore[arg-type]
+        return form.name, made
+
+    def _prove(self, call: Any, probe: Any, natives: Any, kernel: Any) -> Any:
+        if kernel == "first":
+            raise ProofFailed("an error of 9 ulp, 8 allowed")
+        return kernel
+
+
+def test_sums_are_taken_apart_where_those_of_one_kernel_do_not_prove(tmp_path: Path) -> None:
+    def proved(job: Job) -> Any:
+        job._directory = tmp_path
+        return job._prove_first(None, None, [], None, lambda: None)  # type: ignore[arg-type]
+
+    mixed = Job(mixes=True)
+    assert proved(mixed) == "apart"
+    assert mixed.forms == ["first", "apart"]
+    with pytest.raises(ProofFailed):
+        proved(Job(mixes=False))

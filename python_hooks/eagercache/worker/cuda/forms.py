@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagercache.worker.compat import triton_kernels
@@ -44,12 +44,19 @@ class Form:
 
 FIRST = Form("first")
 
+# Sums over columns apart from those over rows: what a first form is where its own do not prove.
+_APART = {"triton.mix_order_reduction": False}
+APART = Form("apart", _APART)
 
-def other_forms(*, reduces: bool, mixes: bool) -> list[Form]:
-    """What may be faster than the first form, best prospects first.
+
+def other_forms(first: Form, *, reduces: bool, mixes: bool) -> list[Form]:
+    """What may be faster than the ``first`` form, best prospects first.
 
     ``reduces``: it has a reduction; ``mixes``: one kernel reduces over rows and columns.
     """
+    if first is APART:
+        forms = other_forms(FIRST, reduces=reduces, mixes=False)
+        return [replace(form, options={**form.options, **_APART}) for form in forms]
     forms = [Form("tuned", _TUNED)]
     if not reduces:
         return forms
@@ -57,5 +64,5 @@ def other_forms(*, reduces: bool, mixes: bool) -> list[Form]:
     looped = Form("looped", {**_TUNED, "triton.persistent_reductions": False})
     forms = [rows, *forms, looped]
     if mixes:
-        forms.append(Form("separate", {**_TUNED, "triton.mix_order_reduction": False}))
+        forms.append(Form("tuned apart", {**_TUNED, **_APART}))
     return forms

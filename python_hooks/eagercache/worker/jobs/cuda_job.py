@@ -17,7 +17,7 @@ from eagercache.calls.contract import contract_of, cubin_with
 from eagercache.calls.numerics import NotBitwise, ProofFailed
 from eagercache.worker.cuda import compile as cuda_compile
 from eagercache.worker.cuda.compile import CudaLowered, PlanUnknown
-from eagercache.worker.cuda.forms import FIRST, Form, other_forms
+from eagercache.worker.cuda.forms import APART, FIRST, Form, other_forms
 from eagercache.worker.inductor.commands import CompileFailed, CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.jobs.cuda_search import BUDGETS, Tried, is_worth_it, search
@@ -34,7 +34,8 @@ class CudaJob(Job):
     The worker's device 0 stands for the one that the call was made on.
     """
 
-    _made: CudaLowered | None = None  # the first form
+    _first_form = FIRST
+    _made: CudaLowered | None = None  # of the first form, where there is a plan
 
     def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Any]) -> None:
         store = self._enter(find_store)
@@ -50,9 +51,8 @@ class CudaJob(Job):
                     natives, probe = self._rebuild(call)
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
-            built = self._make(call, natives, graph, make_tools)
             try:
-                outcome = self._prove(call, probe, natives, built)
+                outcome = self._prove_first(call, probe, natives, graph, make_tools)
             except NotBitwise as differs:
                 raise CompileRefused(str(differs)) from differs
             measured = self._time(call, probe, natives)
@@ -65,6 +65,27 @@ class CudaJob(Job):
         if not faster and self.request["choose"] != "always":
             outcome.verdict = "native"
         self.outcome = outcome
+
+    def _prove_first(
+        self,
+        call: Call,
+        probe: Any,
+        natives: list[Native],
+        graph: torch.fx.GraphModule | None,
+        make_tools: Callable[[], Tools],
+    ) -> Outcome:
+        """The first kernel that can be had. Raises what `_make` and `_prove` raise."""
+        built = self._make(call, natives, graph, make_tools)
+        try:
+            return self._prove(call, probe, natives, built)
+        except ProofFailed:
+            if self._made is None or not self._made.mixes:
+                raise
+        # Sums of blocks' sums over the columns may be farther off than sums of columns.
+        with self.clock.step("compile"):
+            built, self._made = self._make_form(call, natives, graph, APART)
+        self._first_form, self.lowered = APART, self._made.lowered
+        return self._prove(call, probe, natives, built)
 
     def _time(self, call: Call, probe: Any, natives: list[Native]) -> CudaTiming:
         with timing.machine_to_itself(), self.clock.step("time"):
@@ -94,7 +115,7 @@ class CudaJob(Job):
         outcomes: dict[str, Outcome] = {}
 
         def attempt(form: Form, known: set[str]) -> Tried | None:
-            built = self._make_form(call, natives, graph, form)
+            built, _ = self._make_form(call, natives, graph, form)
             if (identity := _identity_of(built)) in known:
                 return None
             self._load(probe, built)
@@ -103,8 +124,10 @@ class CudaJob(Job):
         def prove(tried: Tried) -> None:
             outcomes[tried.form.name] = self._prove(call, probe, natives, tried.kernel)
 
-        first = Tried(FIRST, outcome.kernel, measured, _identity_of(outcome.kernel))
-        forms = other_forms(reduces=self._made.lowered.text.reduces, mixes=self._made.mixes)
+        first = Tried(self._first_form, outcome.kernel, measured, _identity_of(outcome.kernel))
+        forms = other_forms(
+            first.form, reduces=self._made.lowered.text.reduces, mixes=self._made.mixes
+        )
         with self.clock.step("search"):
             best = search(first, forms, attempt, prove, BUDGETS[how if how == "deep" else "quick"])
         outcome = outcomes.get(best.form.name, outcome)
@@ -123,9 +146,11 @@ class CudaJob(Job):
         assert self._directory is not None
         with self.clock.step("compile"):
             try:
-                return self._make_form(call, natives, graph, FIRST)
+                built, self._made = self._make_form(call, natives, graph, FIRST)
             except PlanUnknown as unknown:
                 return self._contained(call, natives[0].outputs, graph, make_tools, unknown)
+        self.lowered = self._made.lowered
+        return built
 
     def _make_form(
         self,
@@ -133,13 +158,11 @@ class CudaJob(Job):
         natives: list[Native],
         graph: torch.fx.GraphModule | None,
         form: Form,
-    ) -> Built:
+    ) -> tuple[Built, CudaLowered]:
         """Cubins and a launch plan, of the kernel in one form. Raises PlanUnknown, too."""
         assert self._directory is not None
         outputs = natives[0].outputs
         made = cuda_compile.lower(call, len(outputs), graph, form)
-        if form is FIRST:
-            self.lowered, self._made = made.lowered, made
         written = set(made.plan.writes)
         if bool(written) != bool(call.written) or not call.written.issuperset(written):
             raise CompileRefused("the generated code writes other arguments than the operator")
@@ -150,7 +173,7 @@ class CudaJob(Job):
             made_for = contract_of(self.description["digest"], f"cuda {index}", text, "", ())
             path.write_bytes(cubin_with(cubin, made_for))
             objects.append(("cubin", str(path)))
-        return Built(tuple(objects), made.lowered, "cuda", launch_plan=text)
+        return Built(tuple(objects), made.lowered, "cuda", launch_plan=text), made
 
     def _contained(
         self,
