@@ -6,6 +6,7 @@ that proves equal to native is taken, if it beats the first by more than noise d
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -67,16 +68,21 @@ def search(
     for form in forms:
         if time.monotonic() > end:
             break
-        found = _or_none(form, lambda form=form: attempt(form, known))
+        found = _or_none(form, functools.partial(attempt, form, known))
         if found is not None:
             known.add(found.identity)
             tried.append(found)
     for one in sorted(tried, key=lambda each: each.share):
         if one.share > first.share * (1.0 - LEAST_GAIN):
             break
-        if _or_none(one.form, lambda one=one: (prove(one), one)[1]) is not None:
+        if _or_none(one.form, functools.partial(_proved, one, prove)) is not None:
             return one
     return first
+
+
+def _proved(one: Tried, prove: Callable[[Tried], None]) -> Tried:
+    prove(one)
+    return one
 
 
 def _or_none(form: Form, step: Callable[[], Tried | None]) -> Tried | None:
