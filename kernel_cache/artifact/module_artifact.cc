@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <fstream>
 #include <string_view>
 #include <utility>
 
@@ -63,19 +63,25 @@ bool is_laid_out(const ArtifactHeader& header, std::uint64_t header_end) {
   return end == header.file_bytes || (header.constants.empty() && end <= header.file_bytes);
 }
 
+// A pipe in the place of a file is not waited for.
+int open_to_read(const std::filesystem::path& path) {
+  return FileLayer::posix().open(AT_FDCWD, path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+}
+
 }  // namespace
 
 bool is_module_artifact(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string begin(kArtifactMark.size(), '\0');
-  return file.read(begin.data(), static_cast<std::streamsize>(begin.size())) &&
-         begin == kArtifactMark;
+  const ScopedFd file(FileLayer::posix(), open_to_read(path));
+  std::array<char, kArtifactMark.size()> begin{};
+  return file.valid() &&
+         ::pread(file.get(), begin.data(), begin.size(), 0) == static_cast<ssize_t>(begin.size()) &&
+         std::string_view(begin.data(), begin.size()) == kArtifactMark;
 }
 
 Result<std::shared_ptr<const ModuleArtifact>> ModuleArtifact::open(
     const std::filesystem::path& path, const SigningRules& rules) {
   return guarded([&]() -> Result<std::shared_ptr<const ModuleArtifact>> {
-    ScopedFd file(FileLayer::posix(), FileLayer::posix().open(AT_FDCWD, path.c_str(), O_RDONLY, 0));
+    ScopedFd file(FileLayer::posix(), open_to_read(path));
     if (!file.valid()) {
       return Status::from_errno(-file.get(), "open", path.string());
     }

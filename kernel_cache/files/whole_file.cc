@@ -46,6 +46,12 @@ void remove_abandoned(const std::filesystem::path& prefix) noexcept {
 }  // namespace
 
 Result<WholeFile> WholeFile::create(const std::filesystem::path& path) {
+  // The rename would take away a device or a pipe, such as /dev/null, and leave a file there.
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return Status(StatusCode::kInvalidArgument,
+                  path.string() + " is there and is no regular file; name another file");
+  }
   const std::string prefix = path.string() + ".part";
   remove_abandoned(prefix);
   // Random: in containers the process that died here had the number that we have.

@@ -13,7 +13,8 @@ namespace eagercache {
 // flushed, renamed.
 class WholeFile {
  public:
-  // kDenied, kNotFound and the like when there can be no such file. Mode 0644, less the umask.
+  // kDenied, kNotFound and the like when there can be no such file, kInvalidArgument where a
+  // device, a pipe or a folder has the name. Mode 0644, less the umask.
   static Result<WholeFile> create(const std::filesystem::path& path);
   WholeFile(WholeFile&& other) noexcept;
   WholeFile& operator=(WholeFile&&) = delete;
@@ -23,7 +24,7 @@ class WholeFile {
   ~WholeFile();
 
   Status write(std::string_view bytes);
-  // Replaces what has the name. Nothing may be written afterwards.
+  // Replaces the file that has the name. Nothing may be written afterwards.
   Status publish();
   std::uint64_t written() const noexcept { return written_; }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eagercache.base import config, environment, facts, signed_times, store_directory
-from eagercache.base.load import core
+from eagercache.base.load import core, why_unavailable
 
 
 class BundleError(ValueError):
@@ -79,7 +79,7 @@ def _name(path: Path) -> str:
 
 def _require_core() -> Any:
     if core is None:
-        raise BundleError("eagercache works on Linux x86-64 only")
+        raise BundleError(why_unavailable())
     return core
 
 

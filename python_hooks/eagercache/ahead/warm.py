@@ -24,7 +24,7 @@ from eagercache.ahead.run import START_SECONDS, Executor, Progress, Run
 from eagercache.ahead.shards import Shard, ShardError, read_shard
 from eagercache.ahead.traces import read_traces, wanted_calls
 from eagercache.base import config, environment, facts
-from eagercache.base.load import core
+from eagercache.base.load import core, why_unavailable
 from eagercache.calls.log_descriptions import Reading
 from eagercache.runtime import choices, stores
 from eagercache.runtime.session import CUDA_WORKER_BYTES
@@ -92,7 +92,7 @@ def warm_up(
     """
     began = time.monotonic()
     if core is None:
-        raise WarmError("eagercache works on Linux x86-64 only")
+        raise WarmError(why_unavailable())
     limits = budget_of(budget)
     settings = config.read_settings()
     keys = _keys(device)

@@ -86,7 +86,7 @@ def load() -> ModuleType | None:
     Raises:
         ImportError: torch is of another version than the one that `_C` was built against, or the
             module has not been built. Not so in the command `eagercache`, for which it is
-            `refusal`.
+            `refusal`, as is whatever else the import of torch raises.
     """
     global refusal
     if not IS_COMMAND_LINE:
@@ -98,6 +98,9 @@ def load() -> ModuleType | None:
         refusal = str(caught[0].message) if module is None else ""
     except ImportError as error:
         refusal = " ".join(str(error).split())
+        return None
+    except Exception as error:  # a torch that is broken, or something else of that name
+        refusal = f"torch cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
         return None
     return module
 
@@ -158,6 +161,11 @@ if sys.version_info < (3, 10):  # noqa: UP036 - the message is worth more than a
     raise ImportError("eagercache needs Python 3.10 or later")
 
 core: ModuleType | None = load()
+
+
+def why_unavailable() -> str:
+    """Of a process where there is no `core`: the reason, in one line."""
+    return refusal or "eagercache works on Linux x86-64 only"
 
 
 def available() -> bool:

@@ -96,7 +96,7 @@ def find_compiler(
             f"{source}={command!r} is not the name of one compiler; "
             "set EAGERCACHE_CXX to the path of g++"
         )
-    found = shutil.which(words[0], path=environ.get("PATH", os.defpath))
+    found = shutil.which(words[0], path=_search_path(environ))
     if found is None:
         raise ToolchainError(
             f"no C++ compiler: {words[0]!r} (from {source}) is not on PATH; "
@@ -112,6 +112,15 @@ def find_compiler(
     if facts is None or not _is_program(real):
         return Compiler(**ask())  # type: ignore[arg-type]
     return Compiler(**facts.recall("compiler", [real], ask))
+
+
+def _search_path(environ: Mapping[str, str]) -> str:
+    """PATH, where compilers are looked for, without the entries that are empty.
+
+    They mean the current folder, mostly by mistake: what lies there would be run unasked. Workers
+    have the same path (`worker_process.worker_environment`).
+    """
+    return os.pathsep.join(filter(None, environ.get("PATH", os.defpath).split(os.pathsep)))
 
 
 def _split(command: str) -> list[str]:
@@ -136,7 +145,7 @@ def _ask(path: str, _mtime: int, _size: int, source: str) -> Compiler:
             [path, "-v"],
             capture_output=True,
             check=True,
-            env={"LC_ALL": "C", "PATH": os.environ.get("PATH", os.defpath)},
+            env={"LC_ALL": "C", "PATH": _search_path(os.environ)},
             stdin=subprocess.DEVNULL,
             text=True,
             timeout=30,
@@ -173,7 +182,7 @@ def binutils_digests(
     environ: Mapping[str, str] | None = None, facts: Facts | None = None
 ) -> dict[str, str]:
     """Content hashes of the assembler and the linker; "missing" for one that is not on PATH."""
-    path = (os.environ if environ is None else environ).get("PATH", os.defpath)
+    path = _search_path(os.environ if environ is None else environ)
     facts = facts or Facts()
     digests = {}
     for tool in ("as", "ld"):

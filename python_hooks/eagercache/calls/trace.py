@@ -134,7 +134,12 @@ def append_section(path: Path, lines: Iterable[str], *, lost: int = 0) -> None:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file is empty or begins like a trace of either format."""
+    """Whether a file is empty or begins like a trace of either format.
+
+    Nothing but a file is: from a pipe what is read now could not be read again, and it may wait.
+    """
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         head = file.read(len(LOG_MARK) + len(MARK) + 8).lstrip()
     return not head or head.startswith((LOG_MARK.encode(), f'{{"{MARK}"'.encode()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -34,6 +35,9 @@ _NAMES = (
     store_directory.PENDING_FOLDER,
 )
 _CLEARED = ".cleared-"
+# No other names: what is not of a cache stays, however it is called.
+_CLEARED_NAME = re.compile(rf"(\w+){re.escape(_CLEARED)}[0-9a-f]+")
+_ABANDONED = re.compile(rf"({facts.NAME}|NATIVE)\.new[0-9a-f]*")
 
 
 @click.command("clear")
@@ -92,6 +96,8 @@ def _require_store(root: Path) -> None:
         is_mark = False
     if not is_mark:
         raise Unusable(f"{root} is no cache; name one with --dir or EAGERCACHE_DIR")
+    if stat.S_ISLNK(status.st_mode):
+        raise Unusable(f"{root} is a link; name the folder that it points to, {root.resolve()}")
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise Unusable(f"{root} belongs to user {status.st_uid}, who alone may remove it")
 
@@ -99,9 +105,8 @@ def _require_store(root: Path) -> None:
 def _parts(root: Path) -> list[Path]:
     names = [*_NAMES]
     for path in root.iterdir():
-        stem, cleared, _ = path.name.partition(_CLEARED)
-        abandoned = path.name.startswith((f"{facts.NAME}.new", "NATIVE.new"))
-        if abandoned or (cleared and stem in _NAMES):  # of a run that was ended
+        abandoned, cleared = _ABANDONED.fullmatch(path.name), _CLEARED_NAME.fullmatch(path.name)
+        if abandoned or (cleared and cleared[1] in _NAMES):  # of a run that was ended
             names.append(path.name)
     return [root / name for name in names if os.path.lexists(root / name)]
 

@@ -49,7 +49,7 @@ def require_core() -> Any:
     from eagercache.base import load
 
     if load.core is None:
-        raise Unusable(load.refusal or "eagercache works on Linux x86-64 only")
+        raise Unusable(load.why_unavailable())
     return load.core
 
 
@@ -109,12 +109,14 @@ def microseconds(facts: dict[str, str], name: str) -> str:
 
 
 def call_text(facts: dict[str, str]) -> str:
-    """A call in one short line: tensors as dtype[sizes], the other arguments by name."""
+    """A call in one short line: tensors as dtype[sizes], the other arguments by name.
+
+    "" for a text that describes none.
+    """
     try:
-        call = json.loads(facts.get("call", ""))
-    except ValueError:
+        return ", ".join(argument_texts(json.loads(facts.get("call", ""))["args"]))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ""
-    return ", ".join(argument_texts(call.get("args", [])))
 
 
 def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -95,7 +96,8 @@ def show_command(directory: Path | None, as_json: bool, key: str) -> None:
 
 def _shown(name: str, value: Any) -> str:
     if name in ("created", "last_used") and value:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+        with contextlib.suppress(OverflowError, ValueError, OSError):  # no day that a clock knows
+            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     return " ".join(value) if isinstance(value, list) else str(value)
 
 

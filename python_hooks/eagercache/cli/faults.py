@@ -89,9 +89,16 @@ def doctor_command(directory: Path | None, as_json: bool) -> None:
     Says which field of the environment differs when a store that should hit does not. Exit code 1
     when something needs a remedy.
     """
-    from eagercache.cli.diagnoses.diagnosis import diagnose
+    from eagercache.base import load
 
-    checks = diagnose(store_path(directory))
+    if load.core is None:  # where torch cannot be imported, nor can what looks further
+        from eagercache.cli.diagnoses.platform_checks import platform_checks
+
+        checks = list(platform_checks())
+    else:
+        from eagercache.cli.diagnoses.diagnosis import diagnose
+
+        checks = diagnose(store_path(directory))
     if as_json:
         print_json([check.as_dict() for check in checks])
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -59,6 +61,17 @@ class Lazy(OneLine):
         super().__init__(*args, **extra)
         self.places, self.elsewhere = places, elsewhere
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command. What it raises where it could not work is one line."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if reason := _not_the_commands_fault(error):
+                raise Unusable(reason) from error
+            raise
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, for help."""
         return sorted({*self.places, *super().list_commands(ctx)})
@@ -74,6 +87,20 @@ class Lazy(OneLine):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+
+def _not_the_commands_fault(error: Exception) -> str:
+    """Of what a command raised: that nobody can read its output, or that there is no torch."""
+    if isinstance(error, OSError) and error.errno in _NOT_WRITTEN and error.filename is None:
+        with contextlib.suppress(OSError):  # what is left in buffers is not tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
+        return f"standard output cannot be written: {error.strerror}"
+    from eagercache.base import load
+
+    return load.refusal
+
+
+_NOT_WRITTEN = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
 
 
 @contextlib.contextmanager

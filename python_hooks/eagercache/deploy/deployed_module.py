@@ -294,6 +294,12 @@ def _seconds(timeout: float | None) -> float:
 def _build_unflatten(text: str) -> Any:
     from eagercache.callables.outputs import build_unflatten
 
-    count = sum("tensor" in leaf for leaf in json.loads(text)["leaves"])
-    build = build_unflatten(text, count)
+    stored = json.loads(text)
+    leaves = stored["leaves"]
+    if "changes" in stored or pytree.treespec_loads(stored["spec"]).num_leaves != len(leaves):
+        raise ValueError("the outputs are no answer of a module's")
+    for leaf in leaves:
+        if "tensor" not in leaf and not isinstance(leaf["value"], _PLAIN):
+            raise TypeError("an output is no plain value")
+    build = build_unflatten(text, sum("tensor" in leaf for leaf in leaves))
     return build if build is not None else lambda outputs: outputs[0]

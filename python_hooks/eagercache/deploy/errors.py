@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from eagercache.base.load import core
+from eagercache.base.load import core, why_unavailable
 
 
 def brief(error: BaseException) -> str:
@@ -31,7 +31,7 @@ class DeployError(ValueError):
 def require_core() -> Any:
     """The core. Raises DeployError where there is none."""
     if core is None:
-        raise DeployError("eagercache works on Linux x86-64 only", "unsupported")
+        raise DeployError(why_unavailable(), "unsupported")
     return core
 
 

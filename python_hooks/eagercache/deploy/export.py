@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from eagercache.base import config, environment
-from eagercache.base.load import core
+from eagercache.base.load import core, why_unavailable
 from eagercache.base.signed_times import seconds_of
 from eagercache.base.toolchain import pick_isa
 from eagercache.base.worker_environment import trusted_paths
@@ -151,7 +151,7 @@ def export_module(
     from eagercache.deploy.errors import DeployError
 
     if core is None:
-        raise DeployError("eagercache works on Linux x86-64 only", "unsupported")
+        raise DeployError(why_unavailable(), "unsupported")
     try:
         seconds = seconds_of(expires)
     except (TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ The format is that of https://prometheus.io/docs/instrumenting/exposition_format
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 import threading
@@ -158,6 +159,7 @@ class MetricsFile:
         text = metrics()
         temporary: str | None = None
         try:
+            _require_no_device(path)
             handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
             with os.fdopen(handle, "w") as file:
                 os.fchmod(handle, 0o644)  # the collector is another user
@@ -172,6 +174,12 @@ class MetricsFile:
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     Path(temporary).unlink()
+
+
+def _require_no_device(path: Path) -> None:
+    """Raises OSError for what is there and is no file: one would take its place, as /dev/null's."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
 
 
 metrics_file = MetricsFile()

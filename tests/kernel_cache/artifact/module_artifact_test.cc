@@ -196,6 +196,15 @@ TEST_F(ModuleArtifactTest, OtherSignersFilesAndVersionsAreToldApart) {
 }
 
 // A signer may be wrong, or want to harm: what it signed is checked all the same.
+TEST_F(ModuleArtifactTest, APipeOrAFolderInPlaceOfAnArtifactIsRefusedAtOnce) {
+  ASSERT_EQ(::mkfifo(artifact().c_str(), 0600), 0);
+  EXPECT_FALSE(is_module_artifact(artifact()));
+  EXPECT_EQ(open().status().code(), StatusCode::kCorrupt);
+  EXPECT_FALSE(is_module_artifact(directory_.path()));
+  EXPECT_EQ(ModuleArtifact::open(directory_.path(), trusted()).status().code(),
+            StatusCode::kCorrupt);
+}
+
 TEST_F(ModuleArtifactTest, SignedHeadersThatPointOutsideAreRefused) {
   ASSERT_TRUE(write());
   const std::string whole = read_bytes(artifact());

@@ -196,6 +196,13 @@ TEST_F(BundleTest, WhatAKilledProcessLeftBesideTheFileNeitherBlocksNorStays) {
   EXPECT_TRUE(std::filesystem::exists(other));
 }
 
+TEST_F(BundleTest, ADeviceOrAPipeIsNotReplacedByABundle) {
+  std::unique_ptr<DiskStore> store = filled();
+  ASSERT_EQ(::mkfifo(at("bundle").c_str(), 0600), 0);
+  EXPECT_EQ(write(*store).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(std::filesystem::is_fifo(at("bundle")));
+}
+
 TEST_F(BundleTest, OtherFilesAndVersionsAreToldApart) {
   replace("eagercache-bundle 1\n");
   EXPECT_EQ(read_bundle(at("bundle"), trusted()).code(), StatusCode::kIncompatible);

@@ -52,6 +52,24 @@ def test_links_are_followed_to_the_real_file(tmp_path: Path) -> None:
     assert toolchain.find_compiler(None, {"PATH": f"{tmp_path}:/usr/bin:/bin"}).path == str(real)
 
 
+def test_an_empty_entry_of_path_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "ran"
+    for name in ("g++", "as", "ld"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {mark}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    named = toolchain.find_compiler(None, {"PATH": "/usr/bin:/bin"})
+    digests = toolchain.binutils_digests({"PATH": "/usr/bin:/bin"})
+    for path in (":/usr/bin:/bin", "/usr/bin:/bin:", "::/usr/bin:/bin"):
+        assert toolchain.find_compiler(None, {"PATH": path}) == named
+        assert toolchain.binutils_digests({"PATH": path}) == digests
+    with pytest.raises(ToolchainError, match="is not on PATH"):
+        toolchain.find_compiler(None, {"PATH": ""})
+    assert not mark.exists()
+
+
 @pytest.mark.parametrize(
     ("text", "status", "expected"),
     [

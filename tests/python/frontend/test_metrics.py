@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -86,10 +87,12 @@ def test_a_program_leaves_its_counters_in_a_file(
     assert hits == 3 and found["eagercache_compiles_total", ""] == 1
 
 
-@pytest.mark.parametrize("name", ["none/file.prom", "."])
+@pytest.mark.parametrize("name", ["none/file.prom", ".", "pipe"])
 def test_a_file_that_cannot_be_written_is_one_warning(
     name: str, tmp_path: Path, cache: Path
 ) -> None:
+    os.mkfifo(tmp_path / "pipe")
     said = run_program(PROGRAM, cache, fills=True, EAGERCACHE_METRICS=str(tmp_path / name))
     assert str(said["stderr"]).count("EAGERCACHE_METRICS=") == 1
     assert list(tmp_path.glob(".*")) == []
+    assert (tmp_path / "pipe").is_fifo()

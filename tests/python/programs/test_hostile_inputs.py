@@ -58,6 +58,22 @@ def test_altered_traces_are_read_or_refused_in_one_line(tmp_path: Path, cache: P
     assert refused > 200
 
 
+def test_a_pipe_in_the_place_of_a_trace_is_not_waited_for(tmp_path: Path, cache: Path) -> None:
+    os.mkfifo(tmp_path / "trace")
+    with pytest.raises(WarmError, match="is neither a trace"):
+        warm.warm_up(tmp_path / "trace", cache_dir=cache, dry_run=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "eagercache", "record", "trace", "--", "true"],
+        env=clean_environment(EAGERCACHE_DIR=str(cache)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2 and "exists and is no trace" in done.stderr
+
+
 class Program:
     """What the core says of an artifact; tests replace a part of it."""
 
@@ -84,8 +100,16 @@ class Program:
         return part
 
 
+def returned(leaves: list[dict[str, Any]], **other: Any) -> str:
+    """What an artifact says of an answer that is a pair."""
+    pair = pytree.treespec_dumps(pytree.tree_structure((0, 0)))
+    return json.dumps({"spec": pair, "leaves": leaves, **other})
+
+
 def test_an_artifact_that_describes_itself_well_is_opened() -> None:
     assert DeployedModule(Program()).input_names == ["x"]
+    spec = (Program().call_spec[0], returned([{"tensor": 0}, {"value": 1.5}]))
+    assert DeployedModule(Program(call_spec=spec)).input_names == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +122,10 @@ def test_an_artifact_that_describes_itself_well_is_opened() -> None:
         {"call_spec": (Program().call_spec[0].replace("0}]", "7}]"), Program().call_spec[1])},
         {"call_spec": (Program().call_spec[0].replace("tensor", "value"), "{}")},
         {"call_spec": (Program().call_spec[0], '{"spec": "[1, 2, 3]", "leaves": []}')},
+        {"call_spec": (Program().call_spec[0], returned([{"tensor": 0}, {"valve": 1}]))},
+        {"call_spec": (Program().call_spec[0], returned([{"tensor": 0}, {"value": [1]}]))},
+        {"call_spec": (Program().call_spec[0], returned([{"tensor": 0}], changes=[]))},
+        {"call_spec": (Program().call_spec[0], returned([{"tensor": 0}]))},
         {"inputs": [("x", "os", [4], [1])]},
         {"inputs": [("x", "nn", [4], [1])]},
         {"inputs": []},

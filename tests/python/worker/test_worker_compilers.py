@@ -186,3 +186,37 @@ os._exit(0)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_stopped_worker_that_wakes_without_its_program_imports_nothing_more() -> None:
+    program = """
+import os, signal, subprocess, sys, time
+from eagercache.base import parent_death
+begun = "import runpy, time; runpy.run_path(%r)['end_when_parent_dies'](); print(1, flush=True)"
+child = subprocess.Popen(
+    [sys.executable, "-c", begun % parent_death.__file__ + "\\nwhile True: time.sleep(0.01)"],
+    stdout=subprocess.PIPE,
+    start_new_session=True,  # no signal but the one that was asked for
+)
+child.stdout.readline()
+os.kill(child.pid, signal.SIGCONT)  # not of a parent's death
+time.sleep(0.1)
+assert child.poll() is None
+os.kill(child.pid, signal.SIGSTOP)
+print(child.pid, flush=True)
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    pid = int(done.stdout)
+    try:
+        assert wait_until(lambda: gone(pid), 10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

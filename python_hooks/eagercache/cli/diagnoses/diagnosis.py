@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,14 +13,14 @@ import torch
 from eagercache.base import (
     config,
     environment,
-    load,
     store_directory,
     toolchain,
     torch_versions,
     untried_torch,
 )
-from eagercache.base.load import core, platform_problem
+from eagercache.base.load import core
 from eagercache.cli.diagnoses.check import Check
+from eagercache.cli.diagnoses.platform_checks import platform_checks
 from eagercache.runtime import stores
 from eagercache.service import worker_process
 
@@ -30,7 +29,7 @@ LOW_SPACE_BYTES = 1 << 30
 
 def diagnose(store_path: Path) -> list[Check]:
     """All checks, for the store at `store_path` (which need not exist)."""
-    checks = list(_platform_checks())
+    checks = list(platform_checks())
     if core is None:
         return checks
     checks.extend(_safely("torch", _torch_checks))
@@ -54,17 +53,6 @@ def _safely(name: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]
             f"cannot be checked: {type(error).__name__}: {text}",
             "mend what it names, or set EAGERCACHE_DIR to a directory of your own",
         )
-
-
-def _platform_checks() -> Iterator[Check]:
-    problem = platform_problem(platform.system(), platform.machine())
-    if problem is None:
-        yield Check("platform", "ok", f"{platform.system()} {platform.machine()}")
-    else:
-        yield Check("platform", "problem", problem, "use Linux on x86-64")
-    if problem is None and load.refusal:
-        remedy = "install a torch that it was built against, or build it again against this one"
-        yield Check("torch", "problem", load.refusal, remedy)
 
 
 def _torch_checks() -> Iterator[Check]:
@@ -146,7 +134,11 @@ def _directory_checks(path: Path) -> Iterator[Check]:
 def _store_checks(path: Path) -> Iterator[Check]:
     assert core is not None
     if not path.exists():
-        yield Check("store", "note", f"{path} does not exist yet; the first kernel makes it")
+        problem = _why_not_made(path)
+        if problem:
+            yield Check("store", "problem", problem, "name another one with EAGERCACHE_DIR")
+        else:
+            yield Check("store", "note", f"{path} does not exist yet; the first kernel makes it")
         return
     settings = config.read_settings()
     text = environment.environment_text(cxx=settings.cxx)
@@ -187,6 +179,19 @@ def _store_checks(path: Path) -> Iterator[Check]:
         f"{size >> 20} MB in all",
     )
     yield from _other_environments(path, entries, store.environment_id, text)
+
+
+def _why_not_made(path: Path) -> str:
+    """Why a store that is not there cannot be made; "" where it can."""
+    if not store_directory.has_utf8_name(path):
+        return f"{str(path)!r} has a name that is not UTF-8"
+    # Links that lead nowhere are there, and hinder.
+    nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
+    if not nearest.is_dir():
+        return f"{path} cannot be made: {nearest} is no folder"
+    if not os.access(nearest, os.W_OK):
+        return f"{path} cannot be made: {nearest} may not be written"
+    return ""
 
 
 def _remote_checks() -> Iterator[Check]:
