@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 
 class Tagger(nn.Module):
@@ -63,6 +65,55 @@ def rows_and_states() -> tuple[Any, ...]:
     return *rows(), (torch.randn(1, 2, 8), torch.randn(1, 2, 8))
 
 
+# Each case of a zoo: hits, whether an answer was not eager's, and the explanation.
+ALL_CASES = """
+import sys
+sys.path.insert(0, {here!r})
+import torch, eagercache, layer_zoo
+from torch.utils import _pytree as pytree
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+def outcome(model, args, training):
+    model.zero_grad()
+    torch.manual_seed(3)
+    with torch.set_grad_enabled(training):
+        answer = model(*args)
+    tensors = [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
+    if training:
+        sum(t.square().sum() for t in tensors if t.requires_grad).backward()
+        tensors += [p.grad for p in model.parameters()]
+        tensors += [value.clone() for value in model.buffers()]
+    return tensors
+
+def is_close(a, b):
+    if a is None or b is None:
+        return a is b
+    same = a.requires_grad == b.requires_grad and a.shape == b.shape and a.stride() == b.stride()
+    return same and torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+rows = {{}}
+for training in (False, True):
+    with eagercache.enable((), modules="auto", training=training, on_miss="wait", choose="always"):
+        for name, (make, arguments) in layer_zoo.{cases}.items():
+            torch.manual_seed(1)
+            model, args, wrong = make().train(training), arguments(), 0
+            for _ in range(4):
+                before = {{name: value.clone() for name, value in model.named_buffers()}}
+                mine = outcome(model, args, training)
+                with torch.no_grad():
+                    for name_of, value in model.named_buffers():
+                        value.copy_(before[name_of])
+                core.set_answering(False)
+                eager = outcome(model, args, training)
+                core.set_answering(True)
+                wrong += not all(map(is_close, mine, eager))
+            hits = sum(row.hits for part, row in manager.stats() if part is model)
+            rows[f"{{name}}, {{training}}"] = [hits, wrong, explain_module(model)[:1]]
+report(rows=rows)
+"""
+
 Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]
 
 RECURRENT: dict[str, Case] = {
@@ -75,3 +126,79 @@ RECURRENT: dict[str, Case] = {
 }
 # What of it has no kernel under training, with a part of the reason.
 REFUSED_IN_TRAINING = {"gru of two layers": "a recurrent layer drops elements"}
+
+
+class Between(nn.Module):
+    """A layer that is given computed tensors, between others."""
+
+    def __init__(self, layer: nn.Module, change: Callable[[nn.Module], object]) -> None:
+        super().__init__()
+        self.layer, self.norm = layer, nn.LayerNorm(8)
+        self.out = nn.Linear(8, 8)
+        change(self.layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.layer(x).tanh() + 0.5)).sin()
+
+
+class Scaled(nn.Module):
+    """A parametrization with a parameter and a plain value of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.shift = 2.0, nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * self.factor + self.shift
+
+
+class Symmetric(nn.Module):
+    """A parametrization that values can be assigned through."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).transpose(-1, -2)
+
+    def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
+        """What becomes of a value that is assigned."""
+        return weight.triu()
+
+
+def _twice(layer: nn.Module) -> None:
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    parametrize.register_parametrization(layer, "weight", Scaled())
+    parametrize.register_parametrization(layer, "bias", Scaled())
+
+
+def images() -> tuple[Any, ...]:
+    """Of a convolution over 8 places."""
+    return (torch.randn(2, 4, 8),)
+
+
+def _hooked(layer: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(layer)
+
+
+PARAMETRIZED: dict[str, Case] = {
+    "weight_norm": (lambda: Between(nn.Linear(8, 8), parametrizations.weight_norm), rows),
+    "weight_norm of a convolution": (
+        lambda: Between(nn.Conv1d(4, 4, 3, padding=1), parametrizations.weight_norm),
+        images,
+    ),
+    "spectral_norm": (lambda: Between(nn.Linear(8, 8), parametrizations.spectral_norm), rows),
+    "a class of the program": (
+        lambda: Between(
+            nn.Linear(8, 8),
+            lambda layer: parametrize.register_parametrization(layer, "weight", Scaled()),
+        ),
+        rows,
+    ),
+    "several": (lambda: Between(nn.Linear(8, 8), _twice), rows),
+}
+# These keep their forwards, for the reasons.
+LEFT: dict[str, Case] = {
+    "orthogonal": (lambda: Between(nn.Linear(8, 8), parametrizations.orthogonal), rows),
+    "hooks": (lambda: Between(nn.Linear(8, 8), _hooked), rows),
+}
+REASONS = {"orthogonal": "proxy executor for aten.linalg_", "hooks": "hooks"}

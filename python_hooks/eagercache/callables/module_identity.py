@@ -25,6 +25,7 @@ from eagercache.callables.code_values import (
     code_digest,
     filled_cells,
     is_covered,
+    is_found_by_name,
     is_python_class,
     plain_value,
     type_name,
@@ -228,7 +229,7 @@ def _class_row(kind: type) -> list[Any]:
     bases = [
         [base.__module__, base.__qualname__, class_code(base)]
         for base in kind.__mro__
-        if not is_covered(base.__module__)
+        if not (is_covered(base.__module__) and is_found_by_name(base))
     ]
     return [
         kind.__module__,

@@ -6,9 +6,9 @@ attributes of modules, of their classes' values, of defaults and closures; globa
 attributes of the program's objects, environment variables.
 
 Not held, so that nothing lives longer because of us, and therefore not watched: objects and
-containers that hold a module or a tensor somewhere inside, but for the watched module's own tensors,
-which its guard holds anyway. Where a guard of a kernel is behind one,
-or in a place that cannot be watched, `Unwatchable` is raised, and the module's forward answers.
+containers that hold a module or a tensor somewhere inside, but for the watched module's own
+tensors, which its guard holds anyway. Where a guard of a kernel is behind one, or in a place that
+cannot be watched, `Unwatchable` is raised, and the module's forward answers.
 """
 
 from __future__ import annotations

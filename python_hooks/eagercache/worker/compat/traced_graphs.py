@@ -26,8 +26,8 @@ def export_constants_of_objects() -> None:
 def takes_recurrent_layers() -> contextlib.AbstractContextManager[None]:
     """A block in which TorchDynamo traces `nn.RNN`, `nn.LSTM` and `nn.GRU`.
 
-    It refuses them because the lists of weights that they keep, and look through at each call, would
-    need many guards. Here the identity of a module has these lists, and they are watched.
+    It refuses them for the lists of weights that they keep, and look through at each call. Here
+    the identity of a module has these lists, and they are watched.
     """
     from torch._dynamo import config
 
@@ -98,6 +98,8 @@ def joint_graph(
     aten = torch.ops.aten
     drawn = {aten.bernoulli.p, aten.bernoulli_.float, aten.native_dropout.default}
     table = {op: rule for op, rule in select_decomp_table().items() if op not in drawn}
+    # The same formula, of operators that generated code has.
+    table[aten._weight_norm_interface_backward.default] = aten._weight_norm_differentiable_backward
     # A program leaves the block of autocast before it calls backward.
     with (
         torch.set_grad_enabled(gradients),
