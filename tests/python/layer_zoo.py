@@ -202,3 +202,72 @@ LEFT: dict[str, Case] = {
     "hooks": (lambda: Between(nn.Linear(8, 8), _hooked), rows),
 }
 REASONS = {"orthogonal": "proxy executor for aten.linalg_", "hooks": "hooks"}
+
+
+class Picks(nn.Module):
+    """Rows that a call chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.dense(x)[index]) + 0.5).sin()
+
+
+class Selects(Picks):
+    """The same, by an operator that counts nothing from the end."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.dense(x)).index_select(0, index) + 0.5).sin()
+
+
+class Sends(Picks):
+    """What the nodes of a graph send along its edges is added up."""
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        source, target = edges
+        sent = torch.relu(self.dense(x))[source]
+        return (self.out(torch.zeros_like(x).index_add(0, target, sent)) + x).tanh()
+
+
+class Averages(Picks):
+    """The mean of what is sent to each node."""
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        source, target = edges
+        sent = self.dense(x).index_select(0, source)
+        places = target.unsqueeze(-1).expand_as(sent)
+        added = torch.zeros_like(x).scatter_add_(0, places, sent)
+        degree = torch.zeros(x.size(0)).index_add_(0, target, torch.ones(target.size(0)))
+        return (self.out(added) / degree.clamp(min=1).unsqueeze(-1)).tanh()
+
+
+class Attends(Picks):
+    """Attention along the edges of a graph."""
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        source, target = edges
+        h = self.dense(x)
+        weight = (self.out(h)[source] * h[target]).sum(-1, keepdim=True).sigmoid()
+        total = torch.zeros(x.size(0), 1).index_add(0, target, weight)
+        return torch.zeros_like(h).index_add(0, target, h[source] * (weight / total[target])).sin()
+
+
+def chosen() -> tuple[Any, ...]:
+    """Rows and which of them."""
+    return torch.randn(6, 8), torch.randint(0, 6, (10,))
+
+
+def graph() -> tuple[Any, ...]:
+    """Nodes and edges."""
+    return torch.randn(6, 8), torch.randint(0, 6, (2, 20))
+
+
+GRAPHS: dict[str, Case] = {
+    "picks": (Picks, chosen),
+    "selects": (Selects, chosen),
+    "sends": (Sends, graph),
+    "averages": (Averages, graph),
+    "attends": (Attends, graph),
+}
