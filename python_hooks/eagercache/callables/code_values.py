@@ -48,6 +48,14 @@ def is_covered(module_name: str) -> bool:
     return module_name.partition(".")[0] in _COVERED_PACKAGES
 
 
+def is_found_by_name(kind: type) -> bool:
+    """Whether a class is what its Python module has under its name."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = vars(found).get(name) if hasattr(found, "__dict__") else None
+    return found is kind
+
+
 def type_name(value: Any) -> str:
     """The type of ``value``, with its module."""
     return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -2,8 +2,8 @@
 
 Two modules with equal identities compute the same function of their tensors and arguments: same
 classes with the same code, same tree, equal plain attributes, tensors of the same metadata under
-the same names. What cannot be written down (an open file, a lock, a tensor in a list) makes the
-module unfit, with the reason.
+the same names. What cannot be written down (an open file, a lock, somebody else's tensor in a list)
+makes the module unfit, with the reason.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from eagercache.callables.code_values import (
     code_digest,
     filled_cells,
     is_covered,
+    is_found_by_name,
     is_python_class,
     plain_value,
     type_name,
@@ -73,6 +75,10 @@ class Unfit(Exception):
     """The module cannot be described; the text is one clause that says what stands in the way."""
 
 
+class Unsettled(Unfit):
+    """It cannot be described now: its next forward renews what it keeps beside its tensors."""
+
+
 @dataclass(frozen=True)
 class TensorSlot:
     """One tensor of the tree, in the order in which the guard holds them."""
@@ -116,22 +122,22 @@ def identify(module: torch.nn.Module) -> Identity:
     if len(places) > _MAX_ITEMS:
         raise Unfit("it has too many modules")
     first: dict[int, str] = {}
-    slots: list[TensorSlot] = []
     modules: list[tuple[str, torch.nn.Module]] = []
+    for path, part in places:
+        if first.setdefault(id(part), path) == path:
+            modules.append((path, part))
+    slots = [slot for path, part in modules for slot in _slots_of(path, part)]
     rows: list[Any] = []
-    writer = Writer()
+    writer = Writer({id(slot.tensor): slot.full_name for slot in reversed(slots)})
     kinds: dict[type, list[Any]] = {}
     for path, part in places:
-        if id(part) in first:
+        if first[id(part)] != path:
             rows.append([path, "same", first[id(part)]])
             continue
-        first[id(part)] = path
-        modules.append((path, part))
         kind = type(part)
         if kind not in kinds:
             kinds[kind] = _class_row(kind)
         rows.append([path, kinds[kind], _attributes(writer, path, part), _names(part)])
-        slots.extend(_slots_of(path, part))
     tensors = [_tensor_row(slot) for slot in slots]
     text = json.dumps(
         {"format": FORMAT, "modules": rows, "tensors": tensors, "shared": _sharing(slots)},
@@ -147,13 +153,27 @@ def _names(module: torch.nn.Module) -> list[Any]:
     ]
 
 
-def _slots_of(path: str, module: torch.nn.Module) -> Iterator[TensorSlot]:
-    groups: tuple[tuple[str, Mapping[str, Any]], ...] = (
+def _groups(module: torch.nn.Module) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    return (
         ("parameter", module._parameters),
         ("buffer", module._buffers),
         ("attribute", {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}),
     )
-    for kind, group in groups:
+
+
+def own_tensors(module: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """The tensors that the guard of a module holds, by identity: its own and its parts'."""
+    return {
+        id(tensor): tensor
+        for part in module.modules()
+        for _, group in _groups(part)
+        for tensor in list(group.values())
+        if tensor is not None
+    }
+
+
+def _slots_of(path: str, module: torch.nn.Module) -> Iterator[TensorSlot]:
+    for kind, group in _groups(module):
         for name, tensor in group.items():
             if tensor is None:
                 continue
@@ -209,7 +229,7 @@ def _class_row(kind: type) -> list[Any]:
     bases = [
         [base.__module__, base.__qualname__, class_code(base)]
         for base in kind.__mro__
-        if not is_covered(base.__module__)
+        if not (is_covered(base.__module__) and is_found_by_name(base))
     ]
     return [
         kind.__module__,
@@ -247,9 +267,14 @@ def hides_a_value(value: Any) -> bool:
 
 
 class Writer:
-    """Turns attribute values into canonical JSON."""
+    """Turns attribute values into canonical JSON.
 
-    def __init__(self) -> None:
+    ``own``: names of a module's own tensors, by identity. One of them in a list, or behind a weak
+    reference (of which `torch.nn.RNNBase` has both), is a second way to what the guard holds.
+    """
+
+    def __init__(self, own: Mapping[int, str] | None = None) -> None:
+        self._own = own or {}
         self._left = _MAX_ITEMS
         self._active: set[int] = set()
 
@@ -271,7 +296,11 @@ class Writer:
 
     def _composite(self, value: Any, where: str, depth: int) -> Any:
         if isinstance(value, torch.Tensor):
-            raise Unfit(f"attribute {where} holds a tensor inside a container")
+            if id(value) not in self._own:
+                raise Unfit(f"attribute {where} holds a tensor inside a container")
+            return ["tensor", self._own[id(value)]]
+        if type(value) is weakref.ref:
+            return ["reference", self._referred(value(), where)]
         if isinstance(value, torch.nn.Module):
             raise Unfit(f"attribute {where} holds a module that is not registered")
         name = type_name(value)
@@ -310,6 +339,14 @@ class Writer:
                 if key not in NOT_COMPARED
             ),
         ]
+
+    def _referred(self, value: Any, where: str) -> str:
+        if id(value) in self._own:
+            return self._own[id(value)]
+        if value is None or isinstance(value, torch.Tensor):
+            # As in an RNN whose weights were replaced.
+            raise Unsettled(f"attribute {where} refers to a tensor that is no longer the module's")
+        raise Unfit(f"attribute {where} is a weak reference, which cannot be compared")
 
     def _function(self, value: types.FunctionType, where: str, depth: int) -> Any:
         cells = []

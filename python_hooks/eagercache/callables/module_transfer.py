@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 import torch
 
+from eagercache.callables import parametrized
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
 from eagercache.callables.module_identity import SHARDING_MARKS
@@ -125,6 +126,10 @@ class _Pickler(cloudpickle.Pickler):
             self._kept.append(value)
             self.standins.append(_describe(value))
         return index
+
+    def reducer_override(self, value: Any) -> Any:
+        """What is not pickled as it says itself."""
+        return parametrized.reduced(value) or super().reducer_override(value)
 
 
 class _Unpickler(pickle.Unpickler):

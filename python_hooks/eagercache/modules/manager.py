@@ -22,7 +22,7 @@ from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
-from eagercache.callables.module_identity import Unfit, identify
+from eagercache.callables.module_identity import Unfit, Unsettled, identify
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
 from eagercache.modules import replay
@@ -47,6 +47,8 @@ log = logging.getLogger("eagercache")
 
 # A form of call is compiled at its second call: the first of a process is often one of its kind.
 COMPILE_AT = 2
+# Of a record of the core: none ever has it.
+_NO_VERSION = (1 << 64) - 1
 
 
 class ModuleManager:
@@ -248,15 +250,27 @@ class ModuleManager:
                 values,
                 anew,
             )
+        except Unsettled as error:
+            info.looks += 1
+            if info.looks > MAX_LOOKS * (1 + sum(info.kernels.values())):
+                self._known.refuse(module, info, str(error))
+                return
+            same = self._look_later(module)
         except (Unfit, ValueError) as error:
             self._known.refuse(module, info, str(error))
             return
         except RuntimeError as error:
             # Changed while it was read, by the program's own threads.
             log.debug("%s: looking again: %s", info.name, error)
-            same = False
+            same = self._look_later(module)
         if not same:
             log.debug("%s changed while it was looked at", info.name)
+
+    @staticmethod
+    def _look_later(module: torch.nn.Module) -> bool:
+        """Has the core ask for a look again, at the next call. False."""
+        assert core is not None
+        return bool(core.module_set_guard(module, [], "", _NO_VERSION, [], False))
 
     # ---- for others ------------------------------------------------------------------------------
 

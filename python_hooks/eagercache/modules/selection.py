@@ -17,7 +17,12 @@ def class_name(module: torch.nn.Module) -> str:
 
 
 def is_library_leaf(module: torch.nn.Module) -> bool:
-    """A module of torch's without parts is one operator: those have kernels of their own."""
+    """A module of torch's without parts is one operator: those have kernels of their own.
+
+    But for recurrent layers, which are many.
+    """
+    if isinstance(module, torch.nn.RNNBase):
+        return False
     return type(module).__module__.startswith("torch.") and not module._modules
 
 

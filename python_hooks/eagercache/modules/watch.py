@@ -6,8 +6,9 @@ attributes of modules, of their classes' values, of defaults and closures; globa
 attributes of the program's objects, environment variables.
 
 Not held, so that nothing lives longer because of us, and therefore not watched: objects and
-containers that hold a module or a tensor somewhere inside. Where a guard of a kernel is behind one,
-or in a place that cannot be watched, `Unwatchable` is raised, and the module's forward answers.
+containers that hold a module or a tensor somewhere inside, but for the watched module's own
+tensors, which its guard holds anyway. Where a guard of a kernel is behind one, or in a place that
+cannot be watched, `Unwatchable` is raised, and the module's forward answers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from eagercache.callables.code_values import chains, environment_names, is_covered, own_members
 from eagercache.callables.guard_rows import guards_in
-from eagercache.callables.module_identity import OWN_ATTRIBUTES, SHARDING_MARKS
+from eagercache.callables.module_identity import OWN_ATTRIBUTES, SHARDING_MARKS, own_tensors
 from eagercache.callables.used_functions import indexed
 from eagercache.modules.watched_rows import Row, Rows
 
@@ -26,7 +27,7 @@ def attribute_values(module: torch.nn.Module) -> list[Row]:
 
     Another value of an attribute or in a class is noticed otherwise (nn_modules/guard.h).
     """
-    rows = Rows()
+    rows = Rows(own_tensors(module))
     kinds: dict[type, None] = {}
     for part in module.modules():
         kinds.update(dict.fromkeys(type(part).__mro__))
@@ -47,7 +48,7 @@ def function_values(functions: list[list[str]], module: torch.nn.Module) -> list
 
     Raises Unwatchable.
     """
-    rows = Rows()
+    rows = Rows(own_tensors(module))
     for guard in guards_in(functions):
         rows.guard(guard, module)
     for (_, path, *_), index in indexed(functions, module):

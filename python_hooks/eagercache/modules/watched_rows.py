@@ -8,6 +8,7 @@ import gc
 import os
 import threading
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -47,9 +48,14 @@ class Unwatchable(Exception):
 
 
 class Rows:
-    """Collects rows; each place comes once."""
+    """Collects rows; each place comes once.
 
-    def __init__(self) -> None:
+    ``own``: the tensors of the module that is watched, by identity (`own_tensors`). They may be in
+    rows, since its guard holds what holds them.
+    """
+
+    def __init__(self, own: Mapping[int, torch.Tensor] | None = None) -> None:
+        self._own = own or {}
         # By identity of the place: it, and what its keys have.
         self._items: dict[int, tuple[Any, dict[Any, tuple[Any, bool]]]] = {}
         self._left = _MAX_VALUES  # of those
@@ -249,7 +255,14 @@ class Rows:
             return type(value), True
         if isinstance(value, _WITH_PARTS) or is_of_program(value):
             self._look_inside(value)
+        elif type(value) is weakref.ref:
+            self._referred(value())
         return value, False
+
+    def _referred(self, value: Any) -> None:
+        """That a tensor which a weak reference leads to stays, and no other one gets its place."""
+        if id(value) in self._own:
+            self._insides.append(("type", value, (), ((type(value), False),)))
 
     def _look_inside(self, value: Any) -> None:
         if id(value) in self._looked:
@@ -335,7 +348,7 @@ class Rows:
         if _is_leaf(value):
             return True
         if isinstance(value, (torch.nn.Module, torch.Tensor)):
-            return False
+            return id(value) in self._own
         known = self._holdable.get(id(value))
         if known is not None:
             return known

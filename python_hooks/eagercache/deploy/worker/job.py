@@ -134,7 +134,7 @@ def _compile(
 ) -> list[Path]:
     def check(text: GeneratedText) -> None:
         if text.uses_proxy_executor:
-            raise CompileRefused("the generated code needs the proxy executor")
+            raise CompileRefused(text.proxy_reason)
         if text.checks_values and not traced.ranges and not indexes(traced.graph.graph):
             raise CompileRefused("the generated code checks values")
 

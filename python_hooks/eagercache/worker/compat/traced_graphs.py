@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -19,6 +21,59 @@ def export_constants_of_objects() -> None:
 
     if not hasattr(Source, "is_input"):
         Source.is_input = False
+
+
+def takes_recurrent_layers() -> contextlib.AbstractContextManager[None]:
+    """A block in which TorchDynamo traces `nn.RNN`, `nn.LSTM` and `nn.GRU`.
+
+    It refuses them for the lists of weights that they keep, and look through at each call. Here
+    the identity of a module has these lists, and they are watched.
+    """
+    from torch._dynamo import config
+
+    made: contextlib.AbstractContextManager[None] = config.patch(allow_rnn=True)
+    return made
+
+
+@contextlib.contextmanager
+def _unrolls_recurrent_layers(gradients: bool) -> Iterator[None]:
+    """A block in which an LSTM with ``gradients`` is decomposed whole.
+
+    torch decomposes it into oneDNN's layer where its input needs none, though its weights may, and
+    generated code cannot call the gradient of that.
+    """
+    from torch._decomp import decompositions
+
+    name = "select_one_layer_lstm_function"
+    original = getattr(decompositions, name, None)
+    if original is None or not gradients:
+        yield
+        return
+    setattr(decompositions, name, lambda *_: decompositions.one_layer_lstm)
+    try:
+        yield
+    finally:
+        setattr(decompositions, name, original)
+
+
+def mend_final_states() -> None:
+    """Lets a decomposed LSTM return its last states in their own shape.
+
+    torch leaves a dimension too many in them, unless the batch is one row.
+    """
+    from torch._decomp import decompositions
+
+    original = getattr(decompositions, "one_layer_lstm", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def one_layer(inp: Any, hidden: Any, *given: Any, **named: Any) -> Any:
+        out, states = original(inp, hidden, *given, **named)
+        pairs = zip(states, hidden, strict=True)
+        return out, tuple(state.reshape(first.shape) for state, first in pairs)
+
+    decompositions.one_layer_lstm = one_layer
 
 
 def joint_graph(
@@ -43,8 +98,14 @@ def joint_graph(
     aten = torch.ops.aten
     drawn = {aten.bernoulli.p, aten.bernoulli_.float, aten.native_dropout.default}
     table = {op: rule for op, rule in select_decomp_table().items() if op not in drawn}
+    # The same formula, of operators that generated code has.
+    table[aten._weight_norm_interface_backward.default] = aten._weight_norm_differentiable_backward
     # A program leaves the block of autocast before it calls backward.
-    with torch.set_grad_enabled(gradients), config.patch(backward_pass_autocast="off"):
+    with (
+        torch.set_grad_enabled(gradients),
+        config.patch(backward_pass_autocast="off"),
+        _unrolls_recurrent_layers(gradients),
+    ):
         made: Any = aot_export_joint_simple(
             function, inputs, trace_joint=gradients, decompositions=table
         )

@@ -83,7 +83,10 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
         if name in _DIVIDING and divides_integers(node):
             raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
         for index, rows, from_the_end in _uses(node):
-            found = None if from_the_end else _range_of_input(index, rows)
+            # Of what may be counted from the end a kernel takes what is not: with gradients an
+            # operator that may not count so has become one that may.
+            checked = not from_the_end or index.meta["val"].device.type == "cpu"
+            found = _range_of_input(index, rows) if checked else None
             if found is not None and found[0] in positions:
                 ranges.append((positions[found[0]], *found[1:]))
             elif from_the_end and not _stays_inside(index, rows, from_the_end=True):

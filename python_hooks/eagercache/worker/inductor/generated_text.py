@@ -24,6 +24,13 @@ class GeneratedText:
     reduces: bool  # some kernel accumulates over elements
     calls_functions: bool  # whose last bits depend on how they are made
     approximates: bool  # it does, or last bits depend on how roundings follow
+    proxied: tuple[str, ...] = ()  # the operators that the proxy executor would call
+
+    @property
+    def proxy_reason(self) -> str:
+        """Why a text that uses the proxy executor is refused."""
+        names = f" for {', '.join(self.proxied)}" if self.proxied else ""
+        return f"the generated code needs the proxy executor{names}"
 
 
 # Functions of AOTInductor's C interface that are not operators.
@@ -32,6 +39,8 @@ _RUNTIME_CALL = re.compile(
     r"|dtype_\w+|device_type_\w+|layout_\w+|memory_format_\w+|item_\w+|assign_tensors\w*|zero_"
     r"|check\w*|grad_mode_\w+|warn|_?reinterpret_tensor\w*|as_strided|copy_)$"
 )
+_PROXY_CALL = re.compile(r"\baoti_torch_(?:proxy_executor_call_function|call_dispatcher)\s*\(")
+_ORIGIN = re.compile(r"// .*Original ATen: \[([^\]]*)\]")
 _EXTERN_CALL = re.compile(r"\b(aoti_torch_\w+)\s*\(")
 _KERNEL = re.compile(r'extern\s+"C"\s+(?:\w+\s+)*?void\s+(\w+)\s*\(')
 _GPU_KERNEL = re.compile(r"\bkernels_\.(\w+) = loadKernel\(")
@@ -70,7 +79,15 @@ def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
         reduces=_ACCUMULATOR.search(kernel) is not None,
         calls_functions=functions,
         approximates=functions or _rounds_twice(kernel),
+        proxied=_proxied(body),
     )
+
+
+def _proxied(body: str) -> tuple[str, ...]:
+    """What the comments above calls of the proxy executor name last, behind what is fused."""
+    origins = [_ORIGIN.findall(body[: call.start()])[-1:] for call in _PROXY_CALL.finditer(body)]
+    names = (found.rpartition(", ")[2] for above in origins for found in above)
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _rounds_twice(kernel: str) -> bool:

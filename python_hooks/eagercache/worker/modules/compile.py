@@ -221,7 +221,7 @@ def open_rows(rebuilt: Transferred, traced: ModuleGraph) -> list[list[int]]:
 def _compile(traced: ModuleGraph, directory: Path, tools: Tools, contract: str) -> Path:
     def check(text: GeneratedText) -> None:
         if text.uses_proxy_executor:
-            raise CompileRefused("the generated code needs the proxy executor")
+            raise CompileRefused(text.proxy_reason)
         if text.num_inputs != len(traced.inputs):
             raise CompileRefused("the generated code takes another number of tensors")
         if text.checks_values and not traced.ranges and not indexes(traced.graph.graph):

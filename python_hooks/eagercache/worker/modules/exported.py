@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from eagercache.callables.module_identity import Identity
 from eagercache.worker.compat import traced_graphs
+from eagercache.worker.graphs.recurrent import check_recurrent
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
 
@@ -43,8 +44,13 @@ def export_strictly(
     guarded = module if guarded is None else guarded
     guards = DynamoGuards(opened=guarded is not module)
     traced_graphs.export_constants_of_objects()
+    traced_graphs.mend_final_states()
     try:
-        with warnings.catch_warnings(record=True) as said, guards.recorded():
+        with (
+            warnings.catch_warnings(record=True) as said,
+            guards.recorded(),
+            traced_graphs.takes_recurrent_layers(),
+        ):
             warnings.simplefilter("always")
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
         changed = [
@@ -54,6 +60,7 @@ def export_strictly(
         ]
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    check_recurrent(program.graph)
     if changed:
         name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
         raise CompileRefused(f"the forward changes {name}, which outlives the call")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, map_tensors
 from eagercache.worker.modules.answers import Answers
 from eagercache.worker.modules.comparison import Moved, compare, equal_answers, tensor_leaves
-from eagercache.worker.modules.wide_reference import in_float64
+from eagercache.worker.modules.wide_reference import in_float64, wide_copy
 
 SEEDS = (0, 1, 2)
 SPREADS = (1.0, 1.0, 2.0)
@@ -68,7 +67,7 @@ def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
 
     def run() -> list[torch.Tensor]:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            module = copy.deepcopy(rebuilt.module).double()
+            module = wide_copy(rebuilt.module)
             # Copies, as the forward may write.
             args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), lambda t: wide(t).clone())
             objects = CallObjects(args, kwargs)

@@ -160,7 +160,7 @@ def _compile(
     def check(text: GeneratedText, inputs: int) -> None:
         texts.append(text)
         if text.uses_proxy_executor:
-            raise CompileRefused("the generated code needs the proxy executor")
+            raise CompileRefused(text.proxy_reason)
         if text.num_inputs != inputs:
             raise CompileRefused("the generated code takes another number of tensors")
 

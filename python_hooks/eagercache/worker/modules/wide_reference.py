@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,11 +10,21 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eagercache.callables.module_identity import own_tensors
 from eagercache.calls.numerics import ProofFailed
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 Answer = TypeVar("Answer")
+
+
+def wide_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose numbers are float64, in the same tensors wherever it keeps these."""
+    copied = copy.deepcopy(module)
+    for tensor in own_tensors(copied).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.float64)
+    return copied
 
 
 def in_float64(run: Callable[[], Answer]) -> Answer:
