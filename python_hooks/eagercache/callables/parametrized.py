@@ -36,7 +36,7 @@ def reduced(value: Any) -> Reduced | None:
 
 
 def _make(kind: type[torch.nn.Module]) -> torch.nn.Module:
-    return kind.__new__(kind)
+    return torch.nn.Module.__new__(kind)
 
 
 def _fill(module: torch.nn.Module, state: tuple[dict[str, Any], list[str]]) -> None:
