@@ -157,40 +157,28 @@ TEST_F(RuntimeMissTest, AMeasurementThatDecidesIsInstalled) {
 }
 
 // The kernel itself cannot be loaded here: what is asked for goes by the entry's fact alone.
-TEST_F(RuntimeMissTest, ASearchThatIsDueIsAskedForAndWhatItFindsIsInstalled) {
+TEST_F(RuntimeMissTest, ASearchThatIsDueIsAskedForOnceAndWhatItFindsIsInstalled) {
   const auto store = use_store();
   const auto handler = use_handler();
-  set_on_miss(OnMiss::kBackground, 1);
-  Manifest first = decision(EntryKind::kNative, "slower");
-  first.facts["search"] = "due";
-  ASSERT_TRUE(store->publish(first, {}));
-  call_twice();
-  const CompileRequest request = handler->request(0);
-  EXPECT_TRUE(idle());
-  EXPECT_EQ(nlohmann::json::parse(request.call_json)["again"], "search");
-  // The service could make no search: what there is stays, and nobody asks once more.
-  runtime().complete(request.digest, "failed", "no worker");
-  EXPECT_EQ(verdict().reason, "slower");
-  EXPECT_EQ(handler->requests().size(), 1U);
-}
-
-TEST_F(RuntimeMissTest, WhatASearchFoundIsInstalled) {
-  const auto store = use_store();
-  const auto handler = use_handler();
-  set_on_miss(OnMiss::kBackground, 1);
-  Manifest first = decision(EntryKind::kNative, "slower");
-  first.facts["search"] = "due";
-  ASSERT_TRUE(store->publish(first, {}));
-  call_twice();
-  const CompileRequest request = handler->request(0);
-  ASSERT_TRUE(store->remove(first.key));
-  Manifest better = decision(EntryKind::kNative, "slower in every form");
-  better.facts["search"] = "done";
-  ASSERT_TRUE(store->publish(better, {}));
-  runtime().complete(request.digest, "native", "");
-  EXPECT_EQ(verdict().reason, "slower in every form");
-  EXPECT_TRUE(idle());
-  EXPECT_EQ(handler->requests().size(), 1U);
+  for (const bool found : {false, true}) {
+    set_on_miss(OnMiss::kBackground, 1);
+    Manifest first = decision(EntryKind::kNative, "slower");
+    first.facts["search"] = "due";
+    (void)store->remove(first.key);
+    ASSERT_TRUE(store->publish(first, {}));
+    call_twice();
+    const CompileRequest request = handler->request(found ? 1 : 0);
+    EXPECT_TRUE(idle());
+    EXPECT_EQ(nlohmann::json::parse(request.call_json)["again"], "search");
+    if (found) {
+      ASSERT_TRUE(store->remove(first.key));
+      first.facts = {{"reason", "slower in every form"}, {"search", "done"}};
+      ASSERT_TRUE(store->publish(first, {}));
+    }
+    runtime().complete(request.digest, "failed", "");
+    EXPECT_EQ(verdict().reason, found ? "slower in every form" : "slower");
+    EXPECT_EQ(handler->requests().size(), found ? 2U : 1U);
+  }
 }
 
 TEST_F(RuntimeMissTest, EightThreadsThatMissOneKeySubmitItOnce) {

@@ -361,3 +361,23 @@ def test_sums_are_taken_apart_where_those_of_one_kernel_do_not_prove(tmp_path: P
     assert mixed.forms == ["first", "apart"]
     with pytest.raises(ProofFailed):
         proved(Job(mixes=False))
+
+
+@pytest.mark.parametrize(
+    ("again", "how", "fact", "searches"),
+    [
+        ("search", "quick", "due", True),
+        ("search", "quick", "done", False),
+        (None, "quick", "due", False),
+        (None, "deep", "due", True),
+        (None, "deep", "done", False),
+        (1, "quick", "due", False),  # to be measured again
+    ],
+)
+def test_a_stored_kernel_is_searched_once_and_where_it_is_asked_for(
+    again: Any, how: str, fact: str, searches: bool
+) -> None:
+    job = Job(mixes=False)
+    job.request, job.description = {"search": how}, {"again": again}
+    assert job._searches({"kind": "kernel", "facts": {"search": fact}}) is searches
+    assert not job._searches({"kind": "kernel", "facts": {}})
