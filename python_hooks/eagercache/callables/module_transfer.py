@@ -20,7 +20,7 @@ from typing import Any
 
 import cloudpickle
 import torch
-from torch._library.custom_ops import CustomOpDef
+from torch.library import CustomOpDef
 
 from eagercache.callables import parametrized
 from eagercache.callables.answer_structure import outcome_of
