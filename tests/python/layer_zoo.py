@@ -196,12 +196,40 @@ PARAMETRIZED: dict[str, Case] = {
     ),
     "several": (lambda: Between(nn.Linear(8, 8), _twice), rows),
 }
+
+
+@torch.library.custom_op("layer_zoo::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    """An operator of the program's own, with a gradient."""
+    return x * 2.0
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+twice.register_autograd(lambda _, gradient: gradient * 2.0)
+
+
+class Twice(nn.Linear):
+    """A layer that calls it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return twice(super().forward(x))
+
+
 # These keep their forwards, for the reasons.
 LEFT: dict[str, Case] = {
     "orthogonal": (lambda: Between(nn.Linear(8, 8), parametrizations.orthogonal), rows),
     "hooks": (lambda: Between(nn.Linear(8, 8), _hooked), rows),
+    "a custom operator": (lambda: Between(Twice(8, 8), lambda _: None), rows),
 }
-REASONS = {"orthogonal": "proxy executor for aten.linalg_", "hooks": "hooks"}
+REASONS = {
+    "orthogonal": "proxy executor for aten.linalg_",
+    "hooks": "hooks",
+    "a custom operator": "the custom operator layer_zoo.twice",
+}
 
 
 class Picks(nn.Module):

@@ -20,6 +20,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+from torch.library import CustomOpDef
 
 from eagercache.callables import parametrized
 from eagercache.callables.answer_structure import outcome_of
@@ -128,7 +129,9 @@ class _Pickler(cloudpickle.Pickler):
         return index
 
     def reducer_override(self, value: Any) -> Any:
-        """What is not pickled as it says itself."""
+        """What is not pickled as it says itself. Raises NotTransferable."""
+        if isinstance(value, CustomOpDef):  # of a script, whose functions travel by value
+            raise NotTransferable(f"it calls the custom operator {value._qualname}")
         return parametrized.reduced(value) or super().reducer_override(value)
 
 

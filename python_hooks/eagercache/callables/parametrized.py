@@ -35,8 +35,9 @@ def reduced(value: Any) -> Reduced | None:
     return _make, (first,), (vars(value).copy(), list(value.parametrizations)), None, None, fill
 
 
-def _make(kind: type[torch.nn.Module]) -> torch.nn.Module:
-    return torch.nn.Module.__new__(kind)
+def _make(kind: Any) -> torch.nn.Module:
+    made: torch.nn.Module = kind.__new__(kind)
+    return made
 
 
 def _fill(module: torch.nn.Module, state: tuple[dict[str, Any], list[str]]) -> None:

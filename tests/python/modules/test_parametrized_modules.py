@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import run_program
 from eagercache.callables.module_identity import identify
-from eagercache.callables.module_transfer import pack, unpack
+from eagercache.callables.module_transfer import NotTransferable, pack, unpack
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -49,6 +49,13 @@ def test_what_cannot_be_a_kernel_says_why(name: str, training: bool, found: dict
     hits, wrong, lines = found[f"{name}, {training}"]
     assert (hits, wrong) == (0, 0), lines
     assert layer_zoo.REASONS[name] in lines[0], lines
+
+
+def test_a_custom_operator_that_would_travel_is_named() -> None:
+    layer = nn.Linear(2, 2)
+    layer.calls = layer_zoo.twice
+    with pytest.raises(NotTransferable, match="the custom operator layer_zoo::twice"):
+        pack(layer, (), {})
 
 
 def model() -> nn.Module:

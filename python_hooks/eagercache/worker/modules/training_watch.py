@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from eagercache.callables import call_hooks
 from eagercache.callables.answer_structure import (
     holds_objects,
     in_objects,
@@ -32,8 +33,10 @@ from eagercache.calls.numerics import same_bits
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.comparison import equal_answers, tensor_leaves
 from eagercache.worker.modules.compile import MAX_FUNCTIONS, read_beside, refuse_shared
+from eagercache.worker.modules.exported import export_strictly
 from eagercache.worker.modules.joint_graph import OpenedAnswer
 from eagercache.worker.modules.reads import Reads, check_names
+from eagercache.worker.modules.trace import refuse_operators
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,11 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     if any(not same_bits(a, s.tensor.detach()) for a, s in zip(after, identity.slots, strict=True)):
         raise Unfit("what it writes differs from run to run")
     _restore(identity, before)
-    functions = read_beside(recorder, module)
+    try:
+        functions = read_beside(recorder, module)
+    except Unfit:
+        _refuse_custom_operators(rebuilt)  # whose code is such
+        raise
     if len(functions) > MAX_FUNCTIONS:
         raise Unfit("its forward runs too many different functions")
     own = [slot.tensor for slot in identity.slots]
@@ -137,6 +144,15 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         version_steps=steps,
         draws=draws,
     )
+
+
+def _refuse_custom_operators(rebuilt: Transferred) -> None:
+    """Raises CompileRefused, naming one, where the forward calls such operators."""
+    program = None
+    with contextlib.suppress(CompileRefused), call_hooks.originals():
+        program, _ = export_strictly(rebuilt.module, rebuilt.args, rebuilt.kwargs)
+    if program is not None:
+        refuse_operators(program.graph, draws=True)
 
 
 def _opened(answer: Any, another: Any, rebuilt: Transferred) -> OpenedAnswer | None:
