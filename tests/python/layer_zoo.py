@@ -65,55 +65,6 @@ def rows_and_states() -> tuple[Any, ...]:
     return *rows(), (torch.randn(1, 2, 8), torch.randn(1, 2, 8))
 
 
-# Each case of a zoo: hits, whether an answer was not eager's, and the explanation.
-ALL_CASES = """
-import sys
-sys.path.insert(0, {here!r})
-import torch, eagercache, layer_zoo
-from torch.utils import _pytree as pytree
-from eagercache.base.load import core
-from eagercache.modules.manager import explain_module, manager
-torch.set_num_threads(1)
-
-def outcome(model, args, training):
-    model.zero_grad()
-    torch.manual_seed(3)
-    with torch.set_grad_enabled(training):
-        answer = model(*args)
-    tensors = [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
-    if training:
-        sum(t.square().sum() for t in tensors if t.requires_grad).backward()
-        tensors += [p.grad for p in model.parameters()]
-        tensors += [value.clone() for value in model.buffers()]
-    return tensors
-
-def is_close(a, b):
-    if a is None or b is None:
-        return a is b
-    same = a.requires_grad == b.requires_grad and a.shape == b.shape and a.stride() == b.stride()
-    return same and torch.allclose(a, b, rtol=1e-4, atol=1e-4)
-
-rows = {{}}
-for training in (False, True):
-    with eagercache.enable((), modules="auto", training=training, on_miss="wait", choose="always"):
-        for name, (make, arguments) in layer_zoo.{cases}.items():
-            torch.manual_seed(1)
-            model, args, wrong = make().train(training), arguments(), 0
-            for _ in range(4):
-                before = {{name: value.clone() for name, value in model.named_buffers()}}
-                mine = outcome(model, args, training)
-                with torch.no_grad():
-                    for name_of, value in model.named_buffers():
-                        value.copy_(before[name_of])
-                core.set_answering(False)
-                eager = outcome(model, args, training)
-                core.set_answering(True)
-                wrong += not all(map(is_close, mine, eager))
-            hits = sum(row.hits for part, row in manager.stats() if part is model)
-            rows[f"{{name}}, {{training}}"] = [hits, wrong, explain_module(model)[:1]]
-report(rows=rows)
-"""
-
 Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]
 
 RECURRENT: dict[str, Case] = {

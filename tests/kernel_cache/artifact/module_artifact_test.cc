@@ -195,7 +195,6 @@ TEST_F(ModuleArtifactTest, OtherSignersFilesAndVersionsAreToldApart) {
   EXPECT_EQ(ModuleArtifact::open(at("nothing"), trusted()).code(), StatusCode::kNotFound);
 }
 
-// A signer may be wrong, or want to harm: what it signed is checked all the same.
 TEST_F(ModuleArtifactTest, APipeOrAFolderInPlaceOfAnArtifactIsRefusedAtOnce) {
   ASSERT_EQ(::mkfifo(artifact().c_str(), 0600), 0);
   EXPECT_FALSE(is_module_artifact(artifact()));
@@ -205,6 +204,7 @@ TEST_F(ModuleArtifactTest, APipeOrAFolderInPlaceOfAnArtifactIsRefusedAtOnce) {
             StatusCode::kCorrupt);
 }
 
+// A signer may be wrong, or want to harm: what it signed is checked all the same.
 TEST_F(ModuleArtifactTest, SignedHeadersThatPointOutsideAreRefused) {
   ASSERT_TRUE(write());
   const std::string whole = read_bytes(artifact());

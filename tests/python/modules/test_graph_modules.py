@@ -8,8 +8,7 @@ from typing import Any
 import layer_zoo
 import pytest
 from conftest import run_program
-
-HERE = str(Path(__file__).parent.parent)
+from layer_cases import HERE, run_all_cases
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +22,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(store: Path) -> dict[str, Any]:
     """What came of each case."""
-    program = layer_zoo.ALL_CASES.format(here=HERE, cases="GRAPHS")
-    rows = run_program(program, store, timeout=500, fills=True)["rows"]
-    assert isinstance(rows, dict)
-    return rows
+    return run_all_cases("GRAPHS", store)
 
 
 @pytest.mark.parametrize("training", [False, True])

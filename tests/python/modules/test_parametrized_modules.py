@@ -9,21 +9,16 @@ from typing import Any
 import layer_zoo
 import pytest
 import torch
-from conftest import run_program
 from eagercache.callables.module_identity import identify
 from eagercache.callables.module_transfer import NotTransferable, pack, unpack
+from layer_cases import run_all_cases
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
-
-HERE = str(Path(__file__).parent.parent)
 
 
 def _run(cases: str, folder: Path) -> dict[str, Any]:
     folder.mkdir(mode=0o700)
-    program = layer_zoo.ALL_CASES.format(here=HERE, cases=cases)
-    rows = run_program(program, folder, timeout=500, fills=True)["rows"]
-    assert isinstance(rows, dict)
-    return rows
+    return run_all_cases(cases, folder)
 
 
 @pytest.fixture(scope="module")

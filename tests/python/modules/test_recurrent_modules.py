@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import layer_zoo
 import pytest
 import torch
-from conftest import run_program
 from eagercache.callables.module_identity import Unfit, Unsettled, identify
 from eagercache.modules.watch import attribute_values
+from layer_cases import run_all_cases
 from torch import nn
-
-HERE = str(Path(__file__).parent.parent)
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +21,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came of each case."""
     path = tmp_path_factory.mktemp("recurrent") / "cache"
     path.mkdir(mode=0o700)
-    program = layer_zoo.ALL_CASES.format(here=HERE, cases="RECURRENT")
-    rows = run_program(program, path, timeout=500, fills=True)["rows"]
-    assert isinstance(rows, dict)
-    return rows
+    return run_all_cases("RECURRENT", path)
 
 
 @pytest.mark.parametrize("training", [False, True])

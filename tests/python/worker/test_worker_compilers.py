@@ -155,6 +155,15 @@ def test_calls_go_on_while_the_compiler_is_blocked_and_a_killed_process_leaves_n
         user.wait()
 
 
+def assert_ends(pid: int, seconds: float) -> None:
+    """That a process is gone within so many seconds; it is ended if not."""
+    try:
+        assert wait_until(lambda: gone(pid), seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_worker_that_is_stopped_while_it_starts_ends_with_its_program() -> None:
     program = """
 import os, signal, subprocess, sys, time
@@ -180,12 +189,7 @@ os._exit(0)
         timeout=60,
         check=True,
     )
-    pid = int(done.stdout)
-    try:
-        assert wait_until(lambda: gone(pid), 60)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    assert_ends(int(done.stdout), 60)
 
 
 def test_a_stopped_worker_that_wakes_without_its_program_imports_nothing_more() -> None:
@@ -214,9 +218,4 @@ os._exit(0)
         timeout=60,
         check=True,
     )
-    pid = int(done.stdout)
-    try:
-        assert wait_until(lambda: gone(pid), 10)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    assert_ends(int(done.stdout), 10)

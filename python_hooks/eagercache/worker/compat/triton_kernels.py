@@ -64,11 +64,11 @@ def use_cuda_headers(home: Path) -> None:
     cpp_extension.CUDA_HOME = str(home)
 
 
-def cuda_options(*, mixed_order: bool = True, together: bool = False) -> dict[str, Any]:
+def cuda_options(*, together: bool = False) -> dict[str, Any]:
     """Options of one `compile_to_module` for a static kernel on CUDA.
 
-    ``mixed_order`` lets Inductor reduce over rows and columns in one kernel, ``together`` do what
-    depends on nothing of each other in as few launches as their arguments allow.
+    ``together`` lets Inductor do what depends on nothing of each other in as few launches as their
+    arguments allow.
     """
     return {
         **(_in_few_launches() if together else {}),
@@ -88,7 +88,6 @@ def cuda_options(*, mixed_order: bool = True, together: bool = False) -> dict[st
         "pad_channels_last": False,
         "shape_padding": False,
         "triton.cudagraphs": False,
-        **({} if mixed_order else {"triton.mix_order_reduction": False}),
         "use_static_cuda_launcher": True,
     }
 

@@ -20,7 +20,7 @@ from eagercache.base.trouble import is_passing
 from eagercache.calls.call import Call
 from eagercache.worker.compat import triton_kernels
 from eagercache.worker.cuda.final_reductions import with_launches
-from eagercache.worker.cuda.forms import FIRST, Form
+from eagercache.worker.cuda.forms import APART, FIRST, Form
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
 from eagercache.worker.cuda.wrapper import Call as Launched
 from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
@@ -156,17 +156,18 @@ def _generate_understood(
 
     # What is done to each tensor of a list has no launch of its own.
     together = call.name.startswith(LISTS)
-    # With reductions over rows and columns in one kernel, whose partial results eager operators
-    # may have to add up; then, where that is so, each in a kernel of its own.
-    for mixed_order in (True, False):
-        options = triton_kernels.cuda_options(mixed_order=mixed_order, together=together)
+    # With reductions over rows and columns in one kernel; then, where what eager operators make of
+    # its partial results is not understood, each in a kernel of its own.
+    common = triton_kernels.cuda_options(together=together)
+    for apart in (FIRST, APART):
         own = _with_signed_zeros(graph())
-        module = _generate(own, example_inputs(call), {**options, **form.options})
+        options = {**common, **form.options, **apart.options}
+        module = _generate(own, example_inputs(call), options)
         text = Path(module.__file__).read_text()
         try:
             return module, text, read_wrapper(text)
         except NotUnderstood as error:
-            if not mixed_order or _MIXED_ORDER.search(text) is None:
+            if apart is APART or _MIXED_ORDER.search(text) is None:
                 raise _refusal(text, call, num_returns, error) from error
     raise AssertionError("the loop's last round returns or raises")
 
@@ -239,7 +240,7 @@ def _lower_small(
     graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...]
 ) -> tuple[WrapperText, dict[str, TritonKernel]]:
     """What is made of a graph beside the call's own. Raises NotUnderstood."""
-    module = _generate(graph, inputs, triton_kernels.cuda_options(mixed_order=False))
+    module = _generate(graph, inputs, {**triton_kernels.cuda_options(), **APART.options})
     _tune(module, inputs)
     return read_wrapper(Path(module.__file__).read_text()), _kernels_of(module)
 

@@ -44,7 +44,8 @@ class Form:
 
 FIRST = Form("first")
 
-# Sums over columns apart from those over rows: what a first form is where its own do not prove.
+# Sums over columns apart from those over rows: where those of one kernel are not understood, or do
+# not prove.
 _APART = {"triton.mix_order_reduction": False}
 APART = Form("apart", _APART)
 

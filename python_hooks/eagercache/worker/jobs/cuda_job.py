@@ -56,7 +56,8 @@ class CudaJob(Job):
             except NotBitwise as differs:
                 raise CompileRefused(str(differs)) from differs
             measured = self._time(call, probe, natives)
-            facts = bandwidth.facts_of(call, natives[0].outputs)
+            with timing.machine_to_itself():
+                facts = bandwidth.facts_of(call, natives[0].outputs)
             outcome = self._best(call, probe, natives, graph, outcome, measured, facts)
             outcome.facts.update(facts)
         assert isinstance(outcome.timing, CudaTiming)
@@ -108,14 +109,14 @@ class CudaJob(Job):
             return outcome
         if not is_worth_it(measured, moved, copy):
             return outcome
-        how = str(self.request.get("search", "off"))
-        if how != "deep" and self.description.get("again") != SEARCH:
+        if not self._searches_now:
             outcome.facts[SEARCH] = DUE
             return outcome
         outcomes: dict[str, Outcome] = {}
 
         def attempt(form: Form, known: set[str]) -> Tried | None:
-            built, _ = self._make_form(call, natives, graph, form)
+            with self.clock.step("search"):
+                built, _ = self._make_form(call, natives, graph, form)
             if (identity := _identity_of(built)) in known:
                 return None
             self._load(probe, built)
@@ -128,8 +129,8 @@ class CudaJob(Job):
         forms = other_forms(
             first.form, reduces=self._made.lowered.text.reduces, mixes=self._made.mixes
         )
-        with self.clock.step("search"):
-            best = search(first, forms, attempt, prove, BUDGETS[how if how == "deep" else "quick"])
+        budget = BUDGETS.get(str(self.request.get("search")), BUDGETS["quick"])
+        best = search(first, forms, attempt, prove, budget)
         outcome = outcomes.get(best.form.name, outcome)
         outcome.timing = best.timing
         outcome.facts |= {SEARCH: DONE, "kernel_form": best.form.name}

@@ -149,10 +149,14 @@ class Job:
         self._directory = Path(store.make_work_directory())
         return store
 
+    @property
+    def _searches_now(self) -> bool:
+        """Whether other forms of a kernel are looked for in this job, and not later."""
+        return self.description.get("again") == SEARCH or self.request.get("search") == "deep"
+
     def _searches(self, entry: Mapping[str, Any]) -> bool:
         """Whether other forms of this entry's kernel are asked for, and were not looked for."""
-        asked = self.description.get("again") == SEARCH or self.request.get("search") == "deep"
-        return asked and search_is_due(entry.get("facts", {}))
+        return self._searches_now and search_is_due(entry.get("facts", {}))
 
     def _measures_again(self, entry: Mapping[str, Any]) -> bool:
         """Whether this very entry, of which noise hid what is faster, is to be replaced."""

@@ -25,7 +25,7 @@ def bytes_moved(call: Call, outputs: Sequence[Any]) -> int:
     as a softmax whose rows fit in no registers.
     """
     read = [spec.extent * spec.dtype.itemsize for spec in call.tensors]
-    written = sum(read[index] for index in call.written if index < len(read))
+    written = sum(read[index] for index in call.written)
     fresh = [outputs[index] for index in call.fresh] if call.written else outputs
     made = sum(
         extent(output.size(), output.stride()) * output.element_size()
