@@ -9,16 +9,10 @@ wherever they are faster.
 
 from __future__ import annotations
 
-import os as _os
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base.command_line import IS_COMMAND_LINE
 from eagercache.version import __version__
-
-if _os.environ.get("EAGERCACHE_INSIDE_WORKER"):
-    from eagercache.base.parent_death import end_when_parent_dies
-
-    end_when_parent_dies()
 
 # The command line imports what a command needs: that it begins at once is worth more there.
 if TYPE_CHECKING or not IS_COMMAND_LINE:

@@ -32,6 +32,7 @@ from eagercache.base.worker_environment import (
 from eagercache.base.worker_variables import passed_variables
 from eagercache.service.request import Response
 from eagercache.service.settings import ServiceSettings
+from eagercache.service.tether import Tether
 from eagercache.service.worker_pipe import PipeTimeout, WorkerPipe
 
 log = logging.getLogger("eagercache")
@@ -180,6 +181,26 @@ def _gpu_name(index: int, visible: str | None) -> str:
     return names[index] if index < len(names) else str(index)
 
 
+def _start(settings: ServiceSettings, kept: int) -> subprocess.Popen[bytes]:
+    """A worker by exec, never by a fork of this (threaded) process, with ``kept`` left open."""
+    return subprocess.Popen(
+        [
+            settings.python,
+            *settings.worker_arguments,
+            str(settings.memory_bytes or _default_memory()),
+            str(os.getpid()),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(kept,),
+        env=worker_environment(settings, os.environ),
+        cwd=START_FOLDER,
+        umask=0o077,  # the bytecode that it keeps is believed where nobody else may write it
+        **_OWN_GROUP,
+    )
+
+
 class WorkerProcess:
     """One running worker. `ask` belongs to one thread; `kill` may be called from any."""
 
@@ -191,22 +212,12 @@ class WorkerProcess:
         self._ended = False
         self._last_lines: collections.deque[str] = collections.deque(maxlen=20)
         warn_about_foreign_entries(Path(settings.store_root))
-        # exec'ed, never a fork of this (threaded) process.
-        self._process = subprocess.Popen(
-            [
-                settings.python,
-                *settings.worker_arguments,
-                str(settings.memory_bytes or _default_memory()),
-                str(os.getpid()),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=worker_environment(settings, os.environ),
-            cwd=START_FOLDER,
-            umask=0o077,  # the bytecode that it keeps is believed where nobody else may write it
-            **_OWN_GROUP,
-        )
+        self._tether = Tether()
+        try:
+            self._process = _start(settings, self._tether.far)
+            self._tether.tie(self._process.pid)
+        finally:
+            self._tether.let_go_of_far_end()
         with contextlib.suppress(OSError):  # now, before it imports anything
             nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
             os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base.frames import read_frame, write_frame
-from eagercache.base.parent_death import wake_when_parent_dies
 
 if TYPE_CHECKING:
     from eagercache.worker.inductor.compile import Tools
@@ -203,22 +202,15 @@ class Worker:
 def watch_parent(parent: int) -> None:
     """Ends the whole process group once the process ``parent`` is not our parent any more.
 
-    The kernel's signal comes first; it is the one that also wakes a process that was stopped. The
-    thread is for the cases that it misses: a parent that died before it was asked for, or was
-    replaced, and code that lets no handler run.
+    Where the program started it, the kernel did that before (`service.tether`). The thread is for
+    a worker that was started by other means, and for systems without them.
     """
 
     def end_group(*_: object) -> None:
         os.killpg(0, signal.SIGKILL)
 
-    def continued(*_: object) -> None:
-        if os.getppid() != parent:
-            end_group()
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_group)
-    signal.signal(signal.SIGCONT, continued)
-    wake_when_parent_dies()
 
     def poll() -> None:
         while os.getppid() == parent:

@@ -164,58 +164,49 @@ def assert_ends(pid: int, seconds: float) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_worker_that_is_stopped_while_it_starts_ends_with_its_program() -> None:
-    program = """
-import os, signal, subprocess, sys, time
-from pathlib import Path
-worker = subprocess.Popen(
-    [sys.executable, "-m", "eagercache.worker", str(os.getpid())],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    env={**os.environ, "EAGERCACHE_INSIDE_WORKER": "1"},
-)
-maps = Path(f"/proc/{worker.pid}/maps")
-while "_ctypes" not in maps.read_text():
-    time.sleep(0.005)
-time.sleep(0.05)
-os.kill(worker.pid, signal.SIGSTOP)
-print(worker.pid, flush=True)
-os._exit(0)
+# As a container's first process: what a program leaves behind is its child, and no orphaned group,
+# which the kernel would wake by itself (setpgid(2)).
+ADOPTING = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+sys.stdout.write(subprocess.run([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL, text=True).stdout)
+sys.stdout.flush()
+sys.stdin.read()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert_ends(int(done.stdout), 60)
+LEAVES_A_STOPPED_WORKER = """
+import os, signal, time
+from eagercache.service.settings import ServiceSettings
+from eagercache.service.worker_process import WorkerProcess
+process = WorkerProcess(ServiceSettings(store_root="/nowhere", environment="a: 1\\n"))
+{stage}
+os.kill(process.pid, signal.SIGSTOP)
+child = os.fork() if {forks} else 0
+if {forks} and child == 0:
+    os.close(1)
+    time.sleep(100)
+print(process.pid, child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-def test_a_stopped_worker_that_wakes_without_its_program_imports_nothing_more() -> None:
-    program = """
-import os, signal, subprocess, sys, time
-from eagercache.base import parent_death
-begun = "import runpy, time; runpy.run_path(%r)['end_when_parent_dies'](); print(1, flush=True)"
-child = subprocess.Popen(
-    [sys.executable, "-c", begun % parent_death.__file__ + "\\nwhile True: time.sleep(0.01)"],
-    stdout=subprocess.PIPE,
-    start_new_session=True,  # no signal but the one that was asked for
-)
-child.stdout.readline()
-os.kill(child.pid, signal.SIGCONT)  # not of a parent's death
-time.sleep(0.1)
-assert child.poll() is None
-os.kill(child.pid, signal.SIGSTOP)
-print(child.pid, flush=True)
-os._exit(0)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("stage", ["", "time.sleep(0.3)", "process._read(120.0, 'start')"])
+def test_a_worker_that_is_stopped_ends_with_its_program(stage: str, *, forks: bool) -> None:
+    program = LEAVES_A_STOPPED_WORKER.format(stage=stage, forks=forks)
+    adopting = subprocess.Popen(
+        [sys.executable, "-c", ADOPTING, program],
         env=clean_environment(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=True,
     )
-    assert_ends(int(done.stdout), 10)
+    assert adopting.stdout is not None
+    worker, child = map(int, adopting.stdout.readline().split())
+    try:
+        assert_ends(worker, 10)
+        assert not (child and gone(child))
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+        adopting.communicate(timeout=60)
