@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import runner, summary, units
+from conformance import runner, summary, units, untimed_worker
 from conformance.child import _backend_item
 from conformance.database import BackendCall
 from conformance.judge import Observation, compare, observe, without_memory
@@ -26,6 +26,7 @@ from conformance.reference import Wider, _magnitudes, _moves, differences
 from conformance.runner import State
 from conftest import PACKAGE_ROOT, clean_environment
 from eagercache.service.worker_process import worker_environment
+from eagercache.worker.jobs import cuda_search
 
 TESTS = Path(__file__).resolve().parent.parent.parent
 OPERATORS = "roll,amax,where,index_select,softmax"  # one of each kind of risk
@@ -573,6 +574,12 @@ def test_workers_see_a_gpu_where_kernels_are_made_for_one(
 ) -> None:
     settings = service_settings(tmp_path / "store", "text", device)
     assert worker_environment(settings, {})["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_a_kernel_for_a_gpu_that_is_not_timed_is_judged_and_no_other_form_is_looked_for() -> None:
+    untimed = untimed_worker._untimed_on_gpu()
+    assert untimed.facts()["kernel_device_ns"] == "1"
+    assert not cuda_search.is_worth_it(untimed, 1 << 30, 3000.0)
 
 
 def test_named_units_are_run_again_after_those_that_never_were(tmp_path: Path) -> None:
