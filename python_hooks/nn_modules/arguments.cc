@@ -151,7 +151,7 @@ class Reader {
   ModuleAside instance(PyObject* object, int depth) {
     PyObject* const name = class_name(Py_TYPE(object));
     PyObject* const held = attributes_of(object);
-    if (name == nullptr || held == nullptr) {
+    if (name == nullptr || held == nullptr || !holds_its_fields(object, held)) {
       return ModuleAside::kArgument;
     }
     const bool outer = std::exchange(inside_, true);

@@ -22,6 +22,7 @@ struct KnownClass {
   py::object kept;  // the class, so that no other one gets its address
   PyObject* name = nullptr;
   bool is_python = false;  // no part of an instance is in slots or belongs to C
+  bool is_fixed = false;   // a frozen dataclass or an output of transformers
 };
 
 // abc.ABC stands for all classes that Python code defines: how they end, and the one metaclass
@@ -37,7 +38,24 @@ bool has_slots(PyTypeObject* type) noexcept {
   return slots != nullptr && PyTuple_GET_SIZE(slots) > 0;
 }
 
-bool is_python_class(PyTypeObject* type) {
+// By the name that transformers has for it; its classes are dataclasses and OrderedDicts.
+bool is_model_output(const py::object& type) {
+  for (const py::handle base : type.attr("__mro__")) {
+    if (py::cast<std::string>(base.attr("__name__")) == "ModelOutput" &&
+        py::cast<std::string>(base.attr("__module__")) == "transformers.utils.generic") {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_frozen(const py::object& type) {
+  const py::object parameters = py::getattr(type, "__dataclass_params__", py::none());
+  return !parameters.is_none() && py::cast<bool>(parameters.attr("frozen"));
+}
+
+// With `output`, OrderedDict's part of an instance is known besides.
+bool is_python_class(PyTypeObject* type, bool output) {
   PyTypeObject* const plain = plain_class();
   if (Py_TYPE(type) != &PyType_Type && Py_TYPE(type) != Py_TYPE(plain)) {
     return false;
@@ -48,7 +66,7 @@ bool is_python_class(PyTypeObject* type) {
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bases); ++i) {
     auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, i));
-    if (base == &PyBaseObject_Type) {
+    if (base == &PyBaseObject_Type || (output && (base == &PyODict_Type || base == &PyDict_Type))) {
       continue;
     }
     // A type that C code made ends otherwise.
@@ -76,7 +94,9 @@ const KnownClass* known_class(PyTypeObject* type) {
     known = std::make_unique<KnownClass>();
     known->kept = object;
     known->name = py::str(text).release().ptr();
-    known->is_python = is_python_class(type);
+    const bool output = is_model_output(object);
+    known->is_python = is_python_class(type, output);
+    known->is_fixed = output || is_frozen(object);
   } else {
     object.inc_ref();  // its address stays its own
   }
@@ -156,8 +176,9 @@ class Copier {
   py::object of_object(const py::handle& value) {
     PyTypeObject* const type = Py_TYPE(value.ptr());
     const py::tuple none;
-    auto made =
-        py::reinterpret_steal<py::object>(PyBaseObject_Type.tp_new(type, none.ptr(), nullptr));
+    const bool is_dict = PyODict_Check(value.ptr());
+    const newfunc make = is_dict ? PyODict_Type.tp_new : PyBaseObject_Type.tp_new;
+    auto made = py::reinterpret_steal<py::object>(make(type, none.ptr(), nullptr));
     if (!made) {
       throw py::error_already_set();
     }
@@ -168,7 +189,9 @@ class Copier {
     }
     for (const auto& [name, held] : py::reinterpret_borrow<py::dict>(from)) {
       const py::object copied = of(held);
-      if (PyDict_SetItem(to, name.ptr(), copied.ptr()) != 0) {
+      if (PyDict_SetItem(to, name.ptr(), copied.ptr()) != 0 ||
+          (is_dict && !copied.is_none() &&
+           PyODict_SetItem(made.ptr(), name.ptr(), copied.ptr()) != 0)) {
         throw py::error_already_set();
       }
     }
@@ -187,13 +210,45 @@ PyObject* class_name(PyTypeObject* type) noexcept {
 
 bool is_open_class(PyTypeObject* type) noexcept {
   // These may be another thing at every call: a class can be given such a method.
-  if (type->tp_getattro != PyObject_GenericGetAttr ||
-      type->tp_setattro != PyObject_GenericSetAttr || type->tp_finalize != nullptr ||
+  if (type->tp_getattro != PyObject_GenericGetAttr || type->tp_finalize != nullptr ||
       !PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
     return false;
   }
   const KnownClass* known = known_or_none(type);
-  return known != nullptr && known->is_python;
+  return known != nullptr && known->is_python &&
+         (known->is_fixed || type->tp_setattro == PyObject_GenericSetAttr);
+}
+
+bool holds_its_fields(PyObject* object, PyObject* attributes) noexcept {
+  if (!PyODict_Check(object)) {
+    return true;
+  }
+  // What classes say of iteration may be another thing; the order is OrderedDict's.
+  const auto keys = py::reinterpret_steal<py::object>(PyODict_Type.tp_iter(object));
+  if (!keys) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto next = [&keys] {
+    return py::reinterpret_steal<py::object>(Py_TYPE(keys.ptr())->tp_iternext(keys.ptr()));
+  };
+  Py_ssize_t position = 0;
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  while (PyDict_Next(attributes, &position, &name, &value) != 0) {
+    if (value == Py_None) {
+      continue;
+    }
+    const py::object key = next();
+    if (!key || !PyUnicode_CheckExact(key.ptr()) || PyUnicode_Compare(key.ptr(), name) != 0 ||
+        PyDict_GetItemWithError(object, name) != value) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  const bool ends = !next();
+  PyErr_Clear();
+  return ends;
 }
 
 PyObject* attributes_of(PyObject* object) noexcept {

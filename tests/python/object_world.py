@@ -8,11 +8,13 @@ that the objects hold.
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils.generic import ModelOutput
 
 NOTHING = object()
 
@@ -91,6 +93,36 @@ class Box:
         vars(self).update(held)
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Nobody sets its attributes."""
+
+    value: float
+    mask: torch.Tensor
+    count: int = 3
+    box: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    """Holds another thing than it is given."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", self.value + 1.0)
+
+
+@dataclasses.dataclass
+class Encoded(ModelOutput):
+    """What an encoder of transformers returns."""
+
+    last: torch.Tensor | None = None
+    states: tuple[torch.Tensor, ...] | None = None
+    name: str | None = None
+    count: int | None = None
+
+
 class Reader(nn.Module):
     """One of the functions below, on something worth a kernel."""
 
@@ -103,6 +135,34 @@ class Reader(nn.Module):
 
     def forward(self, x: torch.Tensor, box: Any = None, **more: Any) -> Any:
         return getattr(self, self.function)(self.second(self.first(x).tanh() + 0.5), box, **more)
+
+    def options(self, y: torch.Tensor, options: Any, **_: Any) -> Any:
+        """Of a frozen dataclass; returns it, too."""
+        value = y * options.value + options.mask
+        return (
+            value if options.box is None else value + options.box.value
+        ) * options.count, options
+
+    def forced(self, y: torch.Tensor, options: Any, **_: Any) -> torch.Tensor:
+        """Sets what nobody may set."""
+        object.__setattr__(options, "count", options.count + 1)
+        return y * options.count
+
+    def encoded(self, y: torch.Tensor, encoded: Any, **_: Any) -> Any:
+        """Of an output of transformers, in all the ways that it has."""
+        if isinstance(encoded, ModelOutput) and "states" in encoded:
+            y = y + encoded.states[0] * len(encoded)
+        y = y + encoded[0].sum(dim=1, keepdim=True) + encoded["last"].mean() * (encoded.count or 1)
+        return Encoded(last=y, name=encoded.name)
+
+    def hand_on(self, y: torch.Tensor, encoded: Any, **_: Any) -> Any:
+        """Returns what its argument holds."""
+        return Encoded(last=y + encoded.last.mean(), states=encoded.states), encoded.last
+
+    def set_field(self, y: torch.Tensor, encoded: Any, **_: Any) -> torch.Tensor:
+        """Changes an output that it is given."""
+        encoded.last = y * 2.0
+        return y + encoded["last"]
 
     def grow(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
         """Two layers of a cache; returns it, too."""
@@ -359,6 +419,43 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
     "return what the module holds": (Reader.return_held, [lambda: ((tokens(2),), {})], 0),
     "return what outlives the call": (Reader.return_part, [lambda: ((tokens(2),), {})], 0),
     "return what says another thing": (Reader.return_doubled, [lambda: ((tokens(2),), {})], 0),
+    "frozen": (
+        Reader.options,
+        [
+            lambda: ((tokens(2), Options(2.0, tokens(2))), {}),
+            lambda: ((tokens(2), Options(3.0, tokens(2), 5)), {}),
+            lambda: ((tokens(4), Options(3.0, tokens(4), 6, Box(value=1.5))), {}),
+        ],
+        5,
+    ),
+    "made of another value": (Reader.attribute, [lambda: ((tokens(2), Rounded(2.0)), {})], 0),
+    "frozen and changed": (
+        Reader.forced,
+        [lambda: ((tokens(2), Options(2.0, tokens(2))), {})],
+        0,
+    ),
+    "an encoder's output": (
+        Reader.encoded,
+        [
+            lambda: ((tokens(2), Encoded(last=tokens(5), name="a")), {}),
+            lambda: ((tokens(2), Encoded(last=tokens(5), states=(tokens(2),), count=4)), {}),
+            lambda: ((tokens(2), Encoded(last=tokens(6), states=(tokens(2),), count=5)), {}),
+        ],
+        5,
+    ),
+    "what an encoder's output holds": (
+        Reader.hand_on,
+        [
+            lambda: ((tokens(2), Encoded(last=tokens(5))), {}),
+            lambda: ((tokens(2), Encoded(last=tokens(5), states=(tokens(1), tokens(2)))), {}),
+        ],
+        3,
+    ),
+    "an encoder's output is changed": (
+        Reader.set_field,
+        [lambda: ((tokens(2), Encoded(last=tokens(2))), {})],
+        0,
+    ),
     "delete": (Reader.delete, [lambda: ((tokens(2), Box(value=2.0)), {})], 0),
     "lazily": (
         Reader.lazily,

@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.made_classes import cannot_be_made, find_class, is_model_output
+from eagercache.callables.made_classes import (
+    cannot_be_made,
+    find_class,
+    is_fixed,
+    is_model_output,
+)
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.objects import CallObjects, is_object
 
@@ -98,6 +103,10 @@ class _Writer:
                 return ["object", index]
         if isinstance(value, CONSTANTS):
             return ["constant", stored_constant(value)]
+        if isinstance(value, (torch.Tensor, tuple)):
+            place = self._held(value)
+            if place is not None:
+                return ["held", *place]
         if inside and isinstance(value, (list, dict)):
             self._meet(value)
         if type(value) in (tuple, list):
@@ -111,6 +120,15 @@ class _Writer:
         if inside and type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
             raise Unfit(f"it returns an object that holds a {type(value).__name__}")
         return ["leaf"]
+
+    def _held(self, value: Any) -> tuple[int, str] | None:
+        """Which attribute of which object the value is, of those whose attributes stay."""
+        for index, known in enumerate(self._objects):
+            if is_fixed(type(known)):
+                for name, part in vars(known).items():
+                    if part is value:
+                        return index, name
+        return None
 
     def _meet(self, value: Any) -> None:
         if any(value is known for known in self._made):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import importlib
 from typing import Any
@@ -62,3 +63,16 @@ def is_model_output(kind: type) -> bool:
         base.__name__ == "ModelOutput" and base.__module__ == "transformers.utils.generic"
         for base in kind.__mro__
     )
+
+
+def is_fixed(kind: type) -> bool:
+    """Whether objects of a class are what their constructor is given, and are changed by no kernel.
+
+    Frozen dataclasses, and the outputs of transformers. As the core has it (nn_modules/objects.h).
+    """
+    return is_model_output(kind) or is_frozen(kind)
+
+
+def is_frozen(kind: type) -> bool:
+    """Whether a class is a dataclass that lets nobody set attributes."""
+    return dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]

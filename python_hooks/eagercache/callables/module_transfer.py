@@ -25,8 +25,9 @@ from torch.library import CustomOpDef
 from eagercache.callables import parametrized
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
+from eagercache.callables.made_classes import is_model_output
 from eagercache.callables.module_identity import SHARDING_MARKS
-from eagercache.callables.objects import CallObjects, Change, map_sized
+from eagercache.callables.objects import CallObjects, Change, is_object, make_object, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 
@@ -132,6 +133,8 @@ class _Pickler(cloudpickle.Pickler):
         """What is not pickled as it says itself. Raises NotTransferable."""
         if isinstance(value, CustomOpDef):  # of a script, whose functions travel by value
             raise NotTransferable(f"it calls the custom operator {value._qualname}")
+        if is_object(value) and is_model_output(type(value)):
+            return make_object, (type(value), dict(vars(value)))
         return parametrized.reduced(value) or super().reducer_override(value)
 
 
@@ -175,6 +178,7 @@ def _require_plain_pickling(kind: type) -> None:
         name
         for name in ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
         if getattr(kind, name, None) is not getattr(object, name, None)
+        and not is_model_output(kind)  # those travel as their attributes
     ]
     if own or "<locals>" in kind.__qualname__:
         raise NotTransferable(f"an argument is a {kind.__name__}, which a worker cannot rebuild")

@@ -8,6 +8,7 @@ puts back what was there. All walks go in the core's order.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from eagercache.callables.code_values import MISSING
+from eagercache.callables.made_classes import is_fixed, is_model_output
 from eagercache.callables.module_identity import Unfit
 
 # Where a changed value is in an object: the attribute's name, then keys and positions inside of it.
@@ -23,8 +25,10 @@ Place = tuple[Any, ...]
 
 def is_object(value: Any) -> bool:
     """Whether an argument that the core has read is an instance of a class with attributes."""
-    if isinstance(value, (type, torch.Tensor, tuple, list, dict)):
+    if isinstance(value, (type, torch.Tensor, tuple, list)):
         return False
+    if isinstance(value, dict):
+        return is_model_output(type(value))
     return isinstance(getattr(value, "__dict__", None), dict)
 
 
@@ -38,12 +42,23 @@ def is_count(value: Any) -> bool:
 
 def parts_of(value: Any) -> Iterator[Any]:
     """What a container or an object holds; nothing of other values."""
-    if isinstance(value, (tuple, list)):
+    if is_object(value):
+        yield from vars(value).values()
+    elif isinstance(value, (tuple, list)):
         yield from value
     elif isinstance(value, dict):
         yield from value.values()
-    elif is_object(value):
-        yield from vars(value).values()
+
+
+def make_object(kind: type, held: Mapping[str, Any]) -> Any:
+    """An object of a class with these attributes, whose constructor does not run."""
+    output = is_model_output(kind)
+    made: Any = OrderedDict.__new__(kind) if output else object.__new__(kind)
+    vars(made).update(held)
+    for name, value in held.items() if output else ():
+        if value is not None:
+            OrderedDict.__setitem__(made, name, value)
+    return made
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -71,11 +86,8 @@ def map_sized(
         return {key: map_sized(item, change, count, inside) for key, item in value.items()}
     if not is_object(value):
         return value
-    made = object.__new__(type(value))
-    vars(made).update(
-        (name, map_sized(item, change, count, inside=True)) for name, item in vars(value).items()
-    )
-    return made
+    held = {name: map_sized(item, change, count, inside=True) for name, item in vars(value).items()}
+    return make_object(type(value), held)
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,7 @@ class CallObjects:
         # (place that can be changed, what it held), in the order of the walk.
         self._held: list[tuple[Any, Any]] = []
         self._outside: list[Any] = []  # of those places, the ones in no object
+        self._fields: list[tuple[Any, list[tuple[str, Any]]]] = []
         for value in (*args, *kwargs.values()):
             self._walk(value, inside=False)
         if not self.found:  # what becomes of lists and dicts alone is seen by the tracer
@@ -116,6 +129,8 @@ class CallObjects:
             self.found.append(value)
             inside = True
             self._held.append((vars(value), dict(vars(value))))
+            if isinstance(value, dict):
+                self._fields.append((value, list(value.items())))
         elif isinstance(value, (list, dict)):
             self._held.append((value, value.copy()))
             if not inside:
@@ -131,6 +146,10 @@ class CallObjects:
             else:
                 place.clear()
                 place.update(held)
+        for output, fields in self._fields:  # whose class forbids that
+            OrderedDict.clear(output)
+            for name, value in fields:
+                OrderedDict.__setitem__(output, name, value)
 
     def changes(self) -> list[Change]:
         """What differs from what they held. Raises Unfit."""
@@ -142,6 +161,15 @@ class CallObjects:
             raise Unfit("its forward changes a list or dict among its arguments")
         for index, owner in enumerate(self.found):
             self._compare(vars(owner), held_by, (), index, found)
+        changed = [self.found[change.index] for change in found] + [
+            output
+            for output, fields in self._fields
+            if [(name, id(value)) for name, value in output.items()]
+            != [(name, id(value)) for name, value in fields]
+        ]
+        for kind in map(type, changed):
+            if is_fixed(kind):
+                raise Unfit(f"its forward changes a {kind.__name__} among its arguments")
         return found
 
     def _compare(

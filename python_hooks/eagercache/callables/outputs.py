@@ -104,6 +104,9 @@ def _builder(structure: list[Any]) -> Any:
     if kind == "object":
         index = int(rest[0])
         return lambda _, objects: objects[index]
+    if kind == "held":
+        holder, name = int(rest[0]), str(rest[1])
+        return lambda _, objects: vars(objects[holder])[name]
     if kind == "constant":
         constant = constant_of(rest[0])
         return lambda *_: constant

@@ -108,6 +108,10 @@ def casts_kept() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+# Always the same: TorchDynamo keeps the modules that it has found by their names.
+_their_main = types.ModuleType("__main__")
+
+
 @contextlib.contextmanager
 def main_of(module: torch.nn.Module, objects: Iterable[Any] = ()) -> Iterator[None]:
     """Lets the tracer find, in ``__main__``, the globals of classes that came from another one.
@@ -123,9 +127,9 @@ def main_of(module: torch.nn.Module, objects: Iterable[Any] = ()) -> Iterator[No
                 namespace.update(value.__globals__)
     own = sys.modules["__main__"]
     if namespace:
-        main = types.ModuleType("__main__")
-        vars(main).update(namespace)
-        sys.modules["__main__"] = main
+        vars(_their_main).clear()
+        vars(_their_main).update(namespace)
+        sys.modules["__main__"] = _their_main
     try:
         yield
     finally:

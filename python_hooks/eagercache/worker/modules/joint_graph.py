@@ -39,6 +39,7 @@ from eagercache.worker.modules.joint_inputs import Inputs, read_inputs
 from eagercache.worker.modules.joint_split import Splitter
 from eagercache.worker.modules.opened import (
     OpenedCall,
+    check_constructors,
     class_rows,
     with_objects,
     without_empty_parts,
@@ -84,6 +85,7 @@ def trace_training(
     """
     traced: torch.nn.Module = module
     if opened is not None:
+        check_constructors(CallObjects(args, kwargs).found)
         traced = OpenedCall(module, args, kwargs, (), opened.structure)
         args, kwargs = tuple(argument_tensors(args, kwargs)), {}
     with torch.enable_grad():

@@ -24,7 +24,7 @@ from eagercache.callables.answer_structure import (
 )
 from eagercache.callables.arguments import stand_in
 from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
-from eagercache.callables.made_classes import find_class
+from eagercache.callables.made_classes import find_class, is_fixed
 from eagercache.callables.objects import CallObjects, Change, Place, is_count, is_object
 from eagercache.callables.outputs import COUNT_OFFSET
 from eagercache.worker.inductor.commands import CompileRefused
@@ -168,14 +168,14 @@ class _Templates:
             self._counts += 1
             number = self._counts - 1
             return ("count", self._open.index(number)) if number in self._open else ("value", value)
+        if is_object(value):
+            held = tuple((name, self.of(item, inside=True)) for name, item in vars(value).items())
+            return ("fixed" if is_fixed(type(value)) else "object", held, type(value))
         if isinstance(value, (tuple, list)):
             kind = "tuple" if isinstance(value, tuple) else "list"
             return (kind, tuple(self.of(item, inside) for item in value))
         if isinstance(value, dict):
             return ("dict", tuple((key, self.of(item, inside)) for key, item in value.items()))
-        if is_object(value):
-            held = tuple((name, self.of(item, inside=True)) for name, item in vars(value).items())
-            return ("object", held, type(value))
         return ("value", value)
 
 
@@ -202,7 +202,32 @@ def _build(
         for name, item in held:
             setattr(made, name, _build(item, tensors, counts, objects))
         return made
+    if kind == "fixed":  # by its constructor: see `check_constructors`
+        index = len(objects)
+        objects.append(None)
+        given = {name: _build(item, tensors, counts, objects) for name, item in held}
+        objects[index] = template[2](**given)
+        return objects[index]
     return held
+
+
+def check_constructors(objects: Sequence[Any]) -> None:
+    """Raises CompileRefused for an object that its class does not make of its attributes."""
+    for value in objects:
+        kind = type(value)
+        if not is_fixed(kind):
+            continue
+        try:
+            made = kind(**vars(value))
+        except Exception as error:
+            raise CompileRefused(f"a {kind.__name__} cannot be made anew: {error}") from error
+        if _identity(made) != _identity(value):
+            raise CompileRefused(f"a {kind.__name__} is not what its constructor makes of it")
+
+
+def _identity(value: Any) -> tuple[Any, ...]:
+    items = value.items() if isinstance(value, dict) else ()
+    return tuple([(name, id(part)) for name, part in (*vars(value).items(), *items)])
 
 
 def without_empty_parts(graph: torch.fx.Graph) -> None:

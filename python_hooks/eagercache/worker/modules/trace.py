@@ -34,6 +34,7 @@ from eagercache.worker.modules.exported import (
 from eagercache.worker.modules.opened import (
     Kept,
     OpenedCall,
+    check_constructors,
     class_rows,
     drop_kept,
     kept_values,
@@ -101,6 +102,7 @@ def trace_module(
     structure: Structure = []
     kept: list[Kept] | None = None
     if opened:
+        check_constructors(objects.found)
         structure = _structure_of_new(answer, rebuilt)
         kept = kept_values(objects, changes) if open_sizes else None
         module = OpenedCall(module, args, kwargs, changes, structure, opens.counts, kept)
