@@ -19,6 +19,7 @@ import cloudpickle
 
 from eagercache.callables.code_values import is_covered
 from eagercache.callables.module_identity import Unfit
+from eagercache.callables.packing import Packer
 
 MAX_BYTES = 4 << 20
 
@@ -32,7 +33,9 @@ def pack(function: types.FunctionType, modules: tuple[str, ...] = ()) -> str:
         for module in added:
             cloudpickle.register_pickle_by_value(module)
         try:
-            data = cloudpickle.dumps(function, protocol=pickle.HIGHEST_PROTOCOL)
+            file = io.BytesIO()
+            Packer(file, protocol=pickle.HIGHEST_PROTOCOL).dump(function)
+            data = file.getvalue()
         except Exception as error:
             line = (str(error).splitlines() or [""])[0][:200]
             raise Unfit(f"it cannot be pickled: {type(error).__name__}: {line}") from error

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import torch
 from torch.library import CustomOpDef
 
@@ -28,6 +27,7 @@ from eagercache.callables.arguments import argument_tensors, sized_values
 from eagercache.callables.made_classes import is_model_output
 from eagercache.callables.module_identity import SHARDING_MARKS
 from eagercache.callables.objects import CallObjects, Change, is_object, make_object, map_sized
+from eagercache.callables.packing import Packer
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 
@@ -112,7 +112,7 @@ def _statistics(sample: torch.Tensor) -> dict[str, Any]:
     }
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(Packer):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.standins: list[_Standin] = []
