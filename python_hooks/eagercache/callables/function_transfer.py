@@ -14,16 +14,34 @@ import pickle
 import sys
 import threading
 import types
+from typing import Any
 
 import cloudpickle
+import torch
+from torch._ops import _OpNamespace, _Ops
 
 from eagercache.callables.code_values import is_covered
 from eagercache.callables.module_identity import Unfit
-from eagercache.callables.packing import Packer
 
 MAX_BYTES = 4 << 20
 
 _lock = threading.Lock()  # by-value registrations are cloudpickle's, for the process
+
+
+class Packer(cloudpickle.Pickler):
+    """cloudpickle's, for what is met in programs of PyTorch, too.
+
+    ``torch.ops`` and its namespaces are modules that no import finds: a script with
+    ``aten = torch.ops.aten`` has them among its globals.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        """What is not pickled as it says itself."""
+        if isinstance(value, _Ops):
+            return getattr, (torch, "ops")
+        if isinstance(value, _OpNamespace):
+            return getattr, (torch.ops, value.name)
+        return super().reducer_override(value)
 
 
 def pack(function: types.FunctionType, modules: tuple[str, ...] = ()) -> str:

@@ -24,10 +24,10 @@ from torch.library import CustomOpDef
 from eagercache.callables import parametrized
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
+from eagercache.callables.function_transfer import Packer
 from eagercache.callables.made_classes import is_model_output
 from eagercache.callables.module_identity import SHARDING_MARKS
 from eagercache.callables.objects import CallObjects, Change, is_object, make_object, map_sized
-from eagercache.callables.packing import Packer
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 

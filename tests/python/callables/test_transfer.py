@@ -1,4 +1,4 @@
-"""What code of the program is pickled as."""
+"""What code of the program travels as."""
 
 from __future__ import annotations
 
