@@ -27,7 +27,7 @@ from eagercache.callables.arguments import argument_tensors, sized_values
 from eagercache.callables.function_transfer import Packer
 from eagercache.callables.made_classes import is_model_output
 from eagercache.callables.module_identity import SHARDING_MARKS
-from eagercache.callables.objects import CallObjects, Change, is_object, make_object, map_sized
+from eagercache.callables.objects import CallObjects, Change, make_object, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 
@@ -133,7 +133,7 @@ class _Pickler(Packer):
         """What is not pickled as it says itself. Raises NotTransferable."""
         if isinstance(value, CustomOpDef):  # of a script, whose functions travel by value
             raise NotTransferable(f"it calls the custom operator {value._qualname}")
-        if is_object(value) and is_model_output(type(value)):
+        if is_model_output(type(value)):
             return make_object, (type(value), dict(vars(value)))
         return parametrized.reduced(value) or super().reducer_override(value)
 
