@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from eagercache.callables.module_identity import identify
-from eagercache.worker.graphs.indices import index_ranges
-from eagercache.worker.graphs.labels import trap_negative_labels
+from eagercache.worker.compat.traced_graphs import joint_graph
+from eagercache.worker.graphs.indices import index_ranges, trap_negative_indices
 from eagercache.worker.inductor.commands import CompileRefused
 from test_module_layout import run, traced
 from torch import nn
@@ -115,7 +116,7 @@ def test_labels_have_a_range_and_one_number_beside_it() -> None:
 @pytest.mark.parametrize(("device", "traps"), [("cpu", False), ("cuda", True)])
 def test_negative_labels_end_a_program_on_a_gpu_as_in_eager(device: str, traps: bool) -> None:
     graph = _picking(device, -100.0)
-    trap_negative_labels(graph)
+    trap_negative_indices(graph)
     graph.lint()
     (picked,) = [node for node in graph.nodes if "gather" in str(node.target)]
     assert ("where" in str(picked.args[2].target)) == traps
@@ -123,3 +124,35 @@ def test_negative_labels_end_a_program_on_a_gpu_as_in_eager(device: str, traps: 
         negative, past, shown = picked.args[2].args
         assert (str(negative.target), negative.args) == ("aten.lt.Scalar", (shown, 0))
         assert past.args == ([], 64)
+
+
+def _rows(device: str, pick: Callable[..., torch.Tensor]) -> torch.fx.Graph:
+    """``pick`` of 8 rows and 3 indices, traced and decomposed as a forward of training is."""
+    with FakeTensorMode():
+        rows = torch.empty(8, 4, device=device)
+        index = torch.empty(3, dtype=torch.int64, device=device)
+        return joint_graph(lambda *given: [pick(*given)], (rows, index), gradients=False).graph
+
+
+PICKS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
+    "subscript": (lambda rows, index: rows[index] * 2, True),
+    "index_select": (lambda rows, index: rows.index_select(0, index) * 2, False),
+    "gather": (lambda rows, index: rows.gather(0, index[:, None]) * 2, False),
+    "index_add": (lambda rows, index: rows.index_add(0, index, rows[:3]) * 2, False),
+    "embedding": (lambda rows, index: torch.embedding(rows, index) * 2, False),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", PICKS)
+def test_only_what_eager_counts_from_the_end_is_counted_so(name: str, device: str) -> None:
+    pick, from_the_end = PICKS[name]
+    graph = _rows(device, pick)
+    assert [place for place, *_ in index_ranges(graph)] == [1]
+    trap_negative_indices(graph)
+    graph.lint()
+    traps = [node for node in graph.nodes if str(node.target) == "aten.where.self"]
+    assert len(traps) == (device == "cuda" and not from_the_end)
+    for trap in traps:
+        end = trap.args[1]
+        assert end.args == ([], 8)

@@ -94,15 +94,18 @@ def joint_graph(
     from torch._functorch import config
     from torch._functorch.aot_autograd import aot_export_joint_simple
     from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.traceback import preserve_node_meta
 
     aten = torch.ops.aten
     drawn = {aten.bernoulli.p, aten.bernoulli_.float, aten.native_dropout.default}
     table = {op: rule for op, rule in select_decomp_table().items() if op not in drawn}
     # The same formula, of operators that generated code has.
     table[aten._weight_norm_interface_backward.default] = aten._weight_norm_differentiable_backward
-    # A program leaves the block of autocast before it calls backward.
+    # A program leaves the block of autocast before it calls backward. What an operator was before
+    # it was decomposed (`original_aten`) is noted where metadata is kept.
     with (
         torch.set_grad_enabled(gradients),
+        preserve_node_meta(),
         config.patch(backward_pass_autocast="off"),
         _unrolls_recurrent_layers(gradients),
     ):

@@ -29,7 +29,7 @@ from eagercache.calls.call import Call, flatten_returns
 from eagercache.calls.numerics import same_bits
 from eagercache.calls.samples import FILLS
 from eagercache.worker.compat import symbolic_shapes
-from eagercache.worker.graphs.indices import INDEXING
+from eagercache.worker.graphs.indices import INDEXING, classes_of
 from eagercache.worker.graphs.nodes import (
     behind,
     counts_from_the_storage,
@@ -334,6 +334,8 @@ def _indices(node: torch.fx.Node) -> list[tuple[Any, Any, Any]]:
         if any(i is not None and i.meta["val"].dtype == torch.bool for i, _ in pairs):
             return [(None, 0, 0)]
         return [(index, -size, size) for index, size in pairs if index is not None]
+    if labels := classes_of(node):
+        return [(index, 0, classes) for index, classes, _ in labels]
     return [(None, 0, 0)] if name in _OTHER_INDEXING else []
 
 

@@ -19,6 +19,7 @@ from eagercache.worker.graphs.nodes import (
     shifted_input,
 )
 from eagercache.worker.graphs.value_bounds import bounds_of
+from eagercache.worker.inductor.call_graph import TRAPS
 from eagercache.worker.inductor.commands import CompileRefused
 
 # (input, low, high, also): its values are in [low, high) or equal ``also``, which is ``low`` where
@@ -59,6 +60,13 @@ _CHECKED = {
     **dict.fromkeys(("aten::scatter", "aten::scatter_add", "aten::scatter_reduce"), _ALONG),
     **dict.fromkeys(("aten::index_add", "aten::index_copy"), _ALONG),
 }
+# Where the labels of a loss stand, right behind the scores; what is skipped stands three behind.
+_LOSSES = {
+    "aten::nll_loss_forward": 1,
+    "aten::nll_loss_backward": 2,
+    "aten::nll_loss2d_forward": 1,
+    "aten::nll_loss2d_backward": 2,
+}
 # Their indices are a list, each for one dimension, and may be counted from its end.
 _LISTED = ("aten::index", "aten::index_put")
 _aten = torch.ops.aten
@@ -83,10 +91,10 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
         if name in _DIVIDING and divides_integers(node):
             raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
         for index, rows, from_the_end in _uses(node):
-            # Of what may be counted from the end a kernel takes what is not: with gradients an
-            # operator that may not count so has become one that may.
-            checked = not from_the_end or index.meta["val"].device.type == "cpu"
-            found = _range_of_input(index, rows) if checked else None
+            # Of what may be counted from the end a kernel on the CPU takes what is not: with
+            # gradients an operator that may not count so has become one that may. On a GPU
+            # nothing is looked at before a call (`trap_negative_indices`).
+            found = _range_of_input(index, rows)
             if found is not None and found[0] in positions:
                 ranges.append((positions[found[0]], *found[1:]))
             elif from_the_end and not _stays_inside(index, rows, from_the_end=True):
@@ -128,6 +136,71 @@ def check_inside(graph: torch.fx.Graph) -> bool:
             inside = called(graph, _aten.logical_and.default, inside, flag)
     output.args = ((*output.args[0], inside),)
     return True
+
+
+def trap_negative_indices(graph: torch.fx.Graph) -> None:
+    """Lets a kernel on a GPU end a program where eager's would: Inductor counts from the end.
+
+    Nobody looks at a GPU's values before a call. Generated code traps on indices that are too
+    large, as eager does, but takes negative ones for every operator; for those that may not count
+    so they become a number that is too large.
+    """
+    for node in list(graph.nodes):
+        if _counts_from_the_end(node):
+            continue
+        uses = [(index, rows, None) for index, rows, _ in _uses(node)]
+        for index, rows, skipped in uses or classes_of(node):
+            value = index.meta["val"]
+            is_index = value.is_cuda and value.dtype in (torch.int32, torch.int64)
+            if is_index and not _stays_inside(index, rows):
+                _trap(graph, node, index, rows, skipped)
+
+
+def let_trap(graph: torch.fx.GraphModule) -> None:
+    """Lets generated code check on a GPU what ``graph`` indexes with, as eager's does.
+
+    For a graph whose indices are in range for made-up data.
+    """
+    trap_negative_indices(graph.graph)
+    graph.recompile()
+    graph.meta[TRAPS] = True
+
+
+def _counts_from_the_end(node: torch.fx.Node) -> bool:
+    """Whether eager takes negative indices of what ``node`` was before it was decomposed."""
+    original = getattr(node.meta.get("original_aten"), "_schema", None)
+    return (original.name if original is not None else operator_name(node)) in _LISTED
+
+
+def classes_of(node: torch.fx.Node) -> list[tuple[torch.fx.Node, Any, int]]:
+    """(labels, of how many classes, the label that is skipped) of a loss that picks by them."""
+    place = _LOSSES.get(operator_name(node))
+    if place is None:
+        return []
+    given: Any = node.args
+    scores = given[place - 1].meta["val"]
+    return [(given[place], scores.shape[1 if scores.dim() > 1 else 0], int(given[place + 3]))]
+
+
+def _trap(
+    graph: torch.fx.Graph, node: torch.fx.Node, index: torch.fx.Node, rows: Any, skipped: int | None
+) -> None:
+    """Puts a number that is too large in the place of negative ones, but for ``skipped``."""
+    value = index.meta["val"]
+    past = rows if isinstance(rows, int) else torch.iinfo(value.dtype).max
+    with graph.inserting_before(node):
+        negative = called(graph, _aten.lt.Scalar, index, 0)
+        if skipped is not None and skipped < 0:
+            counts = called(graph, _aten.ne.Scalar, index, skipped)
+            negative = called(graph, _aten.logical_and.default, negative, counts)
+        end = graph.call_function(
+            _aten.full.default, ([], past), {"dtype": value.dtype, "device": value.device}
+        )
+        end.meta["val"] = value.new_empty(())
+        shown = called(graph, _aten.where.self, negative, end, index)
+    node.args = torch.fx.map_arg(
+        node.args, lambda argument: shown if argument is index else argument
+    )
 
 
 _Use = tuple[torch.fx.Node, Any, bool]

@@ -13,8 +13,6 @@ import torch.fx
 
 from eagercache.worker.graphs.nodes import behind, operator_name
 
-_aten = torch.ops.aten
-
 # With the tensor that is indexed, the dimension, and the index.
 _PICKING = {"aten::gather", "aten::scatter"}
 
@@ -43,33 +41,6 @@ def label_range(node: torch.fx.Node) -> tuple[torch.fx.Node, int, int, int] | No
     if any(fill != skipped and not (fill is not None and 0 <= fill < rows) for fill in fills):
         return None
     return source, 0, rows, skipped
-
-
-def trap_negative_labels(graph: torch.fx.Graph) -> None:
-    """Lets a gather on a GPU end a program as eager's loss does, where Inductor counts from behind.
-
-    Negative numbers, which are no class, become the number behind the last class.
-    """
-    for node in list(graph.nodes):
-        if operator_name(node) != "aten::gather" or label_range(node) is None:
-            continue
-        indexed, dimension, index = node.args[:3]
-        value = index.meta["val"]
-        if not value.is_cuda:
-            continue
-        rows = int(indexed.meta["val"].shape[dimension])
-        with graph.inserting_before(node):
-            negative = graph.call_function(_aten.lt.Scalar, (index, 0))
-            past = graph.call_function(
-                _aten.full.default,
-                ([], rows),
-                {"dtype": value.dtype, "device": value.device},
-            )
-            shown = graph.call_function(_aten.where.self, (negative, past, index))
-        negative.meta["val"] = value.new_empty(value.size(), dtype=torch.bool)
-        past.meta["val"] = value.new_empty(())
-        shown.meta["val"] = value
-        node.update_arg(2, shown)
 
 
 def _unpadded(node: Any) -> tuple[torch.fx.Node, list[int | None]]:

@@ -14,6 +14,9 @@ from eagercache.calls.description import TensorSpec
 from eagercache.calls.numerics import in_double
 from eagercache.worker.inductor.foreach import each_alone
 
+# In a graph's metadata: code generated of it may check values as it runs, on a GPU.
+TRAPS = "eagercache_traps"
+
 
 def build_graph(
     call: Call, num_returns: int, sizes: Sequence[tuple[int, int]] = ()

@@ -22,6 +22,7 @@ from eagercache.worker.functions.trace import (
     observe,
     trace,
 )
+from eagercache.worker.graphs.indices import let_trap
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.jobs.cuda_job import CudaJob
@@ -55,6 +56,8 @@ class FunctionJob(Job):
         if on_cpu:
             self._ranges = index_ranges(graph.graph, call)
             call.index_ranges = fixed_bounds(self._ranges)
+        else:
+            let_trap(graph)
         return graph
 
     def _improves(self, call: Call) -> bool:

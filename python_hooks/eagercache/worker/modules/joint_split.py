@@ -12,8 +12,12 @@ import torch
 import torch.fx
 
 from eagercache.worker.graphs.dropout_masks import Draw, Noise
-from eagercache.worker.graphs.indices import INDEXING, Range, index_ranges
-from eagercache.worker.graphs.labels import trap_negative_labels
+from eagercache.worker.graphs.indices import (
+    INDEXING,
+    Range,
+    index_ranges,
+    trap_negative_indices,
+)
 from eagercache.worker.graphs.layout import is_channels_last
 from eagercache.worker.graphs.nodes import is_made_here, operator_name
 from eagercache.worker.graphs.rebuilt import (
@@ -170,7 +174,7 @@ class Splitter:
         graph.output(tuple(results))
         graph.eliminate_dead_code()
         ranges = index_ranges(graph)
-        trap_negative_labels(graph)
+        trap_negative_indices(graph)
         return torch.fx.GraphModule(module, graph), ranges
 
     def _argument(

@@ -19,7 +19,12 @@ from eagercache.callables.arguments import argument_tensors, sized_values, stand
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
 from eagercache.worker.compat import traced_graphs
-from eagercache.worker.graphs.indices import Range, check_inside, index_ranges
+from eagercache.worker.graphs.indices import (
+    Range,
+    check_inside,
+    index_ranges,
+    trap_negative_indices,
+)
 from eagercache.worker.graphs.nodes import counts_from_the_storage, draws_numbers, operator_name
 from eagercache.worker.graphs.writes import is_write, without_writes, write_at_the_end
 from eagercache.worker.inductor.commands import CompileRefused
@@ -157,6 +162,8 @@ def trace_module(
     if checks:
         plain.recompile()
     ranges = index_ranges(plain.graph)
+    trap_negative_indices(plain.graph)
+    plain.recompile()
     if symbolic is not None:
         symbolic.see_outputs(graph)
     writes = tuple((write.index, write.times) for write in rebuilt.writes)
