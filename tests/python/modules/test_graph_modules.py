@@ -85,6 +85,7 @@ def test_an_index_outside_is_eagers_to_raise_for(store: Path, found: dict[str, A
     assert all(same for same, *_ in rows.values()), rows
     for name, (_, answered, raised) in rows.items():
         kind, value = name.split()
-        assert answered == (value == "5"), rows
+        counted = kind == "picks" and value in ("-1", "-6")  # the others' kernels may not count
+        assert answered == (value == "5" or counted), rows
         least = 0 if kind == "selects" else -6
         assert bool(raised) == (not least <= int(value) < 6), rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -49,11 +49,8 @@ def _unrolls_recurrent_layers(gradients: bool) -> Iterator[None]:
     if original is None or not gradients:
         yield
         return
-    setattr(decompositions, name, lambda *_: decompositions.one_layer_lstm)
-    try:
+    with _replaced(decompositions, name, lambda *_: decompositions.one_layer_lstm):
         yield
-    finally:
-        setattr(decompositions, name, original)
 
 
 def mend_final_states() -> None:
@@ -116,14 +113,39 @@ def joint_graph(
 
 
 def split_joint_graph(
-    joint: torch.fx.GraphModule, outputs: int
+    joint: torch.fx.GraphModule, outputs: int, kept: Collection[int] = ()
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """(forward, backward) of a `joint_graph` whose function has that many outputs.
 
     The forward returns more at its end: what the backward takes before the tangents. What is cheap
-    is computed again instead.
+    is computed again instead. ``kept`` are the inputs that last until the backward anyway; of
+    another one a copy is made, which costs as much as a tensor that is written for the backward.
     """
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._functorch import partitioners
 
-    forward, backward = min_cut_rematerialization_partition(joint, (), num_fwd_outputs=outputs)
+    given = [node for node in joint.graph.find_nodes(op="placeholder") if not _is_tangent(node)]
+    copied = {node.name for index, node in enumerate(given) if index not in kept}
+    size_of: Any = partitioners._size_of
+
+    def size(node: torch.fx.Node) -> int:
+        return int(size_of(node)) * (2 if node.name in copied else 1)
+
+    with _replaced(partitioners, "_size_of", size):
+        forward, backward = partitioners.min_cut_rematerialization_partition(
+            joint, (), num_fwd_outputs=outputs, static_lifetime_input_indices=[*kept]
+        )
     return forward, backward
+
+
+def _is_tangent(node: torch.fx.Node) -> bool:
+    return str(node.target).startswith("tangents")
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)

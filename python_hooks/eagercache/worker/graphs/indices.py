@@ -91,12 +91,12 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
         if name in _DIVIDING and divides_integers(node):
             raise CompileRefused(f"the forward divides integers by a tensor ({node.target})")
         for index, rows, from_the_end in _uses(node):
-            # Of what may be counted from the end a kernel on the CPU takes what is not: with
-            # gradients an operator that may not count so has become one that may. On a GPU
-            # nothing is looked at before a call (`trap_negative_indices`).
+            # On a GPU nothing is looked at before a call (`trap_negative_indices`).
             found = _range_of_input(index, rows)
             if found is not None and found[0] in positions:
-                ranges.append((positions[found[0]], *found[1:]))
+                source, low, high, _ = found
+                low -= rows if _counts_from_the_end(node) else 0
+                ranges.append((positions[source], low, high, low))
             elif from_the_end and not _stays_inside(index, rows, from_the_end=True):
                 raise CompileRefused(f"the forward indexes with data ({node.target})")
             elif not from_the_end and not _stays_inside(index, rows):

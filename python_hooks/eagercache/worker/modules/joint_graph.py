@@ -121,15 +121,15 @@ def trace_training(
     if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
         joint.recompile()
     reads = read_as(joint.graph, inputs.arguments())
-    forward, backward = keep_draws(
-        joint, lambda: traced_graphs.split_joint_graph(joint, len(answers) + len(written))
-    )
     kept = {
         index
         for index, value in enumerate(inputs.values)
         if isinstance(inputs.sources[index], Noise)
         or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
     }
+    forward, backward = keep_draws(
+        joint, lambda: traced_graphs.split_joint_graph(joint, len(answers) + len(written), kept)
+    )
     splitter = Splitter(forward, backward, inputs, reads)
     splitter.in_objects = tuple(in_objects)
     graphs = splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
@@ -219,7 +219,10 @@ def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:
 
 
 def _keep_written(joint: torch.fx.GraphModule, answers: int, buffers: Sequence[int]) -> list[int]:
-    """Leaves only the written buffers among the outputs; which of the inputs they are."""
+    """Leaves only the written buffers among the outputs; which of the inputs they are.
+
+    Of the others the forward reads the memory itself, and no copy.
+    """
     graph = joint.graph
     (output,) = graph.find_nodes(op="output")
     values = list(output.args[0])
@@ -233,6 +236,10 @@ def _keep_written(joint: torch.fx.GraphModule, answers: int, buffers: Sequence[i
             written.append(index)
             kept.append(value)
     output.args = ([*values[:answers], *kept, *values[answers + len(buffers) :]],)
+    for index in set(buffers) - set(written):
+        for copy_of in list(placeholders[index].users):
+            if operator_name(copy_of) == "aten::clone" and not copy_of.kwargs:
+                copy_of.replace_all_uses_with(placeholders[index])
     graph.eliminate_dead_code()
     joint.recompile()
     return written

@@ -110,6 +110,7 @@ def _check_memory(rebuilt: Transferred, watched: Watched, graphs: TrainingGraphs
     if ours > watched.saved_bytes:
         raise CompileRefused(
             f"{ours} bytes would be kept for the backward, {watched.saved_bytes} are now"
+            f"{graphs.largest_saved()}"
         )
 
 

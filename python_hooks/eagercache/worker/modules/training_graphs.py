@@ -77,6 +77,17 @@ class TrainingGraphs:
         """Where everything is."""
         return self.examples[0].device
 
+    def largest_saved(self) -> str:
+        """The three largest tensors that the forward makes for the backward, as text."""
+        made = [
+            example
+            for saved, example in zip(self.saved, self.backward_examples, strict=False)
+            if saved.kind == "made"
+        ]
+        made.sort(key=lambda tensor: tensor.numel() * tensor.element_size(), reverse=True)
+        texts = [f"{str(t.dtype).removeprefix('torch.')} {list(t.size())}" for t in made[:3]]
+        return f"; the largest of them are {', '.join(texts)}" if texts else ""
+
     def plan(self) -> dict[str, Any]:
         """What the core is told beside the forward's inputs and outputs."""
         made = self.backward_examples[: len(self.saved)]
