@@ -164,3 +164,13 @@ def test_forgotten_key_in_a_capture_is_captured_native_and_comes_back(mode: str)
 def _counts() -> tuple[int, int, int]:
     stats = eagercache.stats()
     return stats.compiles, stats.loaded, hits("aten::exp")
+
+
+def test_a_worker_gives_back_what_a_proof_took() -> None:
+    x = torch.randn(64 << 20, device="cuda")  # 256 MiB; the proof holds a dozen of them
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    torch.asinh(x)
+    torch.cuda.empty_cache()
+    assert hits("aten::asinh") == 0  # the worker answered, and lives
+    assert free - torch.cuda.mem_get_info()[0] < 1500 << 20  # its context

@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -82,11 +83,22 @@ class WorkerLost(Exception):
         self.transient = transient or timed_out
 
 
+_FRAME = re.compile(r'\s*File "(.+)", line (\d+) in (.+)')
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # one of the many real-time signals
         return "a real-time signal"
+
+
+def _place_in(lines: Sequence[str]) -> str:
+    """Where a process was when a signal killed it, as `faulthandler` says, innermost first."""
+    for line in lines:
+        if found := _FRAME.fullmatch(line):
+            return f" in {found[3]} ({Path(found[1]).name}:{found[2]})"
+    return ""
 
 
 def give_way_to_callers() -> None:
@@ -210,7 +222,7 @@ class WorkerProcess:
         self._ready = False
         self._ending = threading.Lock()  # guards _ended
         self._ended = False
-        self._last_lines: collections.deque[str] = collections.deque(maxlen=20)
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=200)
         warn_about_foreign_entries(Path(settings.store_root))
         self._tether = Tether()
         try:
@@ -319,7 +331,7 @@ class WorkerProcess:
         if code < 0:
             name = _signal_name(-code)
             return WorkerLost(
-                f"the compile worker was killed by signal {-code} ({name})",
+                f"the compile worker was killed by signal {-code} ({name}){_place_in(lines)}",
                 transient=-code not in _SIGNALS_OF_CODE or is_trouble_of_machine("\n".join(lines)),
             )
         last = next((line for line in reversed(lines) if line), "")

@@ -15,6 +15,7 @@ or a hang here is an answer, not an accident.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import os
@@ -62,6 +63,7 @@ class Worker:
         {"at": its index}; None where it is done for all. Never raises for what a request asks.
         """
         from eagercache.base.worker_variables import as_in_program
+        from eagercache.worker.jobs import gpu_memory
         from eagercache.worker.jobs.kinds import make_job
         from eagercache.worker.timing import idle_threads
 
@@ -69,6 +71,8 @@ class Worker:
         jobs: dict[int, Job] = {}
         folder: Path | None = None
         try:
+            if any(one["description"].get("dispatch_key") == "CUDA" for one in requests):
+                gpu_memory.take_a_share()
             for index, request in enumerate(requests):
                 if len(requests) > 1:
                     yield {"at": index}
@@ -91,6 +95,7 @@ class Worker:
         finally:
             for job in jobs.values():
                 job.close()
+            gpu_memory.give_back()
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -239,6 +244,7 @@ def main(arguments: list[str]) -> int:
     requests = os.fdopen(os.dup(0), "rb")
     responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    faulthandler.enable(all_threads=False)  # the service says where a worker was when it died
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     if os.getpgid(0) != os.getpid():

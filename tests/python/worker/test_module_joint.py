@@ -156,3 +156,22 @@ def test_only_what_eager_counts_from_the_end_is_counted_so(name: str, device: st
     for trap in traps:
         end = trap.args[1]
         assert end.args == ([], 8)
+
+
+class Drops(nn.Module):
+    """Attention's last half, with a dropout of nothing, which is traced as a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(6, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(torch.softmax(x, -1), 0.0, training=True) @ self.values
+
+
+def test_a_copy_is_not_kept_beside_what_was_copied() -> None:
+    x = torch.randn(6, 6, requires_grad=True)
+    graphs = traced(Drops(), x)
+    made = [row for row in graphs.saved if row.kind == "made"]
+    assert len(made) == 1
+    assert graphs.made_bytes == x.numel() * 4

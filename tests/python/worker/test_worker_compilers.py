@@ -28,7 +28,7 @@ exec /usr/bin/g++ "$@"
 BROKEN_COMPILERS = {
     "makes a kernel that crashes": (
         BAD_KERNEL.format(statement="__builtin_trap();"),
-        "was killed by signal",
+        "was killed by signal 4 (SIGILL) in ",
         "deterministic",
     ),
     "makes a kernel that hangs": (

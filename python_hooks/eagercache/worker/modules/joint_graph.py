@@ -219,10 +219,7 @@ def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:
 
 
 def _keep_written(joint: torch.fx.GraphModule, answers: int, buffers: Sequence[int]) -> list[int]:
-    """Leaves only the written buffers among the outputs; which of the inputs they are.
-
-    Of the others the forward reads the memory itself, and no copy.
-    """
+    """Leaves only the written buffers among the outputs; which of the inputs they are."""
     graph = joint.graph
     (output,) = graph.find_nodes(op="output")
     values = list(output.args[0])
@@ -236,10 +233,23 @@ def _keep_written(joint: torch.fx.GraphModule, answers: int, buffers: Sequence[i
             written.append(index)
             kept.append(value)
     output.args = ([*values[:answers], *kept, *values[answers + len(buffers) :]],)
-    for index in set(buffers) - set(written):
-        for copy_of in list(placeholders[index].users):
-            if operator_name(copy_of) == "aten::clone" and not copy_of.kwargs:
-                copy_of.replace_all_uses_with(placeholders[index])
+    _read_through_copies(graph, [placeholders[index] for index in buffers if index not in written])
     graph.eliminate_dead_code()
     joint.recompile()
     return written
+
+
+def _read_through_copies(graph: torch.fx.Graph, unwritten: Collection[torch.fx.Node]) -> None:
+    """Lets what reads a copy read the tensor itself, and the memory of ``unwritten`` inputs.
+
+    Nothing is written in such a graph. Of a tensor and its copy, as a dropout of nothing makes one,
+    both would be kept for the backward. What is returned stays a copy.
+    """
+    for node in graph.nodes:
+        if operator_name(node) != "aten::clone":
+            continue
+        source = node.args[0]
+        if source.op == "placeholder" and source not in unwritten:
+            continue
+        if node.meta["val"].stride() == source.meta["val"].stride():
+            node.replace_all_uses_with(source, delete_user_cb=lambda user: user.op != "output")

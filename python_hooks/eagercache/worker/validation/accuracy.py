@@ -56,8 +56,10 @@ def compare_values(
                     for magnitude, least in zip(magnitudes, moved, strict=True)
                 ]
     except Exception as error:
+        line = (str(error).splitlines() or [""])[0][:100]
         raise ProofFailed(
-            f"not equal bit for bit, and there is no wider reference ({native.fill} data)"
+            f"not equal bit for bit, and there is no wider reference ({native.fill} data; "
+            f"{type(error).__name__}: {line})"
         ) from error
     overflows = tolerance.reduces and _squares_overflow(native.sample)
     infinite = tolerance.reduces and _has_infinity(native.sample)
