@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -16,6 +17,17 @@ namespace eagercache {
 namespace {
 
 thread_local Probe* thread_probe = nullptr;
+
+// Probes that other threads than their own let go.
+struct Orphans {
+  std::mutex mutex;
+  std::vector<Probe*> probes;  // guarded by mutex
+};
+
+Orphans& orphans() {
+  static auto* const all = new Orphans();
+  return *all;
+}
 
 // Keeps the first warning and shows none.
 class FirstWarning final : public c10::WarningHandler {
@@ -43,6 +55,30 @@ void add_strides(const c10::IValue& result, std::vector<std::vector<std::int64_t
 }
 
 }  // namespace
+
+Probe::Owned Probe::make(OperatorHook& hook) {
+  std::vector<Owned> own;  // destroyed here, without the lock
+  {
+    const std::lock_guard lock(orphans().mutex);
+    std::erase_if(orphans().probes, [&own](Probe* probe) {
+      const bool is_own = probe->thread_ == std::this_thread::get_id();
+      if (is_own) {
+        own.emplace_back(probe);
+      }
+      return is_own;
+    });
+  }
+  return Owned(new Probe(hook));
+}
+
+void Probe::Deleter::operator()(Probe* probe) const {
+  if (probe->thread_ == std::this_thread::get_id()) {
+    delete probe;
+    return;
+  }
+  const std::lock_guard lock(orphans().mutex);
+  orphans().probes.push_back(probe);
+}
 
 Probe::Probe(OperatorHook& hook) : hook_(hook) {
   if (thread_probe != nullptr) {

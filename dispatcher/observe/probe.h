@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,7 +24,14 @@ namespace eagercache {
 // the collector comes: Inductor's exceptions hold the frames below which it ran.)
 class Probe final : private CallTaker {
  public:
-  explicit Probe(OperatorHook& hook);
+  // Lets a probe go from any thread, as Python's collector does: on another thread than its own it
+  // is left to that one, which destroys it when it makes its next probe.
+  struct Deleter {
+    void operator()(Probe* probe) const;
+  };
+  using Owned = std::unique_ptr<Probe, Deleter>;
+  static Owned make(OperatorHook& hook);
+
   ~Probe();
   Probe(const Probe&) = delete;
   Probe& operator=(const Probe&) = delete;
@@ -64,6 +72,8 @@ class Probe final : private CallTaker {
  private:
   enum class Mode : std::uint8_t { kIdle, kCapture, kForce };
 
+  explicit Probe(OperatorHook& hook);
+
   // Armed, and hooks do not answer otherwise.
   bool waits_for(const OperatorHook& hook) const noexcept override;
   bool take_call(OperatorHook& hook, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
@@ -79,6 +89,7 @@ class Probe final : private CallTaker {
   void take_kernel(std::unique_ptr<LoadedKernel> kernel);
 
   OperatorHook& hook_;
+  const std::thread::id thread_ = std::this_thread::get_id();
   Mode mode_ = Mode::kIdle;
   bool captured_ = false;
   bool forced_ = false;

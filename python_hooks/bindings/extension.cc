@@ -305,10 +305,10 @@ void bind_verdicts(py::module_& module) {
 }
 
 void bind_probe(py::module_& module) {
-  py::class_<Probe>(module, "Probe")
+  py::class_<Probe, Probe::Owned>(module, "Probe")
       .def(py::init([](const std::string& op, const std::string& overload,
                        const std::string& dispatch_key) {
-             return std::make_unique<Probe>(require_hook(op, overload, dispatch_key));
+             return Probe::make(require_hook(op, overload, dispatch_key));
            }),
            py::arg("op"), py::arg("overload"), py::arg("dispatch_key"))
       .def("capture", &Probe::arm_capture)

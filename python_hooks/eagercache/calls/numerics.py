@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 HALF = (torch.float16, torch.bfloat16)
 # What float64 leaves of numbers that cancel is below this share of them.
 FLOAT64_NOISE = 2.0**-40
+# Elements that are compared at a time.
+_AT_ONCE = 1 << 25
 
 
 class ProofFailed(Exception):
@@ -106,14 +109,50 @@ def compare_with_reference(
     error is within the tolerance; where native in float32 overflowed on its way to a number within
     the range, the kernel may have that number, and the reference's infinity where native has NaN.
     """
-    # Half precision rounds on the way: its overflows there are native's own.
-    in_float32 = expected.dtype == torch.float32
     if expected.is_complex():
         expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
         reference = torch.view_as_real(reference.to(torch.complex128))
         magnitude = None
     if reference.size() != expected.size():
         raise ProofFailed(f"the reference has other sizes ({where})")
+    parts = [[*in_parts(tensor)] for tensor in (expected, actual, reference)]
+    if magnitude is not None and magnitude.size() == reference.size():
+        parts.append([*in_parts(magnitude)])
+    else:
+        parts.append([torch.zeros((), device=reference.device)] * len(parts[0]))
+    errors = [_errors(*part, tolerance, where) for part in zip(*parts, strict=True)]
+    natives, known, overflowed = (_largest(column) for column in zip(*errors, strict=True))
+    # Native's infinity excuses nothing: a number in its place may err as beside an exact native.
+    for error, excuse in ((known, natives), (overflowed, 0.0)):
+        bound = tolerance.bound(excuse, expected.dtype)
+        if not error <= bound:
+            raise ProofFailed(f"error of {error:.3g} ulp, {bound:.3g} allowed ({where})")
+    return max(known, overflowed), natives
+
+
+def in_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The elements of ``tensor`` in order, as many at a time as may be there in float64, too."""
+    yield from tensor.reshape(-1).split(_AT_ONCE)
+
+
+def _largest(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _errors(
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+    reference: torch.Tensor,
+    magnitude: torch.Tensor,
+    tolerance: Tolerance,
+    where: str,
+) -> tuple[float, float, float]:
+    """Largest errors of some elements, in ulps: native's, the kernel's, where native overflowed.
+
+    What is made of them in float64 takes many times their own memory.
+    """
+    # Half precision rounds on the way: its overflows there are native's own.
+    in_float32 = expected.dtype == torch.float32
     wide = reference.to(torch.float64)
     # Native left the range on its way to a number that is within it (gelu of the largest one).
     overflowed = torch.isinf(expected) & torch.isfinite(actual) & in_float32
@@ -126,27 +165,16 @@ def compare_with_reference(
     known = finite & torch.isfinite(wide)
     if bool((finite & ~known & (expected != actual)).any()):
         raise ProofFailed(f"another value where the reference is not finite ({where})")
-    size = wide.abs()
-    if magnitude is not None and magnitude.size() == wide.size():
-        # Not finite where the operator has no answer for absolute values.
-        size = torch.fmax(size, torch.nan_to_num(magnitude.to(torch.float64), 0, 0, 0))
+    # The magnitude is not finite where the operator has no answer for absolute values.
+    size = torch.fmax(wide.abs(), torch.nan_to_num(magnitude.to(torch.float64), 0, 0, 0))
 
-    def largest_error(answer: torch.Tensor, among: torch.Tensor) -> float:
+    def largest(answer: torch.Tensor, among: torch.Tensor) -> float:
         if not bool(among.any()):
             return 0.0
         distance = (answer[among].to(torch.float64) - wide[among]).abs()
         return float((distance / _ulp(size[among], expected.dtype)).max())
 
-    native_error = largest_error(expected, known)
-    worst = 0.0
-    # Native's infinity excuses nothing: a number in its place may err as beside an exact native.
-    for among, excuse in ((known, native_error), (overflowed, 0.0)):
-        error = largest_error(actual, among)
-        bound = tolerance.bound(excuse, expected.dtype)
-        if not error <= bound:
-            raise ProofFailed(f"error of {error:.3g} ulp, {bound:.3g} allowed ({where})")
-        worst = max(worst, error)
-    return worst, native_error
+    return largest(expected, known), largest(actual, known), largest(actual, overflowed)
 
 
 def _compare_special(

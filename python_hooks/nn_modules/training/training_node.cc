@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -54,12 +55,12 @@ Autocast read_autocast() {
   return state;
 }
 
-LoadedKernel::Outcome run_training_container(ModelContainer& model, const variable_list& inputs,
+LoadedKernel::Outcome run_training_container(ModelContainer& model, variable_list inputs,
                                              variable_list& outputs, c10::Device device) {
   std::vector<ModelContainer::TensorHandle> handles;
   handles.reserve(inputs.size());
-  for (const at::Tensor& input : inputs) {
-    handles.push_back(new at::Tensor(input));
+  for (at::Tensor& input : inputs) {
+    handles.push_back(new at::Tensor(std::move(input)));
   }
   outputs.assign(model.num_outputs(), at::Tensor());
   return model.run({handles.data(), handles.size()}, {outputs.data(), outputs.size()}, device);
@@ -180,12 +181,8 @@ bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>&
                         variable_list& results) {
   variable_list inputs;
   inputs.reserve(plan().saved.size() + gradients.size());
-  {
-    const std::lock_guard lock(saved_mutex_);
-    TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
-    for (const torch::autograd::SavedVariable& variable : saved_) {
-      inputs.push_back(variable.unpack());
-    }
+  if (!unpack_saved(inputs)) {
+    return false;
   }
   const BelowAutograd below;
   for (std::size_t i = 0; i < plan().tangents.size(); ++i) {
@@ -203,17 +200,41 @@ bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>&
     if (std::optional<at::StepCallbacks> listeners = profile_listeners()) [[unlikely]] {
       event.emplace(std::move(*listeners), module_event_name("backward", kernel_.digest));
     }
-    if (run_training_container(*plan().backward, inputs, computed, kernel_.device) !=
+    if (run_training_container(*plan().backward, std::move(inputs), computed, kernel_.device) !=
         LoadedKernel::Outcome::kAnswered) {
       return false;
     }
   }
-  inputs.clear();
   for (std::size_t i = 0; i < computed.size(); ++i) {
     if (wanted[i] && is_reached(i, gradients)) {
       // Whoever accumulates it may take the memory for its own.
       results[i] = is_alone(computed[i]) ? std::move(computed[i]) : computed[i].clone();
       adopt_strides(results[i], plan().gradients[i].strides);
+    }
+  }
+  return true;
+}
+
+bool ModuleNode::unpack_saved(variable_list& inputs) {
+  const std::lock_guard lock(saved_mutex_);
+  TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
+  if (gave_up_saved_) {
+    return false;
+  }
+  for (const torch::autograd::SavedVariable& variable : saved_) {
+    inputs.push_back(variable.unpack());
+  }
+  if (torch::autograd::get_current_graph_task_keep_graph()) {
+    return true;
+  }
+  gave_up_saved_ = true;
+  std::vector<bool> needed(saved_.size());
+  for (const ModuleTraining::Rebuilt& one : plan().rebuilt) {
+    needed[one.saved] = true;
+  }
+  for (std::size_t i = 0; i < saved_.size(); ++i) {
+    if (!needed[i]) {
+      saved_[i].reset_data();
     }
   }
   return true;

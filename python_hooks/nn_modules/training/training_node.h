@@ -39,9 +39,10 @@ struct BelowAutograd {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-// Runs a container below autograd and autocast. Copies of the inputs' handles are the container's.
+// Runs a container below autograd and autocast. The inputs are the container's, which lets each go
+// after its last use.
 LoadedKernel::Outcome run_training_container(ModelContainer& model,
-                                             const torch::autograd::variable_list& inputs,
+                                             torch::autograd::variable_list inputs,
                                              torch::autograd::variable_list& outputs,
                                              c10::Device device);
 
@@ -96,6 +97,9 @@ class ModuleNode final : public torch::autograd::Node {
   // has been written since, or was given up.
   bool answer(const variable_list& gradients, const std::vector<bool>& wanted,
               variable_list& results);
+  // What the backward reads; false where it was given up. Where the graph is not kept nothing else
+  // holds it afterwards, so that its memory is free as soon as it was read.
+  bool unpack_saved(variable_list& inputs);
   // The gradient of an output in the layout that the backward reads; zeros where there is none.
   at::Tensor tangent(const at::Tensor& gradient, std::size_t index) const;
   // Autograd gives no gradient to what no defined one reaches.
@@ -115,6 +119,7 @@ class ModuleNode final : public torch::autograd::Node {
   std::vector<at::Tensor> inputs_;                     // guarded by saved_mutex_
   std::vector<ArgumentShell> shells_;                  // of plan().rebuilt; guarded by saved_mutex_
   bool released_ = false;                              // guarded by saved_mutex_
+  bool gave_up_saved_ = false;                         // to a kernel; guarded by saved_mutex_
   PyObject* call_;                                     // owned; guarded by the GIL
 };
 

@@ -405,6 +405,26 @@ def test_what_the_reference_has_passes_for_what_native_lost_to_overflow(
         assert found == (0.0, 8.0)
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_what_is_compared_in_parts_is_judged_as_a_whole(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagercache.calls.numerics._AT_ONCE", at_once)
+    exact = torch.linspace(1, 2, 8).view(2, 4).t()  # not contiguous
+    native, mine = exact.clone(), exact.clone()
+    native[0, 0] += 2.0**-20  # eight units: what the kernel may err by elsewhere
+    mine[1, 1] += 2.0**-20
+    terms = torch.ones_like(exact)
+    for magnitude in (None, terms):
+        found = compare_with_reference(native, mine, exact.double(), Tolerance(), "here", magnitude)
+        assert found == (8.0, 8.0)
+    with pytest.raises(ProofFailed, match="error of 8 ulp, 1 allowed"):
+        compare_with_reference(exact, mine, exact.double(), Tolerance(), "here")
+    mine[2, 1] = math.nan
+    with pytest.raises(ProofFailed, match=OVERFLOWED):
+        compare_with_reference(native, mine, exact.double(), Tolerance(), "here")
+
+
 def test_a_reduction_may_err_by_the_logarithm_of_its_length() -> None:
     call = Call(describe("var.correction", tensor((16, 4096)), integers(-1), NONE, boolean(False)))
     outputs = [torch.zeros(16)]
@@ -603,6 +623,36 @@ def test_a_probe_takes_the_place_of_one_that_lies_about(program: Program) -> Non
         """
     )
     assert result["seen"] == [[[True], [True]], [[False, True], [False, True]]]
+
+
+def test_a_probe_that_another_thread_lets_go_is_destroyed_by_its_own(program: Program) -> None:
+    result = program(
+        """
+        import threading
+        import weakref
+        import torch
+        from eagercache.base.load import core
+        names = ("aten::var", "correction", "CPU")
+        core.register(*names)
+        x = torch.ones(4, 3)
+        taken = weakref.ref(x)
+        probes = [core.Probe(*names)]
+        probes[0].capture()
+        torch.var(x, 1)
+        del x
+        thread = threading.Thread(target=probes.clear)
+        thread.start()
+        thread.join()
+        seen = [taken() is not None]
+        for _ in range(3):
+            probe = core.Probe(*names)
+            probe.capture()
+            torch.var(torch.ones(4, 3), 1)
+            seen.append(probe.captured and taken() is None)
+        report(seen=seen)
+        """
+    )
+    assert result["seen"] == [True] * 4
 
 
 def test_native_that_warns_cannot_be_stood_in_for(program: Program) -> None:

@@ -15,6 +15,7 @@ from eagercache.calls.numerics import (
     ProofFailed,
     Tolerance,
     compare_with_reference,
+    in_parts,
     same_bits,
     size_of_terms,
 )
@@ -151,16 +152,17 @@ def _largest(value: Any) -> float:
     """The largest finite magnitude in a floating-point tensor, 0 for anything else."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return 0.0
-    finite = value[torch.isfinite(value)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    finite = (part[torch.isfinite(part)] for part in in_parts(value))
+    return max((float(part.abs().max()) for part in finite if part.numel()), default=0.0)
 
 
 def _squares_overflow(sample: Sample) -> bool:
     """Whether the sum of the squares of some tensor's finite values is past float32's range."""
     for value in sample.values:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
-            squares = value.to(torch.float64).square()
-            if float(squares[torch.isfinite(squares)].sum()) > torch.finfo(torch.float32).max:
+            squares = (part.to(torch.float64).square() for part in in_parts(value))
+            total = sum(float(part[torch.isfinite(part)].sum()) for part in squares)
+            if total > torch.finfo(torch.float32).max:
                 return True
     return False
 
