@@ -5,7 +5,7 @@
 A process of its own enables three operators in the background mode with a compiler that only
 sleeps. Once that compiler has been called, they are called with sizes that are all new, by turns
 with calls of the same sizes that native answers: `neg`, whose sizes wait for one kernel of all of
-them, `neg_`, each of whose sizes is a request of its own, and `bitwise_not` of 1,000 integers or
+them, `neg_`, each of whose sizes asks for one of its own, and `bitwise_not` of 1,000 integers or
 20,000. Some calls follow one another at once, before others the process sleeps for a millisecond,
 so that each miss wakes the loader thread. Also in the table: the call that asks for a kernel, which
 reads some of its integers, and the next one. The exit status is 0 when the 99th percentile is

@@ -6,6 +6,7 @@ namespace eagercache {
 namespace {
 
 constexpr std::size_t kMaxMembers = 8;
+constexpr unsigned kMostAlone = 32;  // no key is met so often
 
 // Class words on the stack. Uninitialised: on the path of a new key.
 class ClassWords {
@@ -145,6 +146,20 @@ std::optional<ShapeClasses::Proposal> ShapeClasses::note_call(std::span<const Wo
   return std::nullopt;
 }
 
+bool ShapeClasses::lets_alone(std::span<const Word> words, std::uint64_t calls,
+                              std::uint64_t enough) {
+  std::lock_guard lock(mutex_);
+  Class* known = class_of_locked(words, false);
+  if (known == nullptr) {
+    return calls >= enough;
+  }
+  if (known->alone >= kMostAlone || calls >> known->alone < enough) {
+    return false;
+  }
+  ++known->alone;
+  return true;
+}
+
 std::optional<std::size_t> ShapeClasses::under_way(std::span<const Word> words) {
   std::lock_guard lock(mutex_);
   const Class* known = class_of_locked(words, false);
@@ -179,6 +194,7 @@ void ShapeClasses::clear() {
     known->asked = 0;
     known->asked_all = known->closed = known->failed = known->compiling = false;
     known->calls = 0;
+    known->alone = 0;
     known->members.clear();
   }
 }

@@ -59,6 +59,10 @@ class ShapeClasses {
   std::optional<Proposal> note_call(std::span<const Word> words, std::uint64_t calls,
                                     std::uint64_t enough);
 
+  // Whether a key of a class whose kernel lost, or failed, gets one of its own after `calls` of it:
+  // the first one after `enough`, each further one after twice as many. Counts those that do.
+  bool lets_alone(std::span<const Word> words, std::uint64_t calls, std::uint64_t enough);
+
   // The number of the kernel that was proposed for the class and is not there yet.
   std::optional<std::size_t> under_way(std::span<const Word> words);
 
@@ -83,6 +87,7 @@ class ShapeClasses {
     bool failed = false;
     bool compiling = false;
     std::uint64_t calls = 0;
+    unsigned alone = 0;                      // keys that were let have a kernel of their own
     std::vector<std::vector<Word>> members;  // a few, none of which a kernel answers
   };
 

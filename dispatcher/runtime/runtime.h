@@ -176,6 +176,9 @@ class Runtime final : public MissQueue {
                       const std::string& decision, const std::string& reason,
                       const std::map<std::string, std::string>& facts);
   void record(OperatorHook& hook, std::span<const Word> words, VerdictRecord record);
+  // How many calls of a key, of which native takes `native_ns` each, are worth a kernel now; see
+  // runtime_budget.cc.
+  std::uint64_t enough_calls(const OperatorHook& hook, std::uint64_t native_ns) const;
   // Shape classes; see runtime_shapes.cc.
   bool has_classes(const OperatorHook& hook) const;
   std::string class_digest(const OperatorHook& hook, std::span<const Word> words,
@@ -228,6 +231,7 @@ class Runtime final : public MissQueue {
 
   std::atomic<Policy> policy_;  // read by every miss
   static_assert(std::atomic<Policy>::is_always_lock_free);
+  std::atomic<std::uint64_t> requests_{0};  // for kernels, since the policy was set
   std::atomic<double> wait_seconds_{600.0};
   std::atomic<bool> waited_in_vain_{false};  // since the latest verdict
   std::atomic<bool> forked_{false};

@@ -101,7 +101,8 @@ void Runtime::process(Pending pending) {
     }
     if (decided ||  // by an answer that came while this call waited in the queue
         install_from_store(*pending.hook, pending.words, pending.hash, digest, &found) ||
-        hand_to_scalars(pending) || hand_to_class(pending) || !pending.may_compile) {
+        hand_to_scalars(pending) || hand_to_class(pending) || !pending.may_compile ||
+        pending.calls < enough_calls(*pending.hook, pending.native_ns)) {
       finish(pending);
       return;
     }
@@ -130,6 +131,7 @@ void Runtime::submit(Pending pending, const CompileRequest& request) {
     finish(pending);
     return;
   }
+  requests_.fetch_add(1, std::memory_order_relaxed);
   const std::string full_name = pending.hook->full_name();
   bool stopping = false;
   {

@@ -193,6 +193,7 @@ std::vector<OperatorHook*> Runtime::hooks() const {
 void Runtime::set_policy(const Policy& policy) {
   policy_.store(policy, std::memory_order_relaxed);
   verdict_generation.fetch_add(1, std::memory_order_acq_rel);
+  requests_.store(0, std::memory_order_relaxed);
   for (OperatorHook* hook : hooks()) {
     hook->table().clear();
     hook->classes().clear();

@@ -89,9 +89,7 @@ bool Runtime::hand_to_scalars(Pending& pending) {
   if (hook.scalars().find(pending.words, numbers).state != EntryState::kAbsent) {
     return true;
   }
-  const Policy now = policy();
-  const std::uint64_t enough =
-      now.on_miss == OnMiss::kWait ? 1 : now.compile_after * hook.compile_cost();
+  const std::uint64_t enough = enough_calls(hook, pending.native_ns);
   const ScalarClasses::Step step = hook.scalars().next_step(pending.words, pending.calls, enough);
   if (step == ScalarClasses::Step::kUnderWay) {
     // Where it is not: just done; the key asks again.

@@ -16,7 +16,8 @@ namespace {
 // costs more, and an exact one is quicker to have where sizes settle.
 constexpr std::uint64_t kClassCalls = 2;
 // A key whose class kernel is slower than native, or failed, gets a kernel of its own after this
-// many times as many calls.
+// many times as many calls. What was true of the class is likely to be true of it, too: every
+// further key of the class must be met twice as often as the one before.
 constexpr std::uint64_t kExactBesideClass = 16;
 
 }  // namespace
@@ -120,18 +121,17 @@ bool Runtime::hand_to_class(Pending& pending) {
   if (found.state == EntryState::kKernel) {
     return true;
   }
-  const Policy now = policy();
-  const std::uint64_t after =
-      now.on_miss == OnMiss::kWait ? 1 : now.compile_after * hook.compile_cost();
+  const std::uint64_t after = enough_calls(hook, pending.native_ns);
   if (found.state == EntryState::kNative || hook.classes().failed(pending.words)) {
-    return pending.calls < kExactBesideClass * after;
+    return !hook.classes().lets_alone(pending.words, pending.calls, kExactBesideClass * after);
   }
   if (const auto number = hook.classes().under_way(pending.words)) {
     // Where it is not: just done; the key asks again.
     return join_in_flight(class_digest(hook, pending.words, *number), pending);
   }
-  auto proposal = hook.classes().note_call(pending.words, pending.calls,
-                                           now.on_miss == OnMiss::kWait ? 1 : kClassCalls * after);
+  const bool waits = policy().on_miss == OnMiss::kWait;
+  auto proposal =
+      hook.classes().note_call(pending.words, pending.calls, waits ? 1 : kClassCalls * after);
   if (!proposal) {
     return false;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "guards/key/key_items.h"
 
@@ -13,32 +14,66 @@ constexpr std::size_t kMaxRank = 16;
 constexpr Word kAnySize = 2;
 constexpr Word kAnyInteger = static_cast<Word>(kSmallInteger) + 1;
 constexpr Word kRepeated = kMaxRank + 1;  // the place of a stride of 0
+// The place of a stride of a dimension of size 1: this and which of the steps it equals.
+constexpr Word kAtStep = 2 * kMaxRank;
+constexpr Word kBeyond = 4 * kMaxRank;  // or past all of the tensor's elements
 
-// Writes the place of each stride among the strides, 1 for the largest; false unless the tensor is
-// dense when its dimensions are put in that order.
-bool stride_order(std::span<const Word> sizes, std::span<const Word> strides,
-                  std::span<Word> places) noexcept {
-  if (sizes.size() > kMaxRank) return false;
+// What strides a dense tensor has, from the inside out, and last the number of its elements.
+struct Steps {
+  std::array<Word, kMaxRank + 1> values;  // uninitialised: on the path of a new key
+  std::size_t count = 0;
+};
+
+// Writes the place of each stride of a dimension of more than one element, 1 for the largest. False
+// unless the tensor is dense when these dimensions are put in that order.
+bool place_strides(std::span<const Word> sizes, std::span<const Word> strides,
+                   std::span<Word> places, Steps* steps) noexcept {
   std::array<std::size_t, kMaxRank> order{};
   std::size_t count = 0;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (strides[i] == 0 && sizes[i] != 1) {
+    if (sizes[i] == 1) continue;
+    if (strides[i] == 0) {
       places[i] = kRepeated;
       continue;
     }
-    // Insertion, stable: of equal strides the first dimension is the outer one.
     std::size_t place = count++;
     for (; place > 0 && strides[order[place - 1]] < strides[i]; --place) {
       order[place] = order[place - 1];
     }
     order[place] = i;
   }
-  Word expected = 1;
+  Word expected = steps->values[0] = 1;
   for (std::size_t place = count; place-- > 0;) {
     const std::size_t dimension = order[place];
     if (strides[dimension] != expected) return false;
     if (__builtin_mul_overflow(expected, sizes[dimension], &expected)) return false;
     places[dimension] = place + 1;
+    steps->values[count - place] = expected;
+  }
+  steps->count = count + 1;
+  return true;
+}
+
+// The same for the dimensions of size 1. Their strides address nothing, but native may copy them
+// to its output, and compares them with the others where it looks for a memory format. So a place
+// says how one compares with all others; what is between two steps has none. Sets `beyond` when a
+// stride is past them all, where sizes do not say what it is.
+bool place_unit_strides(std::span<const Word> sizes, std::span<const Word> strides,
+                        const Steps& steps, std::span<Word> places, bool* beyond) noexcept {
+  const std::span<const Word> known(steps.values.data(), steps.count);
+  Word outer = std::numeric_limits<Word>::max();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1) continue;
+    if (const auto at = std::ranges::find(known, strides[i]); at != known.end()) {
+      places[i] = kAtStep + static_cast<Word>(at - known.begin());
+    } else if (strides[i] > known.back() && strides[i] < outer) {
+      // Of several the first is the outermost, as in a part of a larger tensor.
+      places[i] = kBeyond;
+      outer = strides[i];
+      *beyond = true;
+    } else {
+      return false;
+    }
   }
   return true;
 }
@@ -54,8 +89,8 @@ bool ends(std::span<const Word> sizes, std::span<const Word> list) noexcept {
   return list.size() <= sizes.size() && std::ranges::equal(list, sizes.last(list.size()));
 }
 
-// The class words of one item, header included. Sets `varies` when a size may vary. `first` are the
-// sizes of the call's first tensor.
+// The class words of one item, header included. Sets `varies` when a size or a stride may vary.
+// `first` are the sizes of the call's first tensor.
 bool write_item(const Item& item, std::span<const Word> words, std::span<const Word> first,
                 std::span<Word> out, bool* varies) noexcept {
   const std::span<const Word> payload = words.subspan(item.at + 1, item.payload);
@@ -64,11 +99,16 @@ bool write_item(const Item& item, std::span<const Word> words, std::span<const W
   switch (item.kind) {
     case ArgumentKind::kTensor: {
       const std::size_t rank = payload.size() / 2;
+      if (rank > kMaxRank) return false;
       for (std::size_t i = 0; i < rank; ++i) {
         target[i] = payload[i] == 1 ? 1 : kAnySize;
         *varies = *varies || payload[i] != 1;
       }
-      return stride_order(payload.first(rank), payload.last(rank), target.last(rank));
+      const std::span<const Word> sizes = payload.first(rank);
+      const std::span<const Word> strides = payload.last(rank);
+      Steps steps;
+      return place_strides(sizes, strides, target.last(rank), &steps) &&
+             place_unit_strides(sizes, strides, steps, target.last(rank), varies);
     }
     case ArgumentKind::kInt:
     case ArgumentKind::kIntList: {
@@ -139,7 +179,8 @@ std::optional<ShapePattern> generalize_sizes(std::span<const Word> call,
       pattern.symbols.push_back({i, all[i].owner, all[i].element});
     }
   }
-  if (pattern.symbols.empty() || pattern.symbols.size() > ShapePattern::kMaxSymbols) {
+  if (pattern.symbols.size() > ShapePattern::kMaxSymbols ||
+      (pattern.symbols.empty() && std::ranges::equal(call, other))) {
     return std::nullopt;
   }
   for (std::uint32_t i = 0; i < all.size(); ++i) {
@@ -186,8 +227,12 @@ std::optional<ShapePattern> generalize_fully(std::span<const Word> call,
 
 bool ShapePattern::is_sound() const {
   std::vector<Word> own(words.size());
-  if (!class_words(words, own) || symbols.empty() || symbols.size() > kMaxSymbols) return false;
+  if (!class_words(words, own) || symbols.size() > kMaxSymbols) return false;
   const std::vector<Position> all = positions(words);
+  const auto is_open = [&](const Position& at) {
+    return at.role == Role::kStride && own[static_cast<std::size_t>(&at - all.data())] == kBeyond;
+  };
+  if (symbols.empty() && std::ranges::none_of(all, is_open)) return false;
   std::size_t next = 1;
   for (const Symbol& symbol : symbols) {
     if (symbol.word < next || symbol.word >= all.size() || words[symbol.word] == 1) return false;

@@ -14,9 +14,14 @@
 // Two calls are of one class when their class words are equal: the key's words with every size but
 // 1 replaced, every stride replaced by its place in the order of the strides, and numbers that are
 // no flags (integers beyond kSmallInteger, lists of the last sizes of the first tensor,
-// floating-point ones) replaced. A size of 1 broadcasts
-// and is a class of its own. Tensors whose strides are not those of a dense tensor with permuted
-// dimensions (0 for repeated ones) have no class.
+// floating-point ones) replaced. A size of 1 broadcasts and is a class of its own. Tensors whose
+// strides are not those of a dense tensor with permuted dimensions (0 for repeated ones) have no
+// class.
+//
+// The stride of a dimension of size 1 addresses nothing, and density does not ask for it. But
+// native may copy it, or compare it with others: its place says which stride of the dense tensor it
+// equals, or that it is past all elements. Where it is past them (a part of a larger tensor) the
+// sizes do not say what it is: calls of a class may differ in it.
 //
 // A pattern says which calls of a class one kernel was made for: the sizes that it takes as
 // arguments (symbols), integers that follow them (ties), and the words that all other positions
@@ -59,9 +64,9 @@ struct ShapePattern {
   bool is_sound() const;
 };
 
-// The pattern of two calls of one class: a symbol for each size in which they differ. Integers that
-// differ must equal one and the same symbol in both. Nothing when the calls differ in anything
-// else, or in no size.
+// The pattern of two calls of one class: a symbol for each size in which they differ, none where
+// they differ in strides past all elements alone. Integers that differ must equal one and the same
+// symbol in both. Nothing when the calls differ in anything else, or in nothing.
 std::optional<ShapePattern> generalize(std::span<const Word> call, std::span<const Word> other);
 
 // The same with a symbol for each size that is not 1, and ties as `call` and `other` suggest.

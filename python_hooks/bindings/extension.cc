@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "dispatcher/base/log.h"
 #include "dispatcher/base/source_digest.h"
 #include "dispatcher/device/cuda_driver.h"
+#include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/kernels/cuda_kernel.h"
 #include "dispatcher/observe/probe.h"
 #include "dispatcher/observe/verification.h"
@@ -240,6 +242,24 @@ void bind_operators(py::module_& module) {
   });
 }
 
+// `with native_calls():` our own work with tensors of the program, which is no call of it: native
+// answers, nothing is counted, and no kernel is made.
+class NativeCalls {
+ public:
+  void enter() { inside_.emplace(); }
+  void exit(const py::args& /*error*/) { inside_.reset(); }
+
+ private:
+  std::optional<InsideGuard> inside_;
+};
+
+void bind_native_calls(py::module_& module) {
+  py::class_<NativeCalls>(module, "native_calls")
+      .def(py::init<>())
+      .def("__enter__", &NativeCalls::enter)
+      .def("__exit__", &NativeCalls::exit);
+}
+
 void bind_policy(py::module_& module) {
   module.def("set_policy", &set_policy, py::arg("on_miss"), py::arg("choose"), py::arg("numerics"),
              py::arg("compile_after") = Policy{}.compile_after, py::arg("replicas") = false,
@@ -362,6 +382,7 @@ PYBIND11_MODULE(_C, module) {
   eagercache::bind_store(module);
   eagercache::bind_operators(module);
   eagercache::bind_policy(module);
+  eagercache::bind_native_calls(module);
   eagercache::bind_verdicts(module);
   eagercache::bind_probe(module);
   eagercache::bind_explain(module);

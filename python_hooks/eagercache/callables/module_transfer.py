@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.library import CustomOpDef
 
+from eagercache.base.load import core
 from eagercache.callables import parametrized
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
@@ -126,7 +127,8 @@ class _Pickler(Packer):
         if index is None:
             index = self._known[id(value)] = len(self.standins)
             self._kept.append(value)
-            self.standins.append(_describe(value))
+            with contextlib.nullcontext() if core is None else core.native_calls():
+                self.standins.append(_describe(value))
         return index
 
     def reducer_override(self, value: Any) -> Any:

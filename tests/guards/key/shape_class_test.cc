@@ -56,6 +56,13 @@ bool same_class(const std::vector<Word>& a, const std::vector<Word>& b) {
   return class_of(a) == class_of(b);
 }
 
+using Values = std::array<std::int64_t, ShapePattern::kMaxSymbols>;
+
+bool covers(const ShapePattern& pattern, const std::vector<Word>& words) {
+  Values values{};
+  return matches(pattern, words, values);
+}
+
 TEST(ShapeClass, AListOfTheLastSizesVariesWithThemHoweverSmall) {
   const auto normalized = [](std::int64_t rows, std::int64_t columns) {
     return key({dense({rows, columns}), integers({columns})});
@@ -67,13 +74,6 @@ TEST(ShapeClass, AListOfTheLastSizesVariesWithThemHoweverSmall) {
   ASSERT_TRUE(pattern);
   EXPECT_EQ(pattern->ties.size(), 1U);
   EXPECT_TRUE(pattern->is_sound());
-}
-
-using Values = std::array<std::int64_t, ShapePattern::kMaxSymbols>;
-
-bool covers(const ShapePattern& pattern, const std::vector<Word>& words) {
-  Values values{};
-  return matches(pattern, words, values);
 }
 
 TEST(ShapeClass, HoldsCallsThatDifferInSizes) {
@@ -105,7 +105,46 @@ TEST(ShapeClass, IsForDenseTensorsOnly) {
   EXPECT_TRUE(class_of(key({tensor({8, 12}, {24, 1})})).empty());
   EXPECT_TRUE(class_of(key({tensor({8, 12}, {24, 2})})).empty());
   EXPECT_TRUE(class_of(key({tensor({8, 12}, {1, 1})})).empty());
-  EXPECT_TRUE(class_of(key({tensor({1, 12}, {1, 1})})).empty());
+}
+
+TEST(ShapeClass, StridesOfSizeOneNeedNotBeDense) {
+  // A bias [4, N, N] with its heads innermost, and a batch of 1 in front of it.
+  const auto bias = [](std::int64_t n) { return key({tensor({1, 4, n, n}, {4, 1, 4 * n, 4})}); };
+  EXPECT_TRUE(same_class(bias(5), bias(24)));
+  const auto pattern = generalize(bias(5), bias(6));
+  ASSERT_TRUE(pattern && pattern->is_sound());
+  EXPECT_TRUE(covers(*pattern, bias(24)));
+  // The last token of a longer row.
+  const auto last = [](std::int64_t n) { return key({tensor({1, 64}, {64 * n, 1})}); };
+  EXPECT_TRUE(same_class(last(2), last(9)));
+}
+
+TEST(ShapeClass, APlaceOfAStrideOfSizeOneIsWhatItComparesWith) {
+  const auto one = [](std::int64_t stride) { return key({tensor({1, 12}, {stride, 1})}); };
+  EXPECT_FALSE(same_class(one(1), one(12)));   // the innermost, or as contiguous
+  EXPECT_FALSE(same_class(one(12), one(13)));  // past all elements
+  EXPECT_TRUE(same_class(one(13), one(100)));
+  EXPECT_TRUE(class_of(one(5)).empty());  // between two: other sizes do not say what it is
+  EXPECT_TRUE(class_of(one(0)).empty());
+  // Of two past all elements the first is the outermost.
+  const auto two = [](std::int64_t a, std::int64_t b) {
+    return key({tensor({1, 1, 3}, {a, b, 1})});
+  };
+  EXPECT_TRUE(same_class(two(90, 9), two(40, 20)));
+  EXPECT_TRUE(class_of(two(9, 90)).empty());
+  EXPECT_TRUE(class_of(two(9, 9)).empty());
+}
+
+TEST(ShapePattern, TakesNoSizesWhereStridesPastAllElementsDiffer) {
+  const auto token = [](std::int64_t stride) { return key({tensor({1, 1}, {stride, 1})}); };
+  EXPECT_TRUE(class_of(token(1)).empty());  // nothing in it varies
+  const auto pattern = generalize(token(2), token(3));
+  ASSERT_TRUE(pattern.has_value());
+  EXPECT_TRUE(pattern->symbols.empty());
+  EXPECT_TRUE(pattern->is_sound());
+  EXPECT_TRUE(covers(*pattern, token(1000)));
+  EXPECT_FALSE(generalize(token(2), token(2)).has_value());
+  EXPECT_FALSE(generalize_fully(token(2), token(2)).has_value());
 }
 
 TEST(ShapeClass, ClassWordsAreTheKeyOfACall) {

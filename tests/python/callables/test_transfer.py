@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from conftest import Program
 from eagercache.callables import function_transfer, module_transfer
 
 aten = torch.ops.aten
@@ -30,3 +31,27 @@ def test_namespaces_of_operators_travel_with_the_code_that_names_them() -> None:
     assert torch.equal(function(x), _doubled(x))
     packed = module_transfer.pack(_Calls(), (x,), {})
     assert packed
+
+
+def test_what_is_computed_of_tensors_that_are_sent_is_no_call_of_the_program(
+    program: Program,
+) -> None:
+    seen = program("""
+import torch, eagercache
+from eagercache.callables import module_transfer
+names = ["mean", "std.correction", "abs", "eq.Tensor", "min", "max", "_to_copy", "add.Tensor"]
+eagercache.enable(names, on_miss="native")
+def calls():
+    stats = eagercache.stats()
+    return stats.hits + stats.misses + stats.pending + stats.native + stats.aside
+model, x = torch.nn.Linear(128, 64), torch.randn(64, 128)
+x + 1
+before = calls()
+packed = module_transfer.pack(model, (x,), {})
+after = calls()
+x + 2
+report(before=before, after=after, last=calls(), packed=len(packed) > 0)
+""")
+    assert seen["packed"]
+    assert seen["after"] == seen["before"] == 1
+    assert seen["last"] == 2

@@ -187,3 +187,33 @@ def test_conditions_read_the_same_in_python_as_in_c() -> None:
         False,
         True,
     ]
+
+
+def test_a_function_that_asks_for_a_stride_that_sizes_do_not_say_answers_as_it_does(
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    seen = run_program(
+        """
+import torch, eagercache
+from torch import Tensor
+@eagercache.op("demo::by_stride", autograd=False)
+def by_stride(x: Tensor, y: Tensor) -> Tensor:
+    if x.stride(0) > 6000:
+        return torch.exp(y) * x
+    return torch.sigmoid(y) + x
+rows = [(torch.randn(1, 1).as_strided((1, 1), (stride, 1)), torch.randn(3, columns))
+        for columns, stride in enumerate((100, 200, 300, 5000, 7000, 9000), start=8)]
+expected = [by_stride.function(*both) for both in rows]
+with eagercache.enable((), on_miss="wait", choose="always"):
+    wrong = sum(not torch.allclose(by_stride(*both), known, rtol=1e-5, atol=1e-6)
+                for _ in range(2) for both, known in zip(rows, expected, strict=True))
+    hits = eagercache.stats().hits
+report(wrong=wrong, hits=hits)
+""",
+        cache,
+        fills=True,
+    )
+    assert seen["wrong"] == 0
+    assert seen["hits"] > 0

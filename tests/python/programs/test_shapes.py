@@ -249,3 +249,43 @@ report(kernels=[[k.decision, k.reason, k.facts.get("timings", "")] for k in eage
     timings = [timings for _, _, timings in result["kernels"] if timings]
     assert timings and all(text.count(";") >= 2 for text in timings), result["kernels"]
     assert all(decision != "failed" for decision, _, _ in result["kernels"]), result["kernels"]
+
+
+# Tensors with a dimension of size 1 whose stride is not a dense tensor's, as models make them.
+ONES = """
+import torch, eagercache
+torch.manual_seed(0)
+SIZES = (5, 6, 7, 9, 12, 24)
+def bias(n): return torch.randn(n, n, 4).permute(2, 0, 1).unsqueeze(0)
+def token(n): return torch.randint(0, 99, (1, n))[:, -1:]
+def row(n): return torch.randn(1, n, 64)[:, -1:]
+def batch(n): return torch.randn(1, n, 3, 2).permute(0, 3, 1, 2)
+def kept(x): return x.clone()
+def packed(x): return x.clone(memory_format=torch.contiguous_format)
+def minus(x): return torch.neg(x)
+def both(x): return torch.add(x, x)
+calls = [(make, act, make(n)) for make in (bias, token, row, batch)
+         for act in (kept, packed, minus, both) for n in SIZES]
+def same(a, b):
+    return torch.equal(a, b) and a.stride() == b.stride()
+native = [act(x) for _, act, x in calls]
+with eagercache.enable(["clone", "neg", "add.Tensor"], on_miss="wait", choose="always"):
+    wrong = []
+    for _ in range(2):
+        wrong += [(make.__name__, act.__name__, list(x.size()))
+                  for (make, act, x), known in zip(calls, native) if not same(act(x), known)]
+    stats = eagercache.stats()
+report(wrong=wrong, compiles=stats.compiles, hits=stats.hits, calls=2 * len(calls),
+       reasons=sorted({k.reason for k in eagercache.kernels()}))
+"""
+
+
+def test_strides_of_size_one_are_of_a_class_and_come_out_as_native_has_them(
+    program: Program,
+) -> None:
+    seen = program(ONES, fills=True)
+    assert seen["wrong"] == []
+    # Sixteen forms of calls: a kernel for the first size, and one for all others. Where native
+    # copies a stride that sizes do not say, native answers.
+    assert seen["compiles"] <= 2 * 16 + 4, seen
+    assert seen["hits"] >= 0.6 * seen["calls"], seen

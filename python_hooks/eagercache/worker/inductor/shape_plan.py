@@ -140,7 +140,10 @@ def _adopt(
     names: Sequence[str],
     native: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]],
 ) -> Output:
-    """``output`` with the strides of its dimensions of size 1 as native has them."""
+    """``output`` with the strides of its dimensions of size 1 as native has them.
+
+    Such a stride is how many elements lie inside of the dimension, in native's order of them.
+    """
     strides = list(output.strides)
     for dimension, size in enumerate(output.sizes):
         if evaluate(size, {}) != 1:
@@ -150,7 +153,12 @@ def _adopt(
             if dimension + 1 < len(output.sizes)
             else "1L"
         )
-        for candidate in (strides[dimension], following, "1L"):
+        around = [
+            f"({size})*({stride})"
+            for other, (size, stride) in enumerate(zip(output.sizes, output.strides, strict=True))
+            if other != dimension
+        ]
+        for candidate in (strides[dimension], following, "1L", *around):
             if all(
                 evaluate(candidate, dict(zip(names, values, strict=True)))
                 == answers[index][dimension]

@@ -40,6 +40,8 @@ class FunctionShapeJob(FunctionJob, ShapeJob):
         self, family: ShapeFamily, fakes: Sequence[torch.Tensor], names: Sequence[str]
     ) -> torch.fx.GraphModule:
         assert self._operator is not None
+        if family.has_open_strides:
+            raise CompileRefused("the function may ask for a stride that sizes do not say")
         observe(self._operator, family.call)
         graph = trace(self._operator, family.symbolic(), fakes, family.tied_sizes)
         self._names = tuple(names)
@@ -57,8 +59,8 @@ class FunctionShapeJob(FunctionJob, ShapeJob):
             raise CompileRefused("the function is another program for every size")
         return lowered
 
-    def _member(self, family: ShapeFamily, values: Sequence[int]) -> Call:
-        member = super()._member(family, values)
+    def _member(self, family: ShapeFamily, values: Sequence[int], further: int = 0) -> Call:
+        member = super()._member(family, values, further)
         named = dict(zip(self._names, values, strict=True))
         for bounds in self._ranges:
             low, high = (evaluate(str(end), named) for end in (bounds.low, bounds.high))

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 # Elements of the largest tensor of the calls that a kernel is timed on, beside the request's own.
 TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20)
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32}
+# By how much the strides are larger that sizes do not say, where a kernel is proved on others than
+# the call's own: an output that native gives such a stride has no kernel for all of them.
+_FURTHER = (1, 4_099)
 
 
 class ShapeJob(FamilyJob):
@@ -78,9 +81,9 @@ class ShapeJob(FamilyJob):
         natives = native_answers(family.call)
         return build_graph(family.symbolic(), len(natives[0].outputs), family.tied_sizes)
 
-    def _member(self, family: ShapeFamily, values: Sequence[int]) -> Call:
-        """The call of the family whose symbols have these values."""
-        return family.member(values)
+    def _member(self, family: ShapeFamily, values: Sequence[int], further: int = 0) -> Call:
+        """The call of the family whose symbols have these values; see `ShapeFamily.member`."""
+        return family.member(values, further)
 
     def _lower_shapes(self, family: ShapeFamily, tools: Tools) -> Lowered:
         """Inductor's text for symbolic sizes, as a plan. Raises CompileRefused."""
@@ -158,10 +161,13 @@ class ShapeJob(FamilyJob):
         outcome = Outcome("kernel", kernel=kernel)
         with family.call.state.applied():
             proved = proof_values(family, plan.admits, self._vector_lengths(family))
-            for values in proved:
+            apart = _FURTHER if family.has_open_strides else ()
+            tried = [(values, 0) for values in proved] + [(family.values, n) for n in apart]
+            for values, further in tried:
                 where = f"sizes {sizes_text(values)}"
-                member, plan_text = self._member(family, values), kernel.launch_plan
-                others = len(proved) - 1
+                where += f", strides + {further}" if further else ""
+                member, plan_text = self._member(family, values, further), kernel.launch_plan
+                others = len(tried) - 1
                 self._prove_member(member, self._library, plan_text, outcome, where, others)
             choice = self._choose(family, plan, outcome)
         outcome.kernel = Built(objects, self.lowered, "shapes", plan.to_json(choice))

@@ -36,15 +36,24 @@ class ShapeFamily:
         except IndexError as error:
             raise CallError("the pattern names a size that there is not") from error
 
-    def member(self, values: Sequence[int]) -> Call:
-        """The call whose symbols have these values."""
+    @property
+    def has_open_strides(self) -> bool:
+        """Whether members may differ in strides that sizes do not say; see `_resize`."""
+        return any(
+            size == 1 and stride not in _steps(spec.sizes, spec.strides)
+            for spec in self.call.tensors
+            for size, stride in zip(spec.sizes, spec.strides, strict=True)
+        )
+
+    def member(self, values: Sequence[int], further: int = 0) -> Call:
+        """The call whose symbols have these values, its open strides by so much larger."""
         description = copy.deepcopy(dict(self._description))
         by_tensor: dict[int, dict[int, int]] = {}
         for (tensor, dimension), value in zip(self.symbols, values, strict=True):
             by_tensor.setdefault(tensor, {})[dimension] = value
         for index, argument in enumerate(_tensors(description["args"])):
-            if index in by_tensor:
-                _resize(argument, by_tensor[index])
+            if index in by_tensor or further:
+                _resize(argument, by_tensor.get(index, {}), further)
         for symbol, argument_index, element in self.ties:
             argument = description["args"][argument_index]
             if argument["kind"] == "int_list":
@@ -77,20 +86,36 @@ def _tensors(arguments: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield from _tensors(argument["elements"])
 
 
-def _resize(argument: dict[str, Any], sizes: Mapping[int, int]) -> None:
-    """Gives a dense tensor other sizes in the same order of its strides."""
+def _resize(argument: dict[str, Any], sizes: Mapping[int, int], further: int) -> None:
+    """Gives a dense tensor other sizes in the same order of its strides.
+
+    A stride of a dimension of size 1 stays what it is to the others (guards/key/shape_class.h):
+    equal to one of them, or past all elements. Those that are past them are ``further`` away.
+    """
     old, strides = argument["sizes"], argument["strides"]
-    order = sorted(
-        (d for d in range(len(old)) if strides[d] != 0 or old[d] == 1),
-        key=lambda dimension: (-strides[dimension], dimension),
-    )
     new = [sizes.get(dimension, size) for dimension, size in enumerate(old)]
-    step = 1
-    moved = list(strides)
-    for dimension in reversed(order):
-        moved[dimension] = step
-        step *= new[dimension]
-    argument["sizes"], argument["strides"] = new, moved
+    before, after = _steps(old, strides), _steps(old, strides, new)
+    became = dict(zip(before, after, strict=True))
+    apart = further + after[-1] - before[-1]
+    argument["sizes"] = new
+    argument["strides"] = [
+        became.get(stride, stride + apart if size == 1 else stride)
+        for size, stride in zip(old, strides, strict=True)
+    ]
+
+
+def _steps(
+    sizes: Sequence[int], strides: Sequence[int], others: Sequence[int] | None = None
+) -> list[int]:
+    """What strides a dense tensor has, from the inside out, and last the number of its elements.
+
+    Of a tensor of the sizes ``others`` in the same order of the strides, where they are given.
+    """
+    wide = [d for d in range(len(sizes)) if sizes[d] != 1 and strides[d] != 0]
+    steps = [1]
+    for dimension in sorted(wide, key=lambda dimension: strides[dimension]):
+        steps.append(steps[-1] * (sizes if others is None else others)[dimension])
+    return steps
 
 
 def elements_of(call: Call, outputs: Sequence[Any]) -> int:
@@ -222,5 +247,5 @@ def timing_values(
 
 
 def sizes_text(values: Sequence[int]) -> str:
-    """Sizes as a person reads them: 4x128."""
-    return "x".join(map(str, values))
+    """Sizes as a person reads them: 4x128; "own" where none is open."""
+    return "x".join(map(str, values)) or "own"
