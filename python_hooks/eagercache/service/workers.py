@@ -183,6 +183,8 @@ class Workers:
             for response in process.ask_all(messages, batch[0].settings):
                 if response.get("index") in left:
                     self._take_response(left.pop(response["index"]), response)
+                    for request in left.values():  # of which the worker takes the next one now
+                        request.begun = time.monotonic()
         except WorkerLost as lost:
             self._discard(process)
             process = None
