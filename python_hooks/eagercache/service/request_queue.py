@@ -125,7 +125,7 @@ class RequestQueue:
                 batch = together[:limit]
             for request in batch:
                 self.waiting.remove(request)
-                request.begun = now
+            batch[0].begun = now  # the others once this one is answered
             return batch
 
     def _answer_locked(self, request: Request, reason: str) -> None:
