@@ -10,6 +10,7 @@ from typing import Any
 from eagercache.calls.texts import counted
 from eagercache.cli.reports.page_tables import compile_table
 from eagercache.cli.reports.timeline import lanes, rates, step_lengths
+from eagercache.frontend.gains import NOT_YET
 
 # Of a program of many processes the longest are shown.
 MOST_PROCESSES = 4
@@ -39,7 +40,10 @@ def timelines(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _process(one: Mapping[str, Any], number: int, later: float) -> str:
     said = [f"process {number}, from {later:.1f} s on"] if number else []
-    said.append(counted(len(one["compiles"]), "compile"))
+    left = sum(compiled["verdict"] == NOT_YET for compiled in one["compiles"])
+    said.append(counted(len(one["compiles"]) - left, "compile"))
+    if left:
+        said.append(f"{left:,} not done when the program ended")
     if one["step_count"]:
         said.append(counted(one["step_count"], "step") + " of the optimizer")
     caption = "; ".join(said)
