@@ -23,7 +23,7 @@ TRAINING = """
 import time, torch
 torch.manual_seed(0)
 net = torch.nn.Linear(8, 4)
-steps = torch.optim.SGD(net.parameters(), lr=0.1)
+steps = torch.optim.SGD(net.parameters(), lr=0.001)
 for step in range(30):
     torch.var(torch.randn(16, 8), -1)
     steps.zero_grad()
@@ -40,7 +40,7 @@ from eagercache.cli.reports.timeline import Timeline
 seen = Timeline()
 seen.begin()
 weight = torch.ones(4, requires_grad=True)
-steps = torch.optim.SGD([weight], lr=0.1)
+steps = torch.optim.SGD([weight], lr=0.001)
 weight.sum().backward()
 torch.compile(steps.step, backend="eager")()
 print(weight.sum().item(), len(seen.ended([])["steps"]))
@@ -54,7 +54,7 @@ def run(words: list[str], cache: Path, folder: Path) -> subprocess.CompletedProc
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
 
@@ -86,7 +86,7 @@ def test_a_step_that_is_compiled_is_left_alone(cache: Path, tmp_path: Path) -> N
     done = run(["-c", COMPILED], cache, tmp_path)
     assert done.returncode == 0, done.stderr
     total, steps = done.stdout.split()
-    assert float(total) == pytest.approx(4 * 0.9) and int(steps) <= 1
+    assert float(total) == pytest.approx(4 * 0.999) and int(steps) <= 1
     assert "Timeline" not in done.stderr and "timeline" not in done.stderr
 
 
