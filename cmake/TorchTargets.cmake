@@ -29,9 +29,15 @@ execute_process(
   OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_result
   OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(NOT torch_result EQUAL 0)
-  message(FATAL_ERROR "torch could not be imported by ${Python_EXECUTABLE}: ${torch_error}\n"
-    "Install torch there, pass -DPython_EXECUTABLE=<another python>, or build without it: "
-    "-DEAGERCACHE_WITH_TORCH=OFF")
+  if(SKBUILD)
+    set(torch_remedy "pip builds in an environment of its own, which has no torch. In the environment whose torch is "
+      "meant: pip install scikit-build-core pybind11 cmake ninja, then pip install --no-build-isolation .")
+  else()
+    set(torch_remedy "Install torch there, pass -DPython_EXECUTABLE=<another python>, or build without it: "
+      "-DEAGERCACHE_WITH_TORCH=OFF")
+  endif()
+  string(CONCAT torch_remedy ${torch_remedy})
+  message(FATAL_ERROR "torch could not be imported by ${Python_EXECUTABLE}: ${torch_error}\n${torch_remedy}")
 endif()
 string(REPLACE "\n" ";" torch_facts "${torch_facts}")
 list(GET torch_facts 0 EAGERCACHE_TORCH_VERSION)

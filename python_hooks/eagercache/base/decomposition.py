@@ -64,6 +64,8 @@ def _trials(op: Any) -> Iterator[tuple[list[Any], dict[str, Any]]]:
                         continue
                     optional = str(argument.type).startswith("Optional")
                     value = None if optional else _trial_value(str(argument.type), sizes, dtype)
+                    if argument.is_out and isinstance(value, torch.Tensor):
+                        value = value.new_empty(0)  # PyTorch warns where it resizes another one
                     if argument.kwarg_only:
                         kwargs[argument.name] = value
                     else:

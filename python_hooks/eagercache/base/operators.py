@@ -32,8 +32,13 @@ def described_name(description: Mapping[str, Any]) -> str:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """(name, overload or None for all overloads) of "aten::var.correction", "aten.var", "var"..."""
+    """(name, overload or None for all overloads) of "aten::var.correction", "torch.var", "var"."""
     spec = text.strip()
+    # As programs write it; "torch" is no namespace of operators.
+    for place in ("torch.ops.", "torch.nn.functional.", "torch.Tensor.", "torch."):
+        if spec.startswith(place):
+            spec = spec.removeprefix(place)
+            break
     if "::" in spec:
         namespace, _, rest = spec.partition("::")
     else:

@@ -39,6 +39,9 @@ def ls_command(directory: Path | None, as_json: bool, everything: bool, op: str)
     if as_json:
         print_json(rows)
         return
+    if not rows:
+        click.echo(_none_found(store, everything, op))
+        return
     table(
         f"{counted(len(rows), 'entry', 'entries')} in {store.root}",
         [
@@ -49,6 +52,7 @@ def ls_command(directory: Path | None, as_json: bool, everything: bool, op: str)
             ("native us", "right"),
             ("kernel us", "right"),
             ("size", "right"),
+            ("why", ""),
         ],
         [
             (
@@ -59,10 +63,21 @@ def ls_command(directory: Path | None, as_json: bool, everything: bool, op: str)
                 microseconds(row["facts"], "native_ns"),
                 microseconds(row["facts"], "kernel_ns"),
                 size_text(row["bytes"]),
+                row["facts"].get("reason", ""),
             )
             for row in rows
         ],
     )
+
+
+def _none_found(store: Any, everything: bool, op: str) -> str:
+    if op:
+        return f"no entry in {store.root} is of an operator whose name contains {op!r}"
+    others = 0 if everything else len(store.entries(all=True))
+    if not others:
+        return f"0 entries in {store.root}"
+    more = counted(others, "entry", "entries")
+    return f"0 entries of this environment in {store.root}; --all lists {more} of others"
 
 
 @click.command("show")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 import os
@@ -76,13 +77,30 @@ class Lazy(OneLine):
         """All names, for help."""
         return sorted({*self.places, *super().list_commands(ctx)})
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, each with its first sentence, which click would cut off."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(limit=1000))
+                    for name in self.list_commands(ctx)
+                    if (command := self.get_command(ctx, name)) is not None
+                ]
+            )
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported."""
         if cmd_name in self.elsewhere:
             place = self.elsewhere[cmd_name]
             raise click.UsageError(f"No such command {cmd_name!r}, but `eagercache {place}`", ctx)
         if cmd_name not in self.places:
-            return super().get_command(ctx, cmd_name)
+            found = super().get_command(ctx, cmd_name)
+            near = difflib.get_close_matches(cmd_name, self.list_commands(ctx), n=1)
+            if found is None and near and not ctx.resilient_parsing:
+                raise click.UsageError(
+                    f"No such command {cmd_name!r}. Did you mean {near[0]}?", ctx
+                )
+            return found
         module, attribute = self.places[cmd_name]
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)

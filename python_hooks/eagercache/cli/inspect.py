@@ -63,7 +63,7 @@ def explain_command(directory: Path | None, as_json: bool, device: str, operator
     if as_json:
         print_json({"overloads": overloads, "entries": entries})
         return
-    for row in overloads:
+    for row in sorted(overloads, key=lambda one: not one["eligible"]):
         click.echo(f"{row['op']} at {key}: {_sentence(row)}")
     if not entries:
         click.echo("The store has no verdict on any of its calls in this environment.")

@@ -131,7 +131,7 @@ _counters: dict[str, Any] = {}
 
 
 def _count() -> None:
-    from eagercache.cli.reports.program_report import process_counters
+    from eagercache.cli.reports.reported_process import process_counters
 
     _counters.update(process_counters())
 
@@ -143,13 +143,16 @@ def counters() -> dict[str, Any]:
 
 def _report_at_exit(folder: Path, began: float) -> None:
     from eagercache.base.load import core
-    from eagercache.cli.reports.program_report import process_report
+    from eagercache.cli.reports.reported_process import process_report
+    from eagercache.cli.reports.timeline import Timeline
     from eagercache.frontend import recording
 
     if core is None:
         return
     recording.listen()
-    _write_at_exit(folder, lambda: process_report(time.monotonic() - began))
+    timeline = Timeline()
+    _write_at_exit(folder, lambda: process_report(time.monotonic() - began, timeline))
+    timeline.begin()
 
 
 def _write_at_exit(folder: Path, what: Callable[[], dict[str, Any]]) -> None:

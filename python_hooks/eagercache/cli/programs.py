@@ -116,8 +116,9 @@ _ENDS = ("html", "png")
 def _show_report(folder: Path, page: Path, picture: Path, as_json: bool) -> None:
     from rich.console import Console
 
-    from eagercache.cli.reports.program_report import Report, save_picture
+    from eagercache.cli.reports.program_report import Report
     from eagercache.cli.reports.report_page import save_page
+    from eagercache.cli.reports.report_picture import save_picture
     from eagercache.cli.reports.report_text import print_report
 
     report = Report.read(folder)

@@ -131,7 +131,21 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> Explanation:
         if left_native.holds(names):
             reason = _LEFT_NATIVE
         return Explanation(_shown(op, names), "native", reason, parts=met)
-    return Explanation(_shown(op, names), "native", _why_not_hooked(names))
+    return Explanation(
+        _shown(op, names), "native", _why_not_hooked(names or _operators_of_name(op))
+    )
+
+
+def _operators_of_name(function: Any) -> list[operators.OperatorName]:
+    """The operators that have the name of a function of torch's; [] of any other function."""
+    name = getattr(function, "__name__", "")
+    places = (torch, torch.nn.functional, torch.Tensor)
+    if not any(getattr(place, name, None) is function for place in places):
+        return []
+    try:
+        return operators.resolve(name)
+    except operators.UnknownOperator:
+        return []
 
 
 def _callable(op: Any) -> tuple[Any, list[operators.OperatorName]]:
@@ -166,6 +180,8 @@ def _shown(op: Any, names: list[operators.OperatorName]) -> str:
 def _why_not_hooked(names: list[operators.OperatorName]) -> str:
     """For a call that met no hook."""
     assert core is not None
+    if not names and not core.answering():
+        return "nothing is enabled; see enable()"
     if not names:
         return "it calls no operator that is hooked"
     if left_native.holds(names):
@@ -178,7 +194,8 @@ def _why_not_hooked(names: list[operators.OperatorName]) -> str:
         if eligible:
             return "it is not among the enabled operators, or the call did not reach a backend"
         if composite:
-            return f"{reason}; none of its parts is hooked"
+            part = "none of its parts is hooked" if core.answering() else "nothing is enabled"
+            return f"{reason}; {part}"
     return str(reason)
 
 

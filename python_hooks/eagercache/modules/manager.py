@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from eagercache.base import structured_trace
 from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
@@ -41,6 +40,7 @@ from eagercache.modules.shapes import SizeBook
 from eagercache.modules.stats import ModuleStats
 from eagercache.modules.thread import ModuleThread
 from eagercache.modules.watch import attribute_values
+from eagercache.runtime import differences
 from eagercache.runtime.session import session
 
 log = logging.getLogger("eagercache")
@@ -199,9 +199,7 @@ class ModuleManager:
         if not difference:
             return False
         reason = f"a checked call differed from its forward ({difference})"
-        structured_trace.note(
-            "quarantine", {"op": class_name(module), "digest": digest, "reason": reason}
-        )
+        differences.note(digest, reason, class_name(module))
         log.warning("%s: %s; its kernel was put aside", class_name(module), reason)
         self._sizes.retire(digest, reason)
         info = self._known.find(module)

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from eagercache.base import config, structured_trace
+from eagercache.base import config
 from eagercache.base.entry_facts import SEARCH
 from eagercache.base.load import core
+from eagercache.runtime import differences
 from eagercache.runtime.session import Configuration, session
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def start_service(
 
 def _put_aside(digest: str, reason: str) -> None:
     """Called by the core on the thread of a call whose answer was wrong."""
-    structured_trace.note("quarantine", {"digest": digest, "reason": reason})
+    differences.note(digest, reason)
 
 
 def _submit(call_json: str) -> None:

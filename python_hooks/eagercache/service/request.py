@@ -36,6 +36,7 @@ class Request:
     busy_delay: float
     order: int
     start: float  # not before this time
+    begun: float = 0.0  # when a worker turned to it
     crashes: int = 0
     again: bool = False  # to be measured again, when the machine is idle: nobody waits for it
     alone: bool = False  # not in a batch: one that it was in has failed

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
+from dataclasses import dataclass
 
 from eagercache.base import structured_trace
 from eagercache.base.log import event
@@ -19,11 +21,32 @@ from eagercache.service.worker_process import WorkerProcess
 log = logging.getLogger("eagercache")
 INFO = logging.INFO
 
+# Of a program that asks for more the latest are kept.
+MOST_ANSWERS = 4096
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one request, and when.
+
+    Attributes:
+        began, ended: on the clock of `time.monotonic`; it began when a worker turned to it.
+        verdict: "kernel", "native", "failed", or "not yet" where the service was closed first.
+        cpu_seconds: that the worker spent; 0 for what another process had made.
+    """
+
+    op: str
+    began: float
+    ended: float
+    verdict: str
+    reason: str
+    cpu_seconds: float
+
 
 class RequestQueue:
     """What a compile service was asked, and a lock for it. `push` and what ends in _locked need it.
 
-    ``compiles``, ``failures`` and ``seconds`` as those of `CompileService`.
+    ``compiles``, ``failures``, ``seconds`` and ``answers`` as those of `CompileService`.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -38,6 +61,7 @@ class RequestQueue:
         self.compiles = 0
         self.failures = 0
         self.seconds = 0.0
+        self.answers: deque[Answer] = deque(maxlen=MOST_ANSWERS)
 
     def push(self, request: Request, delay: float) -> None:
         """Queues a request that may start in so many seconds. The lock is held."""
@@ -101,6 +125,7 @@ class RequestQueue:
                 batch = together[:limit]
             for request in batch:
                 self.waiting.remove(request)
+            batch[0].begun = now  # the others once this one is answered
             return batch
 
     def _answer_locked(self, request: Request, reason: str) -> None:
@@ -110,13 +135,28 @@ class RequestQueue:
         finally:
             self.changed.acquire()
 
+    def _note_locked(self, request: Request, response: Response, *, cut_off: bool) -> None:
+        ended = time.monotonic()
+        self.answers.append(
+            Answer(
+                op=described_name(request.description),
+                began=request.begun or ended,
+                ended=ended,
+                verdict="not yet" if cut_off else str(response.get("verdict", "")),
+                reason=str(response.get("reason", "")),
+                cpu_seconds=cpu_seconds(response),
+            )
+        )
+
     def finish(self, request: Request, response: Response) -> None:
         """Counts, logs and delivers one answer."""
         seconds = cpu_seconds(response)
         failed = response.get("verdict") == "failed"
         with self.changed:
+            cut_off = failed and self.closed and response.get("failure") == "transient"
             self.seconds += seconds
-            if failed and self.closed and response.get("failure") == "transient":
+            self._note_locked(request, response, cut_off=cut_off)
+            if cut_off:
                 if not request.again:
                     self.cut_off.append(request)
             elif failed:

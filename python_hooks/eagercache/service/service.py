@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagercache.service.remote_requests import RemoteDesks, found_response, may_be_remote
 from eagercache.service.request import OnDone, Request, failure_of
-from eagercache.service.request_queue import RequestQueue
+from eagercache.service.request_queue import Answer, RequestQueue
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.workers import Workers
 
@@ -38,8 +38,9 @@ class CompileService:
     """Compiles calls in the background. Thread-safe.
 
     ``compiles`` counts requests that ended with a kernel or a decision made here, ``failures``
-    those that failed, ``seconds`` the CPU time that workers spent on them. What is under way when
-    the service is closed is answered, but has not failed.
+    those that failed, ``seconds`` the CPU time that workers spent on them; `answers` has the latest
+    of them one by one. What is under way when the service is closed is answered, but has not
+    failed.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -65,6 +66,11 @@ class CompileService:
     def seconds(self) -> float:
         """CPU time that workers spent."""
         return self._queue.seconds
+
+    def answers(self) -> list[Answer]:
+        """What became of the latest requests, in the order in which they ended."""
+        with self._queue.changed:
+            return list(self._queue.answers)
 
     @property
     def settings(self) -> ServiceSettings:

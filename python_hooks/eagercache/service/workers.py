@@ -7,6 +7,7 @@ crashes, hangs or has served long enough.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -183,6 +184,8 @@ class Workers:
             for response in process.ask_all(messages, batch[0].settings):
                 if response.get("index") in left:
                     self._take_response(left.pop(response["index"]), response)
+                    for request in itertools.islice(left.values(), 1):
+                        request.begun = time.monotonic()  # the worker takes it now
         except WorkerLost as lost:
             self._discard(process)
             process = None

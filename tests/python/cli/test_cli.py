@@ -78,6 +78,9 @@ def test_ls_lists_this_environment_and_all_of_them(store: Any) -> None:
     assert "2.50" in mine.output and "1.25" in mine.output
     assert "aten::mul" not in mine.output
     assert "aten::mul" in run("ls", "--all").output
+    assert "no compiler" in mine.output  # why there is no kernel
+    none = run("ls", "--op", "sinh").output
+    assert "whose name contains 'sinh'" in none and none.count("\n") == 1
     rows = json.loads(run("ls", "--json", "--op", "cat").output)
     assert [(row["kind"], row["facts"]["op"]) for row in rows] == [("native", "aten::cat")]
 
@@ -142,7 +145,7 @@ def test_prune_removes_decisions_and_what_passes_the_limit(store: Any, cache: Pa
 
 def test_doctor_names_the_field_that_differs(store: Any) -> None:
     result = run("doctor")
-    assert "1 kernels, 1 decisions for native and 1 failures" in result.output
+    assert "1 kernel, 1 decision for native and 1 failure" in result.output
     assert "torch.version (1.0, 2." in result.output
     checks = json.loads(run("doctor", "--json").output)
     assert {check["name"] for check in checks} >= {"platform", "torch", "compiler", "store"}
@@ -232,6 +235,15 @@ def test_explain_says_what_an_operator_can_have_and_what_was_decided(store: Any)
 def test_explain_names_the_reason_and_the_parts(store: Any, operator: str, said: str) -> None:
     done = run("explain", f"aten::{operator}")
     assert done.exit_code == 0 and said in done.output
+
+
+def test_explain_takes_names_as_programs_write_them_and_prints_no_warning(
+    store: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown = run("explain", "torch.var").output
+    assert shown.startswith("aten::var.correction at CPU: can have kernels")
+    assert "aten::gelu at CPU" in run("explain", "torch.nn.functional.gelu").output
+    assert capfd.readouterr().err == ""  # of the trials that find a composite operator's parts
 
 
 def test_explain_of_no_operator_is_one_line(store: Any) -> None:
@@ -415,6 +427,7 @@ def test_a_programs_own_json_option_is_not_ours() -> None:
     ("words", "said"),
     [
         ("keygen", "No such command 'keygen', but `eagercache bundle keygen`; see"),
+        ("lss", "No such command 'lss'. Did you mean ls? See"),
         ("bundle keygen /nowhere/at/all", "there is no folder /nowhere/at; make it, or name"),
         ("clear --dir /nowhere/at/all", "there is no cache at /nowhere/at/all; name one with"),
     ],
@@ -447,5 +460,6 @@ def test_clear_says_that_nobody_agreed(store: Any, cache: Path) -> None:
 def test_verify_of_a_store_of_other_environments_says_so(cache: Path) -> None:
     other = _C.Store(str(cache), "format: 1\ntorch.version: 1.0\n")
     other.publish({"key": _key("d"), "kind": "native", "facts": {"op": "aten::mul"}})
+    assert "of this environment" in run("ls", "--dir", str(cache)).output
     assert "--all takes those of all" in run("verify", "--dir", str(cache)).output
     assert "1 entry of" in run("verify", "--all", "--dir", str(cache)).output

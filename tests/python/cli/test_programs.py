@@ -21,7 +21,13 @@ from conftest import PACKAGE_ROOT, clean_environment
 from eagercache.calls import trace
 from eagercache.cli import main as cli
 from eagercache.cli import program
-from eagercache.cli.reports import program_report, report_page, report_text
+from eagercache.cli.reports import (
+    program_report,
+    report_page,
+    report_picture,
+    report_text,
+    reported_process,
+)
 from rich.console import Console
 
 pytestmark = pytest.mark.once
@@ -333,11 +339,11 @@ def test_a_missing_matplotlib_is_named_with_the_remedy(
 ) -> None:
     report = program_report.Report.of([part()])
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    problem = program_report.save_picture(report, tmp_path / "picture.png")
+    problem = report_picture.save_picture(report, tmp_path / "picture.png")
     assert "matplotlib is not installed (pip install matplotlib)" in problem
     monkeypatch.undo()
-    assert program_report.save_picture(report, tmp_path / "picture.png") == ""
-    nowhere = program_report.save_picture(report, tmp_path / "no" / "picture.png")
+    assert report_picture.save_picture(report, tmp_path / "picture.png") == ""
+    nowhere = report_picture.save_picture(report, tmp_path / "no" / "picture.png")
     assert "cannot be written" in nowhere
 
 
@@ -346,10 +352,26 @@ def test_a_gain_is_of_times_that_were_measured_together(monkeypatch: pytest.Monk
     recorded = [
         (json.dumps({**call, "digest": digest, "native_ns": 9000}), 3) for digest in ("a", "b")
     ]
-    kernel = SimpleNamespace(digest="a", native_ns=200.0, kernel_ns=100.0, decision="kernel")
-    native = SimpleNamespace(digest="b", native_ns=200.0, kernel_ns=None, decision="native")
+    kernel, native = (
+        SimpleNamespace(
+            digest=digest,
+            native_ns=200.0,
+            kernel_ns=kernel_ns,
+            decision=decision,
+            reason="",
+            facts={"bytes": "1000", "copy_gbps": "20"},
+            op="aten::abs",
+            overload="",
+            dispatch_key="CPU",
+            call={},
+            gigabytes_per_second=10.0,
+        )
+        for digest, kernel_ns, decision in (("a", 100.0, "kernel"), ("b", None, "native"))
+    )
     monkeypatch.setattr("eagercache.base.load.core.recorded_calls", lambda: recorded)
     monkeypatch.setattr("eagercache.frontend.report.kernels", lambda: [kernel, native])
-    calls = program_report.process_report(1.0)["calls"]
+    calls = reported_process.process_report(1.0)["calls"]
     # The program saw 9,000 ns; the kernel's 100 ns were measured beside 200.
     assert [call["native_ns"] for call in calls] == [200.0, 9000]
+    (row,) = program_report.Report.of([part() | {"calls": calls}]).rows
+    assert row.gigabytes_per_second == pytest.approx(10) and row.share_of_copy == pytest.approx(0.5)

@@ -19,6 +19,8 @@ def test_hits_misses_asides_and_native_calls_are_told_apart(warm_program: Progra
             "disabled": explain("tanh", x),
             "view": explain(torch.ops.aten.view.default, x, [96, 64]),
             "function": explain(forward, x),
+            "matmul": explain(torch.matmul, x, x.t()),
+            "nonzero": explain(torch.nonzero, x),
         }
         after = eagercache.stats()
         report(
@@ -38,6 +40,8 @@ def test_hits_misses_asides_and_native_calls_are_told_apart(warm_program: Progra
     assert said["miss"][4] in result["text"]
     assert said["aside"][:3] == ["aten::_softmax", "aside", "empty_tensor"]
     assert said["library"][1] == "native" and "library call" in said["library"][3]
+    # A function of torch's is told by the operator of its name.
+    assert "composite" in said["matmul"][3] and "depends on values" in said["nonzero"][3]
     assert said["disabled"][1] == "native" and "not among the enabled" in said["disabled"][3]
     assert said["view"][1] == "native" and "view" in said["view"][3]
     assert [op for op, _ in result["parts"]] == ["aten::native_layer_norm", "aten::relu"]

@@ -19,6 +19,7 @@ from eagercache.base import (
     untried_torch,
 )
 from eagercache.base.load import core
+from eagercache.calls.texts import counted
 from eagercache.cli.diagnoses.check import Check
 from eagercache.cli.diagnoses.platform_checks import platform_checks
 from eagercache.runtime import stores
@@ -174,8 +175,9 @@ def _store_checks(path: Path) -> Iterator[Check]:
     yield Check(
         "store",
         "ok",
-        f"{path}: {kinds['kernel']} kernels, {kinds['native']} decisions for native and "
-        f"{kinds['failed']} failures for this environment ({store.environment_id}), "
+        f"{path}: {counted(kinds['kernel'], 'kernel')}, "
+        f"{counted(kinds['native'], 'decision')} for native and "
+        f"{counted(kinds['failed'], 'failure')} for this environment ({store.environment_id}), "
         f"{size >> 20} MB in all",
     )
     yield from _other_environments(path, entries, store.environment_id, text)

@@ -3,98 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eagercache.version import __version__
+from eagercache.frontend.gains import NOT_YET
 
 # Rows of the table and bars of the picture; the rest is one row.
 MOST_ROWS = 25
-
-
-def process_report(wall_seconds: float) -> dict[str, Any]:
-    """What this process did, for `Report.of`. Calls must have been recorded."""
-    from eagercache.base.load import core
-    from eagercache.base.operators import described_name
-    from eagercache.frontend import report
-    from eagercache.frontend.gains import NOT_YET, Unfinished
-    from eagercache.runtime.session import session
-
-    assert core is not None
-    stats = report.stats()
-    cut_off = Unfinished.now().digests
-    verdicts = {info.digest: info for info in report.kernels()}
-    calls = []
-    for text, hits in core.recorded_calls():
-        row = json.loads(text)
-        known = verdicts.get(row["digest"]) if row["digest"] not in cut_off else None
-        kernel_ns = known.kernel_ns if known else None
-        # A gain is of times that were measured together: those of a program's few first native
-        # calls, cold or on a busy machine, are others.
-        stored, seen = known.native_ns if known else None, row.get("native_ns")
-        native_ns = stored or seen if kernel_ns is not None else seen or stored
-        calls.append(
-            {
-                "op": described_name(row),
-                "dispatch_key": row["dispatch_key"],
-                "calls": row["calls"],
-                "hits": hits,
-                "native_ns": native_ns,
-                "kernel_ns": kernel_ns,
-                "decision": (
-                    NOT_YET if row["digest"] in cut_off else known.decision if known else ""
-                ),
-            }
-        )
-    return {
-        "pid": os.getpid(),
-        "command": sys.argv[:3],
-        "wall_seconds": wall_seconds,
-        "calls": calls,
-        "aside": {name: row.aside for name, row in stats.operators.items() if row.aside},
-        "aside_reasons": dict(
-            sum((Counter(row.aside_reasons) for row in stats.operators.values()), Counter())
-        ),
-        "modules": {name: asdict(row) for name, row in stats.modules.items()},
-        "not_yet": stats.not_yet,
-        "compiles": stats.compiles,
-        "failures": stats.failures,
-        "compile_seconds": sum(service.seconds for service in session.services()),
-        "environment": _environment(),
-    }
-
-
-def _environment() -> dict[str, Any]:
-    import torch
-
-    gpus = torch.cuda.is_initialized()
-    return {
-        "eagercache": __version__,
-        "torch": str(torch.__version__),
-        "Python": platform.python_version(),
-        "processors": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "GPU": torch.cuda.get_device_name() if gpus else "none used",
-    }
-
-
-def process_counters() -> dict[str, Any]:
-    """What this process did in a few numbers, for `eagercache compare`: no call was recorded."""
-    from eagercache.frontend import report
-
-    stats = report.stats()
-    return {
-        "hits": stats.hits + stats.module_hits,
-        "compiles": stats.compiles,
-        "failures": stats.failures,
-        "not_yet": stats.not_yet,
-    }
 
 
 @dataclass
@@ -109,6 +27,9 @@ class Row:
             times the times that were measured when the kernel was made.
         untimed: calls of keys of which no time is known.
         decisions: how many keys have which verdict, or "not yet".
+        moved_bytes, moved_seconds, copy_seconds: what kernels moved in calls that are too large for
+            caches, what they took, and what a copy of as much takes on this machine.
+        unfinished: keys whose kernel was being made at the end, as the processes count them.
     """
 
     op: str
@@ -122,6 +43,20 @@ class Row:
     lost: float = 0.0
     untimed: int = 0
     decisions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    moved_bytes: float = 0.0
+    moved_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    unfinished: int = 0
+
+    @property
+    def gigabytes_per_second(self) -> float | None:
+        """Of its kernels; None where no call was large enough."""
+        return self.moved_bytes / self.moved_seconds / 1e9 if self.moved_seconds else None
+
+    @property
+    def share_of_copy(self) -> float | None:
+        """The same, of a copy's speed."""
+        return self.copy_seconds / self.moved_seconds if self.moved_seconds else None
 
     @property
     def now(self) -> float:
@@ -146,6 +81,10 @@ class Row:
             self.by_native += rest
         else:
             self.undecided += rest
+        if speed := call.get("gbps"):
+            self.moved_bytes += hits * call["bytes"]
+            self.moved_seconds += hits * call["bytes"] / speed / 1e9
+            self.copy_seconds += hits * call["bytes"] / call["copy_gbps"] / 1e9
         gain = hits * (native_ns - (kernel_ns or 0.0)) / 1e9
         self.saved += max(gain, 0.0)
         self.lost += max(-gain, 0.0)
@@ -159,10 +98,23 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**self.__dict__, "now": self.now, "decisions": dict(self.decisions)}
+        return {
+            **self.__dict__,
+            "now": self.now,
+            "decisions": dict(self.decisions),
+            "gigabytes_per_second": self.gigabytes_per_second,
+            "share_of_copy": self.share_of_copy,
+        }
 
 
-_TIMES = ("native", "by_kernels", "by_native", "undecided", "saved", "lost")
+_TIMES = (
+    *("native", "by_kernels", "by_native", "undecided", "saved", "lost"),
+    *("moved_bytes", "moved_seconds", "copy_seconds"),
+)
+
+
+def _shown_name(op: str, dispatch_key: str) -> str:
+    return op if dispatch_key == "CPU" else f"{op} @{dispatch_key}"
 
 
 @dataclass
@@ -175,6 +127,9 @@ class Report:
         not_yet: kernels that were being made when their process ended.
         aside_reasons: calls that stepped aside, by rule.
         modules: by class what became of the calls of whole modules; see `ModuleTotals`.
+        why_native: by (operator, verdict, reason): how many calls native answers for good.
+        differences: kernels whose answer was found to differ from native's.
+        timelines: of each process what it did when, the longest one first; see `Timeline.ended`.
         environment: of the longest process.
         command: of the longest process.
     """
@@ -190,6 +145,9 @@ class Report:
     aside: int = 0
     aside_reasons: dict[str, int] = field(default_factory=dict)
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    why_native: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    differences: list[dict[str, str]] = field(default_factory=list)
+    timelines: list[dict[str, Any]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
 
@@ -199,14 +157,25 @@ class Report:
         rows: dict[str, Row] = {}
         modules: dict[str, Counter[str]] = defaultdict(Counter)
         reasons: Counter[str] = Counter()
+        why_native: Counter[tuple[str, str, str]] = Counter()
         for part in parts:
             for call in part["calls"]:
-                name = call["op"] if call["dispatch_key"] == "CPU" else f"{call['op']} @CUDA"
+                name = _shown_name(call["op"], call["dispatch_key"])
                 rows.setdefault(name, Row(name)).add(call)
+                if call["decision"] in ("native", "failed"):
+                    why_native[name, call["decision"], call.get("reason", "")] += call["calls"]
+            for op, dispatch_key, count in part.get("unfinished", ()):
+                # By operator: a kernel for many sizes has a key that no call has.
+                if row := rows.get(_shown_name(op, dispatch_key)):
+                    row.unfinished += count
             for name, counts in part["modules"].items():
                 modules[name].update(counts)
             reasons.update(part["aside_reasons"])
-        longest = max(parts, key=lambda part: part["wall_seconds"], default={})
+        ordered = sorted(parts, key=lambda part: -part["wall_seconds"])
+        for row in rows.values():
+            if row.unfinished > row.decisions[NOT_YET]:
+                row.decisions[NOT_YET] = row.unfinished
+        longest = ordered[0] if ordered else {}
         return Report(
             rows=sorted(rows.values(), key=lambda row: (-row.native, -row.calls, row.op)),
             processes=len(parts),
@@ -219,6 +188,9 @@ class Report:
             aside=sum(sum(part["aside"].values()) for part in parts),
             aside_reasons=dict(reasons.most_common()),
             modules={name: dict(counts) for name, counts in modules.items()},
+            why_native=dict(why_native.most_common()),
+            differences=[one for part in parts for one in part.get("differences", ())],
+            timelines=[part["timeline"] for part in ordered if part.get("timeline")],
             environment=dict(longest.get("environment", {})),
             command=list(longest.get("command", [])),
         )
@@ -252,42 +224,12 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            **{k: v for k, v in self.__dict__.items() if k != "rows"},
+            **{k: v for k, v in self.__dict__.items() if k not in ("rows", "why_native")},
+            "why_native": [
+                {"op": op, "decision": decision, "reason": reason, "calls": calls}
+                for (op, decision, reason), calls in self.why_native.items()
+            ],
             "operators": [row.as_dict() for row in self.rows],
             "total": self.total().as_dict(),
             "seconds_saved": self.seconds_saved(),
         }
-
-
-def save_picture(report: Report, path: Path) -> str:
-    """Draws where the time goes. What hinders it, with the remedy, or "" when it is drawn."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return "no picture was drawn: matplotlib is not installed (pip install matplotlib)"
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row for row in report.shown_rows() if row.native > 0][:MOST_ROWS]
-    if not rows:
-        return "no picture was drawn: no call of a hooked operator was timed"
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.32 * len(rows)))
-    places = range(len(rows))
-    axes.barh(places, [1e3 * row.native for row in rows], color="#c8c8c8", label="native")
-    axes.barh(places, [1e3 * row.now for row in rows], height=0.45, color="#2b6cb0", label="now")
-    axes.set_yticks(list(places), [row.op for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds in the run")
-    axes.set_title("hooked operators: all native, and as they ran")
-    axes.legend(loc="lower right", frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        return f"no picture was drawn: {path} cannot be written ({error.strerror})"
-    except ValueError as error:
-        return f"no picture was drawn: {error}"
-    finally:
-        pyplot.close(figure)
-    return ""

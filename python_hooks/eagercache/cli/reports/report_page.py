@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
 from eagercache.calls.texts import counted
-from eagercache.cli.reports.program_report import Report, Row
-from eagercache.frontend.gains import NOT_YET
+from eagercache.cli.reports.page_style import SCRIPT, STYLE
+from eagercache.cli.reports.page_tables import (
+    aside_table,
+    difference_table,
+    module_table,
+    native_table,
+    operator_table,
+)
+from eagercache.cli.reports.program_report import Report
+from eagercache.cli.reports.timeline_picture import timelines
 from eagercache.frontend.remedies import remedy_of_short_programs
-
-_STYLE = """
-:root { color-scheme: light dark; --text: #1c2330; --soft: #5d6675; --back: #ffffff;
-  --line: #d9dee6; --band: #f3f5f8; --kernels: #2563a8; --native: #9aa5b4; --open: #c98a1b;
-  --rest: #dfe4eb; --lost: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --text: #e3e8ef; --soft: #98a3b3; --back: #14181f;
-  --line: #313945; --band: #1c222b; --kernels: #5b9de0; --native: #6b7787; --open: #d9a441;
-  --rest: #2b333f; --lost: #f2857d; } }
-body { margin: 0 auto; max-width: 72rem; padding: 1.5rem; font: 15px/1.5 system-ui, sans-serif;
-  color: var(--text); background: var(--back); }
-h1 { font-size: 1.35rem; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p.soft, caption, .key { color: var(--soft); } p.soft { margin: .2rem 0 1rem; }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem 3rem; margin: 1rem 0; }
-.figures b { display: block; font-size: 1.7rem; font-variant-numeric: tabular-nums; }
-.bar { display: flex; height: 1.6rem; border-radius: 4px; overflow: hidden;
-  background: var(--rest); }
-.key { display: flex; flex-wrap: wrap; gap: .2rem 1.5rem; margin-top: .5rem; }
-.key i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; }
-.kernels { background: var(--kernels); } .native { background: var(--native); }
-.open { background: var(--open); } .rest { background: var(--rest); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { padding: .3rem .6rem; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child { text-align: left; } tbody tr:hover { background: var(--band); }
-th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid; }
-th[aria-sort=ascending] button::after { content: " \\2191"; }
-th[aria-sort=descending] button::after { content: " \\2193"; }
-.lost { color: var(--lost); }
-code { background: var(--band); padding: .1em .3em; border-radius: 3px; }
-"""
-
-_SCRIPT = """
-for (const head of document.querySelectorAll("th")) head.firstElementChild.onclick = () => {
-  const up = head.ariaSort === "descending", place = head.cellIndex;
-  for (const other of head.parentNode.children) other.ariaSort = null;
-  head.ariaSort = up ? "ascending" : "descending";
-  const body = head.closest("table").tBodies[0];
-  const of = row => row.cells[place].dataset.value;
-  const rows = [...body.rows].sort((a, b) => place ? of(a) - of(b) : of(a).localeCompare(of(b)));
-  body.append(...(up ? rows : rows.reverse()));
-};
-"""
 
 
 def save_page(report: Report, path: Path) -> str:
@@ -76,21 +41,44 @@ def page_of(report: Report) -> str:
         _bar(report),
         "<h2>What to do next</h2>",
         "<ul>" + "".join(f"<li>{_with_code(step)}</li>" for step in next_steps(report)) + "</ul>",
+        timelines(report.timelines),
         "<h2>Operators</h2>",
-        _operator_table(report.rows),
+        operator_table(report.rows),
     ]
+    if any(row.moved_seconds for row in report.rows):
+        parts.append(_BANDWIDTH)
     if report.modules:
-        parts += ["<h2>Whole modules</h2>", _module_table(report)]
+        parts += ["<h2>Whole modules</h2>", module_table(report)]
+    if report.why_native:
+        parts += ["<h2>Native for good, and why</h2>", native_table(report)]
     if report.aside_reasons:
-        parts += ["<h2>Calls that stepped aside by rule</h2>", _aside_table(report)]
+        parts += ["<h2>Calls that stepped aside by rule</h2>", aside_table(report)]
+    parts += ["<h2>Differences found</h2>", _differences(report)]
     facts = (f"{escape(name)} {escape(str(value))}" for name, value in report.environment.items())
     parts += ["<h2>Environment</h2>", f"<p>{', '.join(facts)}</p>"]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>eagercache: {escape(program)}</title><style>{_STYLE}</style></head><body>"
+        f"<title>eagercache: {escape(program)}</title><style>{STYLE}</style></head><body>"
         + "\n".join(parts)
-        + f"<script>{_SCRIPT}</script></body></html>\n"
+        + f"<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+_BANDWIDTH = (
+    '<p class="soft">GB/s: what kernels of an operator read and write in a second, in calls of '
+    "8 MiB and more; beside it the share of a copy&rsquo;s speed on the same machine, which is the "
+    "most that memory gives.</p>"
+)
+
+
+def _differences(report: Report) -> str:
+    if report.differences:
+        return difference_table(report)
+    return (
+        '<p class="soft">None. Each kernel was compared with native when it was made; '
+        "<code>EAGERCACHE_VERIFY=0.01</code> compares that share of the program&rsquo;s calls "
+        "too.</p>"
     )
 
 
@@ -146,8 +134,8 @@ def next_steps(report: Report) -> Iterator[str]:
         )
     if failed := total.decisions.get("failed", 0):
         yield (
-            f"No kernel could be made for {counted(failed, 'kind')} of calls: `eagercache ls` has "
-            "the reasons."
+            f"No kernel could be made for {counted(failed, 'kind')} of calls: the reasons are "
+            "below, and nothing is to be done."
         )
     if report.aside:
         reason = next(iter(report.aside_reasons), "")
@@ -164,72 +152,3 @@ def next_steps(report: Report) -> Iterator[str]:
 def _with_code(text: str) -> str:
     pieces = escape(text).split("`")
     return "".join(f"<code>{p}</code>" if n % 2 else p for n, p in enumerate(pieces))
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[tuple[str, object]]]) -> str:
-    """Cells are (what is shown, what it is sorted by)."""
-    head = "".join(f"<th><button>{escape(name)}</button></th>" for name in columns)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td data-value="{escape(str(value))}"'
-            f"{' class=lost' if text.startswith('-') else ''}>{escape(text)}</td>"
-            for text, value in row
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        "</div>"
-    )
-
-
-def _number(value: int) -> tuple[str, object]:
-    return f"{value:,}", value
-
-
-def _seconds(value: float) -> tuple[str, object]:
-    return (f"{value:.4f}" if value else ""), value
-
-
-_VERDICTS = ("kernel", "native", "failed", NOT_YET)
-
-
-def _operator_table(rows: Sequence[Row]) -> str:
-    columns = ("operator", "calls", "on kernels", "native s", "now s", "saved s")
-    return _table(
-        (*columns, "kernels", *_VERDICTS[1:]),
-        [
-            [
-                (row.op, row.op),
-                _number(row.calls),
-                (f"{row.hits / row.calls:.0%}" if row.calls else "", row.hits / (row.calls or 1)),
-                _seconds(row.native),
-                _seconds(row.now),
-                _seconds(row.saved - row.lost),
-                *(_number(row.decisions.get(name, 0)) for name in _VERDICTS),
-            ]
-            for row in rows
-        ],
-    )
-
-
-def _module_table(report: Report) -> str:
-    return _table(
-        ("class", "modules", "by kernel", "by forward", "saved s", "refused", NOT_YET),
-        [
-            [
-                (name, name),
-                *(_number(sums[field]) for field in ("modules", "hits", "native")),
-                _seconds(sums["seconds_saved"]),
-                *(_number(sums[field]) for field in ("refused", "not_yet")),
-            ]
-            for name, sums in report.modules.items()
-        ],
-    )
-
-
-def _aside_table(report: Report) -> str:
-    rows = report.aside_reasons.items()
-    return _table(("rule", "calls"), [[(name, name), _number(count)] for name, count in rows])
