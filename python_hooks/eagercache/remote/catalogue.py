@@ -2,6 +2,7 @@
 
     v1/o/SHA256.KIND                an object, named by its content
     v1/ENVIRONMENT/e/KEY            a signed entry (kernel_cache/store/signed_entry.h)
+    v1/ENVIRONMENT/i/SIGNER         what is newest of a signer's, signed (indices.py)
     v1/ENVIRONMENT/keys             keys of entries, one a line
     v1/ENVIRONMENT/environment      the text whose hash ENVIRONMENT is
     v1/environments                 the ENVIRONMENTs, one a line

@@ -16,7 +16,6 @@ from typing import Any
 
 from eagercache.base.load import core
 from eagercache.base.log import event
-from eagercache.remote import catalogue
 from eagercache.remote.entries import Exchange, Refused
 from eagercache.remote.place import PlaceError
 from eagercache.remote.plan import RemotePlan
@@ -241,8 +240,8 @@ class RemoteDesk:
         for tier in self._tiers:
             if tier.writable:
                 try:
-                    catalogue.add_keys(tier, self._text, keys)
-                except PlaceError as error:
+                    self._own_exchange().list_sent(tier, keys)
+                except _TROUBLE as error:
                     event(logging.INFO, "remote_error", remote=tier.shown, reason=error)
 
     def _note_refused(self, tier: Tier, key: str, error: Refused) -> None:
