@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -88,6 +89,102 @@ def redis_server(folder: Path, *options: str) -> Iterator[str]:
 
     with serving(command, folder) as port:
         yield f"redis://127.0.0.1:{port}/0"
+
+
+@contextlib.contextmanager
+def webdav_server(folder: Path) -> Iterator[str]:
+    """The URL of `rclone serve webdav`, which makes no folders by itself."""
+    rclone = program("rclone")
+    (folder / "served").mkdir()
+
+    def command(port: int) -> list[str]:
+        return [rclone, "serve", "webdav", "served", "--addr", f"127.0.0.1:{port}", *_RCLONE]
+
+    with serving(command, folder) as port:
+        yield f"http://127.0.0.1:{port}/cache"
+
+
+# It reads no file of its user's.
+_RCLONE = ("--config=",)
+_S3 = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "secret-of-someone"}
+
+
+@contextlib.contextmanager
+def rclone_s3_server(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """(URL of a bucket, variables) of `rclone serve s3`."""
+    require("s3fs")
+    rclone = program("rclone")
+    (folder / "served" / "bucket").mkdir(parents=True)
+
+    def command(port: int) -> list[str]:
+        words = [rclone, "serve", "s3", "served", "--addr", f"127.0.0.1:{port}", *_RCLONE]
+        return [*words, "--auth-key", ",".join(_S3.values())]
+
+    with serving(command, folder) as port:
+        yield "s3://bucket/cache", _s3_variables(port)
+
+
+@contextlib.contextmanager
+def moto_server(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """(URL of a bucket, variables) of moto's server."""
+    require("s3fs", "moto", "flask", "flask_cors")
+
+    def command(port: int) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+
+    with serving(command, folder) as port:
+        import botocore.session
+
+        variables = _s3_variables(port)
+        client = botocore.session.get_session().create_client(
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=variables["AWS_ENDPOINT_URL"],
+            aws_access_key_id=_S3["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=_S3["AWS_SECRET_ACCESS_KEY"],
+        )
+        client.create_bucket(Bucket="bucket")
+        client.close()
+        yield "s3://bucket/cache", variables
+
+
+def _s3_variables(port: int) -> dict[str, str]:
+    where = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    return {**_S3, **where}
+
+
+_NGINX = """
+daemon off; pid {folder}/nginx.pid; error_log stderr;
+events {{}}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  server {{
+    listen 127.0.0.1:{port};
+    root {folder}/served;
+    client_max_body_size 512m;
+    location /cache/ {{ dav_methods PUT; create_full_put_path on; }}
+  }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def nginx_server(folder: Path) -> Iterator[str]:
+    """The URL of nginx with its DAV module, as `docs/how-to/share-a-cache.md` has it."""
+    nginx = program("nginx")
+    (folder / "served").mkdir()
+    folder.chmod(0o755)
+
+    def command(port: int) -> list[str]:
+        (folder / "nginx.conf").write_text(
+            ("user root;" if os.geteuid() == 0 else "") + _NGINX.format(folder=folder, port=port)
+        )
+        return [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
+
+    with serving(command, folder) as port:
+        yield f"http://127.0.0.1:{port}/cache"
 
 
 # Says where the scheduler is and which processes work, and ends with its standard input.

@@ -114,9 +114,10 @@ def test_what_is_not_allowed_is_told_from_trouble(server: RemoteServer) -> None:
         server.toxic = remote_server.status(code)
         with pytest.raises(Denied, match=str(code)):
             place.put("name", b"bytes", SECONDS)
-    server.toxic = remote_server.status(404)  # of a server that makes no folders
-    with pytest.raises(Denied):
-        place.put("name", b"bytes", SECONDS)
+    for code in (404, 409):  # of a server that makes no folders, nor knows MKCOL
+        server.toxic = remote_server.status(code)
+        with pytest.raises(Denied, match=str(code)):
+            place.put("name", b"bytes", SECONDS)
 
 
 def test_redirects_are_not_followed(server: RemoteServer) -> None:
