@@ -23,6 +23,7 @@ from eagercache.base import environment
 from eagercache.remote.tier import Tier
 
 ENVIRONMENTS = "v1/environments"
+KEY_LINE_BYTES = 65  # of the list of keys, whose lines are sorted
 
 _MOST_LIST_BYTES = 16 << 20
 _MOST_TEXT_BYTES = 64 << 10
@@ -49,6 +50,11 @@ def object_name(item: Mapping[str, Any]) -> str:
 def keys(tier: Tier, identity: str) -> list[str]:
     """The keys that the remote lists for an environment, sorted. Raises PlaceError."""
     return _list(tier, f"v1/{identity}/keys", _KEY)
+
+
+def key_lines(tier: Tier, identity: str) -> bytes:
+    """The same as it lies there, unchecked. Raises PlaceError."""
+    return tier.get(f"v1/{identity}/keys", _MOST_LIST_BYTES) or b""
 
 
 def environments(tier: Tier) -> list[str]:
