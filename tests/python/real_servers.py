@@ -187,6 +187,27 @@ def nginx_server(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/cache"
 
 
+_REGISTRY = """
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {folder}/registry}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+@contextlib.contextmanager
+def oci_registry(folder: Path) -> Iterator[str]:
+    """The address of Debian's docker-registry, without a scheme."""
+    require("oras")
+    registry = program("docker-registry")
+
+    def command(port: int) -> list[str]:
+        (folder / "registry.yml").write_text(_REGISTRY.format(folder=folder, port=port))
+        return [registry, "serve", str(folder / "registry.yml")]
+
+    with serving(command, folder) as port:
+        yield f"127.0.0.1:{port}"
+
+
 # Says where the scheduler is and which processes work, and ends with its standard input.
 _DASK = """
 import sys, distributed
