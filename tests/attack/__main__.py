@@ -16,12 +16,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from attack import crowds, endings, formats, limits, machines, planted, signals, tampered
+from attack import crowds, endings, formats, limits, machines, planted, remotes, signals, tampered
 from attack.arena import Arena, Row
 
 SCENES: tuple[Callable[[Arena], Row], ...] = (
     *planted.SCENES,
     *tampered.SCENES,
+    *remotes.SCENES,
     *formats.SCENES,
     *signals.SCENES,
     *limits.SCENES,

@@ -129,6 +129,25 @@ def truncate(request: BaseHTTPRequestHandler, content: bytes | None) -> None:
     request.close_connection = True
 
 
+def delayed(seconds: float) -> Toxic:
+    """Answers rightly, and late."""
+
+    def answer(request: BaseHTTPRequestHandler, content: bytes | None) -> None:
+        request.server.released.wait(seconds)  # type: ignore[attr-defined]
+        respond(request, 404 if content is None else 200, content or b"")
+
+    return answer
+
+
+def corrupt(request: BaseHTTPRequestHandler, content: bytes | None) -> None:
+    """Alters a byte on the way."""
+    if content is None:
+        respond(request, 404)
+    else:
+        at = len(content) // 2
+        respond(request, 200, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+
 def endless(request: BaseHTTPRequestHandler, content: bytes | None) -> None:
     """Says no length, and sends for ever."""
     request.send_response(200)

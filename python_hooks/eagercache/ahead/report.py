@@ -55,6 +55,9 @@ class WarmReport:
         seconds, bytes: what it took; expected ones of a dry run.
         problems: what of the trace could not be read.
         interrupted: Ctrl-C ended it.
+        machines: of a warm-up on a cluster, how many batches each machine answered.
+        lost: batches whose machine was lost; they were tried again.
+        refused: what came from machines and was not taken, by reason.
     """
 
     entries: list[Planned]
@@ -64,6 +67,9 @@ class WarmReport:
     problems: list[str] = field(default_factory=list)
     dry_run: bool = False
     interrupted: bool = False
+    machines: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
 
     def count(self, *, state: str = "", verdict: str = "") -> int:
         """Entries of a state and verdict; "" stands for any."""
@@ -90,5 +96,8 @@ class WarmReport:
             "entries": [entry.as_dict() for entry in self.entries],
             "problems": self.problems,
             "interrupted": self.interrupted,
+            "machines": self.machines,
+            "lost": self.lost,
+            "refused": self.refused,
             "ok": self.ok,
         }

@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from eagercache.ahead.budget import Budget, budget_of
+from eagercache.ahead.engines import local_workers, open_engine
 from eagercache.ahead.errors import WarmError
 from eagercache.ahead.experience import Experience
+from eagercache.ahead.machine import compile_service, open_store
 from eagercache.ahead.plan import plan_calls
 from eagercache.ahead.report import WarmReport
 from eagercache.ahead.run import START_SECONDS, Executor, Progress, Run
 from eagercache.ahead.shards import Shard, ShardError, read_shard
 from eagercache.ahead.traces import read_traces, wanted_calls
-from eagercache.base import config, environment, facts
+from eagercache.base import config
 from eagercache.base.load import core, why_unavailable
 from eagercache.calls.log_descriptions import Reading
-from eagercache.runtime import choices, stores
-from eagercache.runtime.session import CUDA_WORKER_BYTES
-from eagercache.service.service import CompileService
-from eagercache.service.settings import ServiceSettings
+from eagercache.runtime import choices
 
 
 def _shard(text: str) -> Shard:
@@ -59,6 +58,7 @@ def warm_up(
     executor: Executor | None = None,
     progress: Progress = _no_progress,
     shard: str | None = None,
+    on: str | None = None,
 ) -> WarmReport:
     """Compiles into the store what traces need, largest expected gain first.
 
@@ -82,6 +82,9 @@ def warm_up(
         progress: called a few times a second.
         shard: "INDEX/COUNT": only this part of the keys, for one of several machines. "auto": as a
             job array's task is told.
+        on: where it is compiled: "local:8" (this machine, as ``workers``), "dask://HOST:PORT",
+            "ray://HOST:PORT" or "ray://auto". Machines of a cluster are of this one's kind; what
+            they compile is published in this store, and in their own.
 
     Returns:
         What was compiled, what native keeps, what failed and why. Doing it again compiles nothing
@@ -103,14 +106,15 @@ def warm_up(
         chosen = choices.configuration(settings, "native", choose, numerics)
     except ValueError as error:
         raise WarmError(str(error)) from error
-    store, text = _open_store(settings, cache_dir)
+    workers = (local_workers(on) if on is not None else None) or workers
+    store, text = open_store(settings, cache_dir)
     experience = Experience(store.entries())
     search = search or settings.search
     entries = plan_calls(calls, store, chosen.choose, experience, search == "deep")
     if shard is not None:
         part = _shard(shard)
         entries = [entry for entry in entries if part.has(entry.digest)]
-    workers = workers or settings.workers or len(os.sched_getaffinity(0))
+    given, workers = workers, workers or settings.workers or len(os.sched_getaffinity(0))
     report = WarmReport(entries, workers, problems=merged.problems, dry_run=dry_run)
     todo = [entry for entry in entries if entry.state == "left"]
     if dry_run:
@@ -120,18 +124,44 @@ def warm_up(
         return report
     if todo:
         if executor is None:
-            executor = _service(settings, store.root, text, chosen, search, workers, keys)
-        run = Run(todo, store, experience, executor, limits, workers, began)
+            asked: dict[str, Any] = {"choose": chosen.choose, "numerics": chosen.numerics}
+            asked["search"] = search
+            if on is not None and local_workers(on) is None:
+                executor = _cluster(on, store, text, given, report, keys=tuple(keys), **asked)
+            else:
+                asked |= {"workers": workers, "slots": workers, "keys": keys}
+                executor = compile_service(settings, store.root, text, **asked)
+        run = Run(todo, store, experience, executor, limits, report.workers, began)
         try:
             run.run(progress)
         except KeyboardInterrupt:
             report.interrupted = True
         report.bytes = run.bytes
+        _take_counts(executor, report)
     for entry in entries:
         if entry.state == "left":
             entry.seconds = 0.0
     report.seconds = time.monotonic() - began
     return report
+
+
+def _cluster(
+    on: str, store: Any, text: str, most: int, report: WarmReport, **asked: Any
+) -> Executor:
+    """An executor on a cluster, of ``most`` workers at a time where that is not 0."""
+    from eagercache.ahead.cluster import ClusterExecutor
+
+    engine = open_engine(on, gpu="CUDA" in asked["keys"])
+    engine.workers = min(engine.workers, most or engine.workers)
+    report.workers = engine.workers
+    return ClusterExecutor(engine, store, text, **asked)
+
+
+def _take_counts(executor: Executor, report: WarmReport) -> None:
+    counts = getattr(executor, "counts", None)
+    if counts is not None:
+        report.machines, report.lost = dict(counts.machines), counts.lost
+        report.refused = dict(counts.refused)
 
 
 def _keys(device: str | None) -> list[str]:
@@ -146,50 +176,3 @@ def _keys(device: str | None) -> list[str]:
                 "this machine has no CUDA driver; warm with --device cuda on one that has"
             )
     return keys
-
-
-def _open_store(
-    settings: config.Settings, cache_dir: str | os.PathLike[str] | None
-) -> tuple[Any, str]:
-    assert core is not None
-    paths = stores.store_paths(settings, cache_dir)
-    remembered = facts.Facts(paths[0])
-    text = environment.environment_text(cxx=settings.cxx, facts=remembered)
-    store, path, problems = stores.first_usable_store(settings, paths, text, read_only=False)
-    if store is not None:
-        if path == paths[0]:
-            remembered.save()
-        return store, text
-    raise WarmError(
-        f"no store can be used ({'; '.join(problems)}); name one of your own with --dir"
-    )
-
-
-def _service(
-    settings: config.Settings,
-    root: str,
-    text: str,
-    chosen: Any,
-    search: str,
-    workers: int,
-    keys: Sequence[str],
-) -> CompileService:
-    cuda: dict[str, Any] = {}
-    if "CUDA" in keys:
-        cuda = {"gpu": 0, "memory_bytes": CUDA_WORKER_BYTES}
-    return CompileService(
-        ServiceSettings(
-            store_root=root,
-            environment=text,
-            choose=chosen.choose,
-            numerics=chosen.numerics,
-            search=search,
-            workers=workers,
-            slots=max(workers, settings.slots),
-            cxx=settings.cxx,
-            max_bytes=settings.max_bytes,
-            allow_untrusted=settings.allow_untrusted,
-            revoked=settings.revoked_text,
-            **cuda,
-        )
-    )

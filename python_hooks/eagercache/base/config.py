@@ -208,8 +208,8 @@ VARIABLES: tuple[Variable, ...] = (
         _names,
         (),
         "Remotes that machines share, asked in order before anything is compiled, separated by "
-        "spaces or commas: `https://`, `http://`, `s3://`, `gs://`, `az://` or `file://` URLs. "
-        "`enable(remote=...)` goes before.",
+        "spaces or commas: `https://`, `http://`, `s3://`, `gs://`, `az://`, `file://`, `redis://` "
+        "or `rediss://` URLs. `enable(remote=...)` goes before.",
     ),
     Variable(
         "EAGERCACHE_REMOTE_TRUST",

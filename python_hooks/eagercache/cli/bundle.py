@@ -19,6 +19,7 @@ from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     Unusable,
     directory_option,
+    environment_text,
     json_option,
     print_json,
     read_expiry,
@@ -313,3 +314,43 @@ def _verify_module(path: Path, keys: tuple[Path, ...], revoked: Path | None, as_
             click.echo(f"{field}: {theirs} in the artifact, {ours} here")
     if info.mismatches:
         sys.exit(1)
+
+
+@bundle_group.command("push")
+@json_option
+@_FILE
+@click.argument("artifact", metavar="oci://HOST/REPOSITORY[:TAG]")
+def push_command(as_json: bool, path: Path, artifact: str) -> None:
+    """Puts FILE into an OCI registry, and prints its address by digest.
+
+    Without a TAG it gets this environment's name, so that machines of one kind find it. Credentials
+    are those of `docker login` or `oras login`. Needs oras.
+    """
+    from eagercache.ahead import registry
+
+    with _one_line():
+        address = registry.push(path, artifact, _environment_tag())
+    print_json({"address": address}) if as_json else click.echo(address)
+
+
+@bundle_group.command("pull")
+@json_option
+@click.argument("artifact", metavar="oci://HOST/REPOSITORY[:TAG|@sha256:DIGEST]")
+@_FILE
+def pull_command(as_json: bool, artifact: str, path: Path) -> None:
+    """Writes a registry's bundle into FILE. By digest it is the one that was pushed, or none."""
+    from eagercache.ahead import registry
+
+    with _one_line():
+        registry.pull(artifact, path, _environment_tag())
+    size = path.stat().st_size
+    if as_json:
+        print_json({"path": str(path), "bytes": size})
+    else:
+        click.echo(f"{path}, {size_text(size)}; `eagercache bundle import` checks who signed it")
+
+
+def _environment_tag() -> str:
+    from eagercache.remote import catalogue
+
+    return catalogue.environment_id(environment_text())

@@ -30,6 +30,8 @@ _NAMES = (
     "v1",
     facts.NAME,
     "NATIVE",  # runtime/left_native.py
+    "REMOTES",  # remote/sequences.py
+    "REMOTES.lock",
     store_directory.HEADERS_FOLDER,
     store_directory.BYTECODE_FOLDER,
     store_directory.PENDING_FOLDER,
@@ -37,7 +39,7 @@ _NAMES = (
 _CLEARED = ".cleared-"
 # No other names: what is not of a cache stays, however it is called.
 _CLEARED_NAME = re.compile(rf"(\w+){re.escape(_CLEARED)}[0-9a-f]+")
-_ABANDONED = re.compile(rf"({facts.NAME}|NATIVE)\.new[0-9a-f]*")
+_ABANDONED = re.compile(rf"({facts.NAME}|NATIVE|REMOTES)\.new[0-9a-f]*")
 
 
 @click.command("clear")

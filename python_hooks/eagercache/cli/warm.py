@@ -74,6 +74,11 @@ class Compiling(Protocol):
     help="Only this part of the keys, as 0/8; auto: as the task of a Slurm array or of an indexed "
     "Kubernetes job is told.",
 )
+@click.option(
+    "--on",
+    metavar="WHERE",
+    help="Where to compile: local:8 (this machine), dask://HOST:PORT, ray://HOST:PORT or ray://auto.",
+)
 @click.argument("traces", nargs=-1, type=click.Path(path_type=Path))
 @click.pass_context
 def warm_command(
@@ -91,6 +96,7 @@ def warm_command(
     scale: int,
     workers: int | None,
     shard: str | None,
+    on: str | None,
     traces: tuple[Path, ...],
 ) -> None:
     """Compiles into the store what TRACES need, largest expected gain first.
@@ -126,6 +132,7 @@ def warm_command(
                 cache_dir=directory,
                 progress=progress,
                 shard=shard,
+                on=on,
             )
         except WarmError as error:
             raise Unusable(str(error)) from error
@@ -148,7 +155,7 @@ def _warm_pending(
     from eagercache.ahead.errors import WarmError
     from eagercache.cli import warm_pending
 
-    for name in ("device", "ops", "skip", "choose", "numerics", "search", "scale"):
+    for name in ("device", "ops", "skip", "choose", "numerics", "search", "scale", "on"):
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             option = "--op" if name == "ops" else f"--{name}"
             raise Unusable(f"{option} is about traces; name one, made by `eagercache record`")
@@ -267,6 +274,8 @@ def _print_report(report: WarmReport) -> None:
             click.echo(f"failed: {entry.call.name}: {entry.reason}")
     for problem in report.problems:
         click.echo(f"left out: {problem}")
+    for reason, count in report.refused.items():
+        click.echo(f"not taken, {count}: {reason}")
     click.echo(_summary(report))
 
 
@@ -302,4 +311,8 @@ def _summary(report: WarmReport) -> str:
         if states[state]:
             parts.append(f"{states[state]} {text}")
     text = f"{', '.join(parts)}; {_duration(report.seconds)}, {size_text(report.bytes)}"
+    if report.machines:
+        text += f"; on {counted(len(report.machines), 'machine')}"
+    if report.lost:
+        text += f", {counted(report.lost, 'batch', 'batches')} lost with a machine and tried again"
     return text + ("; interrupted" if report.interrupted else "")

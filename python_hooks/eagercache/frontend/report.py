@@ -64,7 +64,8 @@ class RemoteStats:
         hits: kernels and decisions that came from a remote, and were not compiled for that.
         misses: keys that no remote had.
         refused: entries that were not used, by kind: "signature", "damaged", "version", "code" (no
-            shared object, or for another processor), or "environment: FIELD" where that differs.
+            shared object, or for another processor), "rollback" (older than what its signer has
+            shown), or "environment: FIELD" where that differs.
         errors: keys that a remote did not answer for, or that could not be sent.
         sent: entries that a remote got.
         unsent: entries that wait for that; `eagercache push` sends what a program leaves.

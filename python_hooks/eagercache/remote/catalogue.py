@@ -2,6 +2,7 @@
 
     v1/o/SHA256.KIND                an object, named by its content
     v1/ENVIRONMENT/e/KEY            a signed entry (kernel_cache/store/signed_entry.h)
+    v1/ENVIRONMENT/i/SIGNER         what is newest of a signer's, signed (indices.py)
     v1/ENVIRONMENT/keys             keys of entries, one a line
     v1/ENVIRONMENT/environment      the text whose hash ENVIRONMENT is
     v1/environments                 the ENVIRONMENTs, one a line
@@ -22,6 +23,7 @@ from eagercache.base import environment
 from eagercache.remote.tier import Tier
 
 ENVIRONMENTS = "v1/environments"
+KEY_LINE_BYTES = 65  # of the list of keys, whose lines are sorted
 
 _MOST_LIST_BYTES = 16 << 20
 _MOST_TEXT_BYTES = 64 << 10
@@ -48,6 +50,11 @@ def object_name(item: Mapping[str, Any]) -> str:
 def keys(tier: Tier, identity: str) -> list[str]:
     """The keys that the remote lists for an environment, sorted. Raises PlaceError."""
     return _list(tier, f"v1/{identity}/keys", _KEY)
+
+
+def key_lines(tier: Tier, identity: str) -> bytes:
+    """The same as it lies there, unchecked. Raises PlaceError."""
+    return tier.get(f"v1/{identity}/keys", _MOST_LIST_BYTES) or b""
 
 
 def environments(tier: Tier) -> list[str]:

@@ -18,6 +18,7 @@ from eagercache.base.load import core
 from eagercache.base.log import event
 from eagercache.remote import catalogue
 from eagercache.remote.entries import Exchange, Refused
+from eagercache.remote.listings import Listings
 from eagercache.remote.place import PlaceError
 from eagercache.remote.plan import RemotePlan
 from eagercache.remote.tier import Tier
@@ -78,6 +79,7 @@ class RemoteDesk:
         self._open_store = open_store
         self._text = environment_text
         self._tiers = [Tier(url) for url in plan.urls] if tiers is None else tiers
+        self._listings = Listings(catalogue.environment_id(environment_text))
         # Guards everything below.
         self._changed = threading.Condition()
         self._lookups: deque[tuple[str, OnLookedUp]] = deque()
@@ -188,6 +190,8 @@ class RemoteDesk:
     def _ask_all(self, key: str) -> LookedUp:
         failed = refused = False
         for tier in self._tiers:
+            if self._listings.lacks(tier, key, len(self._lookups)):
+                continue
             try:
                 verdict = self._own_exchange().fetch(tier, key)
             except Refused as error:
@@ -241,8 +245,8 @@ class RemoteDesk:
         for tier in self._tiers:
             if tier.writable:
                 try:
-                    catalogue.add_keys(tier, self._text, keys)
-                except PlaceError as error:
+                    self._own_exchange().list_sent(tier, keys)
+                except _TROUBLE as error:
                     event(logging.INFO, "remote_error", remote=tier.shown, reason=error)
 
     def _note_refused(self, tier: Tier, key: str, error: Refused) -> None:

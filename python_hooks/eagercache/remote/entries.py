@@ -1,18 +1,21 @@
 """One entry on its way between a store and a remote: nothing is believed before it is checked.
 
 What comes is checked in this order: its size, its signer, its signature, its form, its key, its
-environment; then each object's size and digest. Then the store publishes it as its own. All but key
-and environment is checked in C++ (kernel_cache/store/signed_entry.h).
+environment, its age beside what its signer lists; then each object's size and digest. Then the
+store publishes it as its own. Key, environment and age are checked here, all else in C++
+(kernel_cache/store/signed_entry.h).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from eagercache.base import environment
 from eagercache.base.load import core
 from eagercache.remote import catalogue
+from eagercache.remote.indices import Indices, WentBack, indices_of, signed_at
 from eagercache.remote.place import TooLarge
 from eagercache.remote.plan import RemotePlan
 from eagercache.remote.tier import Tier
@@ -26,7 +29,7 @@ class Refused(Exception):
 
     Attributes:
         kind: "signature", "damaged", "version", "code" (no shared object, or for another
-            processor), or "environment: FIELD".
+            processor), "rollback" (older than what its signer has shown), or "environment: FIELD".
     """
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -47,6 +50,15 @@ class Exchange:
     store: Any
     text: str
     plan: RemotePlan
+    _indices: Indices = field(init=False, repr=False)
+    # (signer, when it signed) of what was sent or found there, by remote and key.
+    _signed: dict[tuple[str, str], tuple[str, int]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        made = indices_of(self.store, self.identity, self.text, self.plan)
+        object.__setattr__(self, "_indices", made)
 
     @property
     def identity(self) -> str:
@@ -60,9 +72,10 @@ class Exchange:
         cannot take it.
         """
         assert core is not None
-        entry = self._read(tier, key)
-        if entry is None:
+        found = self._read(tier, key)
+        if found is None:
             return None
+        entry, _ = found
         row = entry.entry
         if sum(item["size"] for item in row["objects"]) > MOST_OBJECT_BYTES:
             raise Refused("damaged", f"its objects are larger than {MOST_OBJECT_BYTES} bytes")
@@ -77,8 +90,8 @@ class Exchange:
             raise
         return str(row["kind"])
 
-    def _read(self, tier: Tier, key: str) -> Any:
-        """The checked entry of a key, None where there is none. Raises Refused and PlaceError."""
+    def _read(self, tier: Tier, key: str) -> tuple[Any, bytes] | None:
+        """A key's checked entry and its bytes, or None. Raises Refused and PlaceError."""
         assert core is not None
         try:
             name = catalogue.entry_name(self.identity, key)
@@ -97,7 +110,11 @@ class Exchange:
         differing = environment.mismatches(entry.environment, self.text, environment.SHARED_FIELDS)
         if differing:
             raise Refused(f"environment: {differing[0][0]}", describe(differing))
-        return entry
+        try:
+            self._indices.check(tier, key, entry.signer, content)
+        except WentBack as error:
+            raise Refused("rollback", str(error)) from error
+        return entry, content
 
     @staticmethod
     def _object(tier: Tier, item: dict[str, Any]) -> bytes:
@@ -122,18 +139,36 @@ class Exchange:
         assert core is not None and self.plan.key is not None
         if not replace:
             try:
-                if self._read(tier, key) is not None:
+                if (found := self._read(tier, key)) is not None:
+                    self._note_signed(tier, key, *found)
                     return False
             except Refused:
                 pass
         entry, contents = core.sign_entry(self.store, key, self.text, self.plan.key, expires)
-        objects = core.read_entry(entry, self.plan.trusted, self.plan.revoked).entry["objects"]
-        for item, content in zip(objects, contents, strict=True):
+        own = core.read_entry(entry, self.plan.trusted, self.plan.revoked)
+        for item, content in zip(own.entry["objects"], contents, strict=True):
             name = catalogue.object_name(item)
             if replace or tier.size(name) != len(content):
                 tier.put(name, content)
         tier.put(catalogue.entry_name(self.identity, key), entry)
+        self._note_signed(tier, key, own, entry)
         return True
+
+    def _note_signed(self, tier: Tier, key: str, entry: Any, content: bytes) -> None:
+        self._signed[tier.shown, key] = entry.signer, signed_at(content)
+
+    def list_sent(self, tier: Tier, keys: Collection[str]) -> None:
+        """Adds keys that were sent, or found there, to the remote's lists.
+
+        Raises PlaceError, and StoreError where the list cannot be signed.
+        """
+        assert core is not None and self.plan.key is not None
+        catalogue.add_keys(tier, self.text, keys)
+        signer = core.public_key_of_signer(self.plan.key)
+        rows = ((key, self._signed.pop((tier.shown, key), ("", 0))) for key in keys)
+        ours = {key: at for key, (by, at) in rows if by == signer}
+        if ours:
+            self._indices.add(tier, signer, ours, self.plan.key)
 
 
 def describe(differing: tuple[tuple[str, str, str], ...]) -> str:

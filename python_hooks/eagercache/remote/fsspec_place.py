@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from eagercache.remote.bounded import Bounded
 from eagercache.remote.place import Denied, PlaceError, TooLarge
 
 _T = TypeVar("_T")
 
-# Requests under way, those that nobody waits for any longer among them.
-_MOST_AT_ONCE = 8
 _RETRY_SECONDS = 0.1
 
 
 class FsspecPlace:
     """A folder of a file system of fsspec's. See `Place`.
 
-    Such a file system's requests have no deadline that all kinds share. So each runs on a daemon
-    thread, and is left alone when its time is over; while too many of these hang, none is begun.
+    Such a file system's requests have no deadline that all kinds share: `Bounded` ends them.
     """
 
     def __init__(self, url: str) -> None:
@@ -29,37 +26,38 @@ class FsspecPlace:
         self._is_local = urlsplit(url).scheme == "file"
         self._lock = threading.Lock()
         self._opened: tuple[Any, str] | None = None
-        self._free = threading.Semaphore(_MOST_AT_ONCE)
+        self._bounded = Bounded(_place_error)
 
     def get(self, name: str, most: int, seconds: float) -> bytes | None:
         """As `Place.get`."""
 
-        def read(system: Any, path: str) -> bytes | None:
+        def read(system: Any, folder: str) -> bytes | None:
             try:
-                content = system.cat_file(path, start=0, end=most + 1)
+                content = system.cat_file(f"{folder}/{name}", start=0, end=most + 1)
             except FileNotFoundError:
                 return None
             if len(content) > most:
                 raise TooLarge(f"more than {most} bytes")
             return bytes(content)
 
-        return self._within(seconds, name, read)
+        return self._within(seconds, read)
 
     def size(self, name: str, seconds: float) -> int | None:
         """As `Place.size`."""
 
-        def ask(system: Any, path: str) -> int | None:
+        def ask(system: Any, folder: str) -> int | None:
             try:
-                return int(system.info(path)["size"])
+                return int(system.info(f"{folder}/{name}")["size"])
             except FileNotFoundError:
                 return None
 
-        return self._within(seconds, name, ask)
+        return self._within(seconds, ask)
 
     def put(self, name: str, content: bytes, seconds: float) -> None:
         """As `Place.put`."""
 
-        def write(system: Any, path: str) -> None:
+        def write(system: Any, folder: str) -> None:
+            path = f"{folder}/{name}"
             if self._is_local:
                 # Elsewhere an object appears at once; a file is written beside and then renamed.
                 file = system.open(path, "wb", autocommit=False)
@@ -74,7 +72,7 @@ class FsspecPlace:
             else:
                 system.pipe_file(path, content)
 
-        self._within(seconds, name, write)
+        self._within(seconds, write)
 
     def _system(self) -> tuple[Any, str]:
         """The file system, and the folder in it. Opened by the first request."""
@@ -89,39 +87,12 @@ class FsspecPlace:
                 self._opened = system, root.rstrip("/")
             return self._opened
 
-    def _within(self, seconds: float, name: str, work: Callable[[Any, str], _T]) -> _T:
-        """What the work returns, if it does so in time. Raises PlaceError."""
-        if not self._free.acquire(blocking=False):
-            raise PlaceError(f"{_MOST_AT_ONCE} requests to it hang")
-        # At most one of the two is put.
-        outcome: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
-
-        def run() -> None:
-            try:
-                system, root = self._system()
-                outcome.put((work(system, f"{root}/{name}"), None))
-            except BaseException as error:
-                outcome.put((None, error))
-            finally:
-                self._free.release()
-
-        try:
-            threading.Thread(target=run, name="eagercache-remote-io", daemon=True).start()
-        except RuntimeError as error:
-            self._free.release()
-            raise PlaceError(f"no thread can be started: {error}") from error
-        try:
-            value, trouble = outcome.get(timeout=seconds)
-        except queue.Empty:
-            raise PlaceError(f"no answer within {seconds:g} s") from None
-        if trouble is not None:
-            raise _place_error(trouble) from trouble
-        return value  # type: ignore[return-value]
+    def _within(self, seconds: float, work: Callable[[Any, str], _T]) -> _T:
+        """What the work returns, given the file system and the folder. Raises PlaceError."""
+        return self._bounded.within(seconds, lambda: work(*self._system()))
 
 
 def _place_error(error: BaseException) -> PlaceError:
-    if isinstance(error, PlaceError):
-        return error
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if isinstance(error, PermissionError):
         return Denied(reason)

@@ -1,5 +1,7 @@
 """Remotes over HTTP, with GET, HEAD and PUT: what ccache, sccache and plain servers speak.
 
+A server of WebDAV's takes no bytes into a folder that is not there: then MKCOL makes it.
+
 Python's own `http.client` does it. Three verbs need no more, and of the libraries that are in use
 none ends a whole request by a deadline. Redirects are not followed: the remote's name is what its
 user trusts.
@@ -8,9 +10,11 @@ user trusts.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import ssl
 import threading
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +27,8 @@ _MOST_IDLE = 8  # connections that are kept for the next requests
 _DRAINED_BYTES = 4096  # of an answer that nobody asked for
 _RETRY_SECONDS = 0.1
 _MISSING = (404, 410)
+_CONFLICT = 409
+_NO_FOLDER = (*_MISSING, _CONFLICT)  # the answers to PUT
 _DENIED = (401, 403, 405, 407, 413, 501)
 _LATER = (408, 425, 429, 500, 502, 503, 504)
 _CHUNK = 1 << 16
@@ -86,9 +92,21 @@ class HttpPlace:
 
     def put(self, name: str, content: bytes, seconds: float) -> None:
         """As `Place.put`."""
+        end = time.monotonic() + seconds
         answer = self._ask("PUT", name, _DRAINED_BYTES, seconds, content)
-        if answer.status in _MISSING:
+        if answer.status in _NO_FOLDER:
+            self._make_folders(name, end)
+            answer = self._ask("PUT", name, _DRAINED_BYTES, end - time.monotonic(), content)
+        if answer.status in _NO_FOLDER:
             raise Denied(f"PUT {name} is answered with {answer.status}")
+
+    def _make_folders(self, name: str, end: float) -> None:
+        """Makes the folders of a name, as far as the server knows what that is."""
+        *folders, _ = name.split("/")
+        for depth in range(len(folders) + 1):
+            with contextlib.suppress(PlaceError):  # as where it is there
+                folder = "/".join([*folders[:depth], ""])
+                self._ask("MKCOL", folder, _DRAINED_BYTES, end - time.monotonic())
 
     def _ask(
         self, method: str, name: str, most: int, seconds: float, content: bytes | None = None
@@ -102,7 +120,8 @@ class HttpPlace:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise PlaceError(reason, retry_after=_RETRY_SECONDS) from error
         status = answer.status
-        if 200 <= status < 300 or status in _MISSING:
+        no_folder = method in ("PUT", "MKCOL") and status == _CONFLICT
+        if 200 <= status < 300 or status in _MISSING or no_folder:
             return answer
         what = f"{method} is answered with {status}"
         if status in _DENIED:

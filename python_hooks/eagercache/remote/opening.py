@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from eagercache.remote.place import HTTP_SCHEMES, Place
+from eagercache.remote.place import HTTP_SCHEMES, REDIS_SCHEMES, Place
 
 
 def open_place(url: str) -> Place:
     """The place that a checked URL names. Connects to nothing."""
-    if urlsplit(url).scheme in HTTP_SCHEMES:
+    scheme = urlsplit(url).scheme
+    if scheme in REDIS_SCHEMES:
+        from eagercache.remote.redis_place import RedisPlace
+
+        return RedisPlace(url)
+    if scheme in HTTP_SCHEMES:
         from eagercache.remote.http_place import HttpPlace
 
         return HttpPlace(url)

@@ -15,6 +15,8 @@ FSSPEC_PACKAGES = {
     "az": "adlfs",
 }
 HTTP_SCHEMES = ("http", "https")
+REDIS_SCHEMES = ("redis", "rediss")
+_REDIS_PREFIX = "eagercache"
 
 
 class BadUrl(ValueError):
@@ -65,18 +67,43 @@ def check_url(url: str) -> None:
     except ValueError as error:
         raise BadUrl(f"remote {url!r} is no URL: {error}") from error
     shown = shown_url(url)
-    if parts.scheme in HTTP_SCHEMES:
+    if parts.scheme in (*HTTP_SCHEMES, *REDIS_SCHEMES):
+        form = f"{parts.scheme}://HOST/{'DATABASE' if parts.scheme in REDIS_SCHEMES else 'PATH'}"
         if not parts.hostname or port == 0:
-            raise BadUrl(f"remote {shown!r} names no host; use https://HOST/PATH")
+            raise BadUrl(f"remote {shown!r} names no host; use {form}")
         if parts.query or parts.fragment:
-            raise BadUrl(f"remote {shown!r} has a query or a fragment; use https://HOST/PATH")
-        return
-    if parts.scheme not in FSSPEC_PACKAGES:
-        known = ", ".join(f"{name}://" for name in (*HTTP_SCHEMES, *FSSPEC_PACKAGES))
+            raise BadUrl(f"remote {shown!r} has a query or a fragment; use {form}")
+    elif parts.scheme not in FSSPEC_PACKAGES:
+        known = ", ".join(f"{one}://" for one in (*HTTP_SCHEMES, *REDIS_SCHEMES, *FSSPEC_PACKAGES))
         raise BadUrl(f"remote {shown!r} is none of {known}")
-    for package in ("fsspec", FSSPEC_PACKAGES[parts.scheme]):
+    if parts.scheme in REDIS_SCHEMES:
+        _check_redis_path(parts.path, shown)
+        _check_packages(shown, "redis", "redis")
+    elif parts.scheme in FSSPEC_PACKAGES:
+        _check_packages(shown, "remote", "fsspec", FSSPEC_PACKAGES[parts.scheme])
+
+
+def _check_packages(shown: str, extra: str, *packages: str) -> None:
+    for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise BadUrl(f"remote {shown!r} needs {package}: pip install 'eagercache[remote]'")
+            raise BadUrl(f"remote {shown!r} needs {package}: pip install 'eagercache[{extra}]'")
+
+
+def _check_redis_path(path: str, shown: str) -> None:
+    try:
+        redis_path(path)
+    except ValueError:
+        raise BadUrl(
+            f"remote {shown!r} names no database; use redis://HOST/0 or redis://HOST/0/PREFIX"
+        ) from None
+
+
+def redis_path(path: str) -> tuple[int, str]:
+    """(database, prefix of keys) of the path of a redis:// URL. Raises ValueError."""
+    database, _, prefix = path.strip("/").partition("/")
+    if database and not (database.isascii() and database.isdecimal()):
+        raise ValueError(path)
+    return int(database or 0), prefix or _REDIS_PREFIX
 
 
 def shown_url(url: str) -> str:

@@ -16,6 +16,9 @@ from eagercache.remote.place import PlaceError
 from eagercache.remote.tier import Tier
 
 PARALLEL = 8
+_TROUBLE: tuple[type[Exception], ...] = (
+    (PlaceError,) if core is None else (PlaceError, core.StoreError)
+)
 
 # Called with entries that are done and all there are.
 OnProgress = Callable[[int, int], None]
@@ -172,8 +175,8 @@ def push(
             transfer.sent += bool(sent)
         try:
             if there:
-                catalogue.add_keys(tier, exchange.text, there)
-        except PlaceError as error:
+                exchange.list_sent(tier, there)
+        except _TROUBLE as error:
             transfer.note_error(tier, error)
         transfer.bytes_read += tier.bytes_read - before
         transfer.bytes_sent += tier.bytes_sent

@@ -247,7 +247,7 @@ def fake_service(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[str], Any]], None]:
     def use(answer: Callable[[str], Any]) -> None:
-        monkeypatch.setattr(warm, "_service", lambda *_: FakeExecutor(cache, answer))
+        monkeypatch.setattr(warm, "compile_service", lambda *_, **__: FakeExecutor(cache, answer))
 
     use(lambda name: {})
     return use

@@ -304,7 +304,8 @@ def test_clear_removes_a_cache_and_nothing_else(store: Any, cache: Path, tmp_pat
     (cache / "HEADERS").symlink_to(elsewhere)
     (cache / "PYTHON/usr").mkdir(parents=True)
     (cache / "v1.cleared-0123").mkdir()
-    (cache / "FACTS.new0123").write_text("{")
+    for name in ("FACTS.new0123", "REMOTES", "REMOTES.lock", "REMOTES.new0123"):
+        (cache / name).write_text("{")
     asked = run("clear", input="n\n")
     assert asked.exit_code == 1 and (cache / "v1").is_dir()
     done = run("clear", "--yes", "--json")

@@ -18,6 +18,7 @@ TOP = "(top)"
 
 # Imported inside of functions: for start-up time, or since few processes need it.
 LATE = {
+    "ahead": {"ahead"},  # without a cluster nothing of one
     "base": {"base"},  # decomposition: only for an error's text
     "callables": {"callables"},  # function_transfer imports cloudpickle
     "cli": {

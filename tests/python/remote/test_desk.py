@@ -111,6 +111,21 @@ def test_a_remote_in_trouble_answers_nothing_and_hinders_nobody(
         assert len(server.requests) <= 19 + len(server.content) + 10
 
 
+def test_an_answer_that_comes_late_is_used_and_one_that_was_altered_is_not(
+    world: World, server: RemoteServer
+) -> None:
+    fill(world, server.url, 1, 3)
+    server.toxic = remote_server.corrupt
+    desk = Desk(world, world.store("b"), server.url, signs=False)
+    found = desk.look_up(1, 3)
+    assert all(answer == LookedUp(refused=True) for answer in found.values())
+    assert sum(desk.desk.counts()["refused"].values()) == 2 and not world.store("b").entries()
+    server.toxic = remote_server.delayed(0.2)
+    desk = Desk(world, world.store("c"), server.url, signs=False)
+    assert {answer.verdict for answer in desk.look_up(1, 3).values()} == {"kernel"}
+    assert desk.desk.counts()["errors"] == 0
+
+
 def test_what_a_remote_must_not_give_is_counted_by_kind_and_said_once(
     world: World, server: RemoteServer, caplog: pytest.LogCaptureFixture
 ) -> None:

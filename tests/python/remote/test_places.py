@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import real_servers
 import remote_server
-from eagercache.remote import fsspec_place
+from eagercache.remote import bounded, fsspec_place
 from eagercache.remote.http_place import HttpPlace
 from eagercache.remote.opening import open_place
 from eagercache.remote.place import (
@@ -30,11 +31,14 @@ SECONDS = 20.0
 SOON = 0.3  # for what never answers
 
 
-@pytest.fixture(params=["http", "file", "memory"])
+@pytest.fixture(params=["http", "file", "memory", "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "http":
         with remote_server.serving() as running:
             yield open_place(running.url)
+    elif request.param == "redis":
+        with real_servers.redis_server(tmp_path) as url:
+            yield open_place(url)
     elif request.param == "file":
         yield open_place(f"file://{tmp_path}/cache")
     else:
@@ -110,9 +114,10 @@ def test_what_is_not_allowed_is_told_from_trouble(server: RemoteServer) -> None:
         server.toxic = remote_server.status(code)
         with pytest.raises(Denied, match=str(code)):
             place.put("name", b"bytes", SECONDS)
-    server.toxic = remote_server.status(404)  # of a server that makes no folders
-    with pytest.raises(Denied):
-        place.put("name", b"bytes", SECONDS)
+    for code in (404, 409):  # of a server that makes no folders, nor knows MKCOL
+        server.toxic = remote_server.status(code)
+        with pytest.raises(Denied, match=str(code)):
+            place.put("name", b"bytes", SECONDS)
 
 
 def test_redirects_are_not_followed(server: RemoteServer) -> None:
@@ -199,16 +204,16 @@ def test_a_file_system_that_hangs_is_left_alone_and_not_asked_more_and_more(
     place = fsspec_place.FsspecPlace(f"file://{tmp_path}")
     hanging = _Hanging()
     monkeypatch.setattr(place, "_system", lambda: (hanging, "/root"))
-    for _ in range(fsspec_place._MOST_AT_ONCE):
+    for _ in range(bounded.MOST_AT_ONCE):
         with pytest.raises(PlaceError, match="no answer within"):
             place.get("name", 100, 0.01)
     with pytest.raises(PlaceError, match="hang"):
         place.get("name", 100, SECONDS)
     hanging.released.set()
     # Its threads end, one after the other.
-    for _ in range(fsspec_place._MOST_AT_ONCE):
-        assert place._free.acquire(timeout=SECONDS)
-        place._free.release()
+    for _ in range(bounded.MOST_AT_ONCE):
+        assert place._bounded._free.acquire(timeout=SECONDS)
+        place._bounded._free.release()
 
 
 def test_a_file_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,7 @@ def test_a_program_compiles_for_itself_whatever_a_remote_does(
         "hangs": _toxic(remote_server.hang),
         "cuts": _toxic(remote_server.cut),
         "truncates": _toxic(remote_server.truncate),
+        "corrupts": _toxic(remote_server.corrupt),
         "fails": _toxic(remote_server.status(503)),
     }.items():
         server.content, server.toxic = dict(whole), None
