@@ -157,6 +157,14 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
         ],
         1,
     ),
+    "the same object twice at first": (
+        Reader.twice,
+        [
+            *(3 * [_same_box]),
+            lambda: ((tokens(2), Box(value=torch.ones(1, 2, 8))), {"other": Box(value=tokens(2))}),
+        ],
+        2,
+    ),
     "make a cache": (
         Reader.make_cache,
         [
