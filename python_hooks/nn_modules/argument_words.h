@@ -30,6 +30,7 @@ enum class Tag : std::uint8_t {
   kClass,       // its name follows
   kSame,        // after a tensor: which one of those before it is
   kCount,       // an integer of an object, 0 and above: one word
+  kMember,      // of an enum: its name follows
 };
 
 constexpr Word header(Tag tag, Word payload = 0) noexcept {

@@ -149,20 +149,21 @@ class Reader {
   }
 
   ModuleAside instance(PyObject* object, int depth) {
-    PyObject* const name = class_name(Py_TYPE(object));
-    PyObject* const held = attributes_of(object);
-    if (name == nullptr || held == nullptr || !holds_its_fields(object, held)) {
+    Fields fields(object);
+    if (!fields.readable()) {
       return ModuleAside::kArgument;
     }
     const bool outer = std::exchange(inside_, true);
     if (!is_new(object)) {
-      return ModuleAside::kArgument;
+      return ModuleAside::kArgumentTwice;
     }
     form_.objects.push_back(object);
-    put(header(Tag::kObject, static_cast<Word>(PyDict_GET_SIZE(held))));
-    ModuleAside reason = text(Tag::kString, name);
-    if (reason == ModuleAside::kNone) {
-      reason = items(held, depth);
+    put(header(Tag::kObject, static_cast<Word>(fields.size())));
+    ModuleAside reason = text(Tag::kString, fields.class_name());
+    PyObject* key = nullptr;
+    PyObject* held = nullptr;
+    while (reason == ModuleAside::kNone && fields.next(&key, &held)) {
+      reason = item(key, held, depth);
     }
     inside_ = outer;
     return reason;
@@ -180,6 +181,8 @@ class Reader {
     } else if (PyType_Check(object)) {
       PyObject* const name = class_name(reinterpret_cast<PyTypeObject*>(object));
       return name == nullptr ? ModuleAside::kArgument : text(Tag::kClass, name);
+    } else if (PyObject* const member = member_name(object); member != nullptr) {
+      return text(Tag::kMember, member);
     } else {
       return ModuleAside::kArgument;
     }
@@ -189,7 +192,7 @@ class Reader {
   ModuleAside sequence(Tag tag, PyObject* object, PyObject* const* items, Py_ssize_t count,
                        int depth) {
     if (tag == Tag::kList && !is_new(object)) {
-      return ModuleAside::kArgument;
+      return ModuleAside::kArgumentTwice;
     }
     put(header(tag, static_cast<Word>(count)));
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -202,31 +205,29 @@ class Reader {
 
   ModuleAside dict(PyObject* object, int depth) {
     if (!is_new(object)) {
-      return ModuleAside::kArgument;
+      return ModuleAside::kArgumentTwice;
     }
     put(header(Tag::kDict, static_cast<Word>(PyDict_GET_SIZE(object))));
-    return items(object, depth);
-  }
-
-  ModuleAside items(PyObject* object, int depth) {
     Py_ssize_t position = 0;
     PyObject* key = nullptr;
-    PyObject* item = nullptr;
-    while (PyDict_Next(object, &position, &key, &item) != 0) {
-      ModuleAside reason = ModuleAside::kArgument;
-      if (PyUnicode_CheckExact(key)) {
-        reason = text(Tag::kString, key);
-      } else if (inside_ && PyLong_CheckExact(key)) {
-        reason = integer(key, /*is_key=*/true);
-      }
-      if (reason == ModuleAside::kNone) {
-        reason = value(item, depth + 1);
-      }
-      if (reason != ModuleAside::kNone) {
+    PyObject* held = nullptr;
+    while (PyDict_Next(object, &position, &key, &held) != 0) {
+      if (const ModuleAside reason = item(key, held, depth); reason != ModuleAside::kNone) {
         return reason;
       }
     }
     return ModuleAside::kNone;
+  }
+
+  // A key or the name of an attribute, and what it stands for.
+  ModuleAside item(PyObject* key, PyObject* held, int depth) {
+    ModuleAside reason = ModuleAside::kArgument;
+    if (PyUnicode_CheckExact(key)) {
+      reason = text(Tag::kString, key);
+    } else if (inside_ && PyLong_CheckExact(key)) {
+      reason = integer(key, /*is_key=*/true);
+    }
+    return reason == ModuleAside::kNone ? value(held, depth + 1) : reason;
   }
 
   ModuleAside tensor(const at::Tensor& tensor, bool is_parameter, bool is_marked) {
@@ -279,10 +280,18 @@ class Reader {
 }  // namespace
 
 const char* module_aside_name(ModuleAside reason) noexcept {
-  constexpr const char* kNames[] = {
-      "none",           "dispatch_state", "global_state",       "hooks",
-      "changed",        "gradients",      "argument",           "tensor_kind",
-      "too_many_forms", "index_range",    "saved_tensors_hooks"};
+  constexpr const char* kNames[] = {"none",
+                                    "dispatch_state",
+                                    "global_state",
+                                    "hooks",
+                                    "changed",
+                                    "gradients",
+                                    "argument",
+                                    "tensor_kind",
+                                    "too_many_forms",
+                                    "index_range",
+                                    "saved_tensors_hooks",
+                                    "argument_twice"};
   static_assert(std::size(kNames) == kModuleAsideCount);
   return kNames[static_cast<std::size_t>(reason)];
 }

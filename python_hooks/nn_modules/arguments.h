@@ -31,8 +31,9 @@ enum class ModuleAside : std::uint8_t {
   kTooManyForms,   // more different calls than are remembered
   kIndexRange,     // an index out of the range that the kernel may read
   kSavedHooks,     // the call needs gradients, and hooks look at what is saved for them
+  kArgumentTwice,  // an object, or a list or dict that one holds, is reached twice
 };
-inline constexpr std::size_t kModuleAsideCount = 11;
+inline constexpr std::size_t kModuleAsideCount = 12;
 const char* module_aside_name(ModuleAside reason) noexcept;
 
 // The metadata of one tensor that a module's kernel depends on.

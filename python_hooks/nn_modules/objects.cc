@@ -5,113 +5,66 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstdint>
-#include <memory>
 #include <new>
-#include <string>
 #include <unordered_map>
 
 #include "dispatcher/hook/inside_guard.h"
 #include "python_hooks/nn_modules/arguments.h"
+#include "python_hooks/nn_modules/object_classes.h"
 
 namespace eagercache {
 namespace {
 
 namespace py = pybind11;
 
-struct KnownClass {
-  py::object kept;  // the class, so that no other one gets its address
+PyObject*& slot_of(PyObject* object, Py_ssize_t offset) noexcept {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+}
+
+// The `__dict__` of an object; nullptr, without an exception, where there is no memory for it.
+// Lives as long as the object.
+PyObject* attributes_of(PyObject* object) noexcept {
+  PyObject* const held = PyObject_GenericGetDict(object, nullptr);
+  if (held == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  Py_DECREF(held);  // the object has it
+  return held;
+}
+
+// Whether an object of an open class is no dict, or holds those of its attributes that are not None
+// and nothing else, in their order.
+bool holds_its_fields(PyObject* object, PyObject* attributes) noexcept {
+  if (!PyODict_Check(object)) {
+    return true;
+  }
+  // What classes say of iteration may be another thing; the order is OrderedDict's.
+  const auto keys = py::reinterpret_steal<py::object>(PyODict_Type.tp_iter(object));
+  if (!keys) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto next = [&keys] {
+    return py::reinterpret_steal<py::object>(Py_TYPE(keys.ptr())->tp_iternext(keys.ptr()));
+  };
+  Py_ssize_t position = 0;
   PyObject* name = nullptr;
-  bool is_python = false;  // no part of an instance is in slots or belongs to C
-  bool is_fixed = false;   // a frozen dataclass or an output of transformers
-};
-
-// abc.ABC stands for all classes that Python code defines: how they end, and the one metaclass
-// beside `type` that does nothing to instances. Never freed.
-PyTypeObject* plain_class() {
-  static auto* const type = reinterpret_cast<PyTypeObject*>(
-      py::module_::import("abc").attr("ABC").cast<py::object>().release().ptr());
-  return type;
-}
-
-bool has_slots(PyTypeObject* type) noexcept {
-  PyObject* slots = reinterpret_cast<PyHeapTypeObject*>(type)->ht_slots;
-  return slots != nullptr && PyTuple_GET_SIZE(slots) > 0;
-}
-
-// By the name that transformers has for it; its classes are dataclasses and OrderedDicts.
-bool is_model_output(const py::object& type) {
-  for (const py::handle base : type.attr("__mro__")) {
-    if (py::cast<std::string>(base.attr("__name__")) == "ModelOutput" &&
-        py::cast<std::string>(base.attr("__module__")) == "transformers.utils.generic") {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool is_frozen(const py::object& type) {
-  const py::object parameters = py::getattr(type, "__dataclass_params__", py::none());
-  return !parameters.is_none() && py::cast<bool>(parameters.attr("frozen"));
-}
-
-// With `output`, OrderedDict's part of an instance is known besides.
-bool is_python_class(PyTypeObject* type, bool output) {
-  PyTypeObject* const plain = plain_class();
-  if (Py_TYPE(type) != &PyType_Type && Py_TYPE(type) != Py_TYPE(plain)) {
-    return false;
-  }
-  PyObject* const bases = type->tp_mro;
-  if (bases == nullptr) {
-    return false;
-  }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bases); ++i) {
-    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, i));
-    if (base == &PyBaseObject_Type || (output && (base == &PyODict_Type || base == &PyDict_Type))) {
+  PyObject* value = nullptr;
+  while (PyDict_Next(attributes, &position, &name, &value) != 0) {
+    if (value == Py_None) {
       continue;
     }
-    // A type that C code made ends otherwise.
-    if (!PyType_HasFeature(base, Py_TPFLAGS_HEAPTYPE) || base->tp_dealloc != plain->tp_dealloc ||
-        has_slots(base)) {
+    const py::object key = next();
+    if (!key || !PyUnicode_CheckExact(key.ptr()) || PyUnicode_Compare(key.ptr(), name) != 0 ||
+        PyDict_GetItemWithError(object, name) != value) {
+      PyErr_Clear();
       return false;
     }
   }
-  return true;
-}
-
-// None where another class has the name.
-const KnownClass* known_class(PyTypeObject* type) {
-  static auto* const classes = new std::unordered_map<PyTypeObject*, std::unique_ptr<KnownClass>>();
-  static auto* const names = new std::unordered_map<std::string, PyTypeObject*>();
-  const auto found = classes->find(type);
-  if (found != classes->end()) {
-    return found->second.get();
-  }
-  const auto object = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type));
-  const auto text = py::cast<std::string>(object.attr("__module__")) + "." +
-                    py::cast<std::string>(object.attr("__qualname__"));
-  std::unique_ptr<KnownClass> known;
-  if (names->emplace(text, type).second) {
-    known = std::make_unique<KnownClass>();
-    known->kept = object;
-    known->name = py::str(text).release().ptr();
-    const bool output = is_model_output(object);
-    known->is_python = is_python_class(type, output);
-    known->is_fixed = output || is_frozen(object);
-  } else {
-    object.inc_ref();  // its address stays its own
-  }
-  return classes->emplace(type, std::move(known)).first->second.get();
-}
-
-const KnownClass* known_or_none(PyTypeObject* type) noexcept {
-  try {
-    return known_class(type);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("eagercache");
-  } catch (...) {
-    PyErr_Clear();
-  }
-  return nullptr;
+  const bool ends = !next();
+  PyErr_Clear();
+  return ends;
 }
 
 // Whether a forward may count in it, as in the length of a cache: what is known of a call is what
@@ -175,12 +128,24 @@ class Copier {
  private:
   py::object of_object(const py::handle& value) {
     PyTypeObject* const type = Py_TYPE(value.ptr());
-    const py::tuple none;
+    if (PyTuple_Check(value.ptr())) {
+      py::tuple items(PyTuple_GET_SIZE(value.ptr()));
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        items[i] = of(PyTuple_GET_ITEM(value.ptr(), static_cast<Py_ssize_t>(i)));
+      }
+      return make(PyTuple_Type.tp_new, type, py::make_tuple(items));
+    }
     const bool is_dict = PyODict_Check(value.ptr());
-    const newfunc make = is_dict ? PyODict_Type.tp_new : PyBaseObject_Type.tp_new;
-    auto made = py::reinterpret_steal<py::object>(make(type, none.ptr(), nullptr));
-    if (!made) {
-      throw py::error_already_set();
+    const py::object made =
+        make(is_dict ? PyODict_Type.tp_new : PyBaseObject_Type.tp_new, type, py::tuple());
+    const KnownClass* known = known_class(type);
+    if (known != nullptr && known->held == Held::kSlots) {
+      for (const Py_ssize_t offset : known->offsets) {
+        if (PyObject* const held = slot_of(value.ptr(), offset); held != nullptr) {
+          slot_of(made.ptr(), offset) = of(held).release().ptr();
+        }
+      }
+      return made;
     }
     PyObject* const from = attributes_of(value.ptr());
     PyObject* const to = attributes_of(made.ptr());
@@ -198,67 +163,59 @@ class Copier {
     return made;
   }
 
+  static py::object make(newfunc make, PyTypeObject* type, const py::tuple& given) {
+    auto made = py::reinterpret_steal<py::object>(make(type, given.ptr(), nullptr));
+    if (!made) {
+      throw py::error_already_set();
+    }
+    return made;
+  }
+
   std::unordered_map<PyObject*, py::object> counters_;
 };
 
 }  // namespace
 
-PyObject* class_name(PyTypeObject* type) noexcept {
-  const KnownClass* known = known_or_none(type);
-  return known == nullptr ? nullptr : known->name;
-}
-
-bool is_open_class(PyTypeObject* type) noexcept {
-  // These may be another thing at every call: a class can be given such a method.
-  if (type->tp_getattro != PyObject_GenericGetAttr || type->tp_finalize != nullptr ||
-      !PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
-    return false;
+Fields::Fields(PyObject* object) noexcept : object_(object) {
+  const KnownClass* known = known_class(Py_TYPE(object));
+  if (known == nullptr) {
+    return;
   }
-  const KnownClass* known = known_or_none(type);
-  return known != nullptr && known->is_python &&
-         (known->is_fixed || type->tp_setattro == PyObject_GenericSetAttr);
-}
-
-bool holds_its_fields(PyObject* object, PyObject* attributes) noexcept {
-  if (!PyODict_Check(object)) {
-    return true;
-  }
-  // What classes say of iteration may be another thing; the order is OrderedDict's.
-  const auto keys = py::reinterpret_steal<py::object>(PyODict_Type.tp_iter(object));
-  if (!keys) {
-    PyErr_Clear();
-    return false;
-  }
-  const auto next = [&keys] {
-    return py::reinterpret_steal<py::object>(Py_TYPE(keys.ptr())->tp_iternext(keys.ptr()));
-  };
-  Py_ssize_t position = 0;
-  PyObject* name = nullptr;
-  PyObject* value = nullptr;
-  while (PyDict_Next(attributes, &position, &name, &value) != 0) {
-    if (value == Py_None) {
-      continue;
+  class_name_ = known->name;
+  if (known->held == Held::kAttributes) {
+    attributes_ = attributes_of(object);
+    if (attributes_ == nullptr || !holds_its_fields(object, attributes_)) {
+      return;
     }
-    const py::object key = next();
-    if (!key || !PyUnicode_CheckExact(key.ptr()) || PyUnicode_Compare(key.ptr(), name) != 0 ||
-        PyDict_GetItemWithError(object, name) != value) {
-      PyErr_Clear();
-      return false;
+    size_ = PyDict_GET_SIZE(attributes_);
+  } else {
+    names_ = known->fields;
+    offsets_ = known->offsets;
+    size_ = static_cast<Py_ssize_t>(names_.size());
+    if (known->held == Held::kItems && PyTuple_GET_SIZE(object) != size_) {
+      return;
+    }
+    for (const Py_ssize_t offset : offsets_) {
+      size_ -= slot_of(object, offset) == nullptr ? 1 : 0;
     }
   }
-  const bool ends = !next();
-  PyErr_Clear();
-  return ends;
+  readable_ = true;
 }
 
-PyObject* attributes_of(PyObject* object) noexcept {
-  PyObject* const held = PyObject_GenericGetDict(object, nullptr);
-  if (held == nullptr) {
-    PyErr_Clear();
-    return nullptr;
+bool Fields::next(PyObject** name, PyObject** value) noexcept {
+  if (attributes_ != nullptr) {
+    return PyDict_Next(attributes_, &position_, name, value) != 0;
   }
-  Py_DECREF(held);  // the object has it
-  return held;
+  while (position_ < static_cast<Py_ssize_t>(names_.size())) {
+    const auto at = static_cast<std::size_t>(position_++);
+    *name = names_[at].ptr();
+    *value = offsets_.empty() ? PyTuple_GET_ITEM(object_, static_cast<Py_ssize_t>(at))
+                              : slot_of(object_, offsets_[at]);
+    if (*value != nullptr) {
+      return true;
+    }
+  }
+  return false;
 }
 
 py::object copy_of_objects(const py::handle& value) { return Copier().of(value); }

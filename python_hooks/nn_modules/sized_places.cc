@@ -37,6 +37,7 @@ std::vector<SizedPlace> sized_places(std::span<const Word> words) {
       case Tag::kString:
       case Tag::kKeyword:
       case Tag::kClass:
+      case Tag::kMember:
         at += 1 + words_of_text(words[at]);
         break;
       case Tag::kTensor:

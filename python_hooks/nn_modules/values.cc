@@ -1,5 +1,7 @@
 #include "python_hooks/nn_modules/values.h"
 
+#include <structmember.h>
+
 #include <bit>
 #include <cstdint>
 #include <stdexcept>
@@ -39,6 +41,25 @@ PyObject* part_of(PyObject* function, std::size_t index) noexcept {
   return parts[index] == nullptr ? Py_None : parts[index];
 }
 constexpr std::size_t kFunctionParts = 6;
+
+// Where slots of an object are in it. Throws std::invalid_argument for a name that is no slot's,
+// py::error_already_set.
+std::vector<Py_ssize_t> offsets_of(const py::object& object, const py::object& names) {
+  std::vector<Py_ssize_t> offsets;
+  for (const py::handle& name : names) {
+    const py::object found = py::type::of(object).attr(name);
+    if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type) {
+      throw std::invalid_argument("no slot");
+    }
+    const auto* member = reinterpret_cast<PyMemberDescrObject*>(found.ptr());
+    if (member->d_member->type != T_OBJECT_EX ||
+        PyType_IsSubtype(Py_TYPE(object.ptr()), member->d_common.d_type) == 0) {
+      throw std::invalid_argument("no slot of an object");
+    }
+    offsets.push_back(member->d_member->offset);
+  }
+  return offsets;
+}
 
 const PyHeapTypeObject* heap_type(PyObject* type) noexcept {
   return PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type), Py_TPFLAGS_HEAPTYPE)
@@ -103,6 +124,10 @@ ModuleValues::Place ModuleValues::place_of(const py::tuple& row) {
   } else if (sort == "type") {
     place.sort = Sort::kType;
     fits = py::len(row[3]) == 1;
+  } else if (sort == "slots") {
+    place.sort = Sort::kSlots;
+    place.offsets = offsets_of(place.kept, row[2]);
+    fits = true;
   }
   if (!fits) {
     throw std::invalid_argument("no place of values: " + sort);
@@ -128,7 +153,8 @@ void ModuleValues::add(const py::list& rows) {
       const auto pair = py::cast<py::tuple>(value);
       place.values.push_back({pair[0], py::cast<bool>(pair[1])});
     }
-    const bool keyed = place.sort == Sort::kItems || place.sort == Sort::kDict;
+    const bool keyed =
+        place.sort == Sort::kItems || place.sort == Sort::kDict || place.sort == Sort::kSlots;
     if (place.keys.size() != (keyed ? place.values.size() : 0)) {
       throw std::invalid_argument("as many keys as values are needed");
     }
@@ -212,6 +238,15 @@ bool ModuleValues::holds(const Place& place) noexcept {
       return true;
     case Sort::kType:
       return reinterpret_cast<PyObject*>(Py_TYPE(place.container)) == place.values[0].object.ptr();
+    case Sort::kSlots:
+      for (std::size_t i = 0; i < place.offsets.size(); ++i) {
+        const char* const start = reinterpret_cast<const char*>(place.container);
+        if (!place.values[i].matches(
+                *reinterpret_cast<PyObject* const*>(start + place.offsets[i]))) {
+          return false;
+        }
+      }
+      return true;
   }
   return false;
 }

@@ -31,7 +31,8 @@ class ModuleValues {
   //   ("class", class, (), ())                nothing was assigned to it or to a base, and its
   //   name;
   //   ("function", function, (), parts)       its code, defaults, name and documentation;
-  //   ("type", object, (), (class,))          the object's class.
+  //   ("type", object, (), (class,))          the object's class;
+  //   ("slots", object, names, values)        those slots of it have those values.
   // A value is (object, by_type): by_type stands for any object of the type `object`, and a None
   // with it for a key that is not there. Throws std::invalid_argument for anything else.
   void add(const pybind11::list& rows);
@@ -42,7 +43,7 @@ class ModuleValues {
   bool watches(PyObject* container) const noexcept { return containers_.contains(container); }
 
  private:
-  enum class Sort { kItems, kDict, kList, kSet, kCell, kClass, kFunction, kType };
+  enum class Sort { kItems, kDict, kList, kSet, kCell, kClass, kFunction, kType, kSlots };
   struct Expected {
     pybind11::object object;
     bool by_type = false;
@@ -54,6 +55,7 @@ class ModuleValues {
     PyObject* container = nullptr;  // a class's dictionary, or `kept`
     std::vector<pybind11::object> keys;
     std::vector<Expected> values;
+    std::vector<Py_ssize_t> offsets;        // of slots
     unsigned int type_version = 0;          // of a class
     pybind11::object name, qualified_name;  // of a class
   };

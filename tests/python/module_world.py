@@ -336,6 +336,7 @@ KERNELS |= {
     "day",
     "class_name",
     "variable_of_bytes",
+    "slots",
 }
 
 

@@ -7,293 +7,34 @@ that the objects hold.
 
 from __future__ import annotations
 
-import abc
-import dataclasses
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
-from transformers.utils.generic import ModelOutput
-
-NOTHING = object()
-
-
-class Layer(abc.ABC):  # noqa: B024
-    """Keys of one layer, which grow."""
-
-    scale = 1.0
-
-    def __init__(self, length: int) -> None:
-        self.keys: torch.Tensor | None = torch.linspace(-1, 1, 8 * length).view(1, length, 8)
-        self.dtype, self.device = torch.float32, torch.device("cpu")
-        self.ready = length > 0
-        self.calls = 0
-
-    def update(self, keys: torch.Tensor) -> torch.Tensor:
-        """All keys, with those that are new."""
-        self.keys = keys * 1.0 if self.keys is None else torch.cat([self.keys, keys], dim=1)
-        return self.keys * self.scale
-
-
-class Cache:
-    """What transformers' caches are like."""
-
-    def __init__(self, length: int, layers: int = 2) -> None:
-        self.layers = [Layer(length) for _ in range(layers)]
-        self.kind = Layer
-        self.flags = {0: True, 1: False}
-        self.mode = "keep"
-
-
-class Slotted:
-    """Has a value where none can be watched."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 2.0
-
-
-class Guarded:
-    """Runs code whenever an attribute is asked for that it has not."""
-
-    def __init__(self) -> None:
-        self.value = 2.0
-
-    def __getattr__(self, name: str) -> float:
-        return float(len(name))
-
-
-class Made:
-    """What forwards make."""
-
-    def __init__(self, y: torch.Tensor, more: Any = None) -> None:
-        self.y, self.more = y, more
-
-
-class Doubled:
-    """Answers for its attributes itself."""
-
-    def __init__(self, y: torch.Tensor) -> None:
-        self.y = y
-
-    def __getattribute__(self, name: str) -> Any:
-        found = object.__getattribute__(self, name)
-        return found * 2.0 if name == "y" else found
-
-
-OUTLIVING = [1.0, 2.0]
-
-
-class Box:
-    """Anything."""
-
-    def __init__(self, **held: Any) -> None:
-        vars(self).update(held)
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Nobody sets its attributes."""
-
-    value: float
-    mask: torch.Tensor
-    count: int = 3
-    box: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Rounded:
-    """Holds another thing than it is given."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "value", self.value + 1.0)
-
-
-@dataclasses.dataclass
-class Encoded(ModelOutput):
-    """What an encoder of transformers returns."""
-
-    last: torch.Tensor | None = None
-    states: tuple[torch.Tensor, ...] | None = None
-    name: str | None = None
-    count: int | None = None
-
-
-class Reader(nn.Module):
-    """One of the functions below, on something worth a kernel."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.function = function.__name__
-        self.shared = Box(step=1.0)
-
-    def forward(self, x: torch.Tensor, box: Any = None, **more: Any) -> Any:
-        return getattr(self, self.function)(self.second(self.first(x).tanh() + 0.5), box, **more)
-
-    def options(self, y: torch.Tensor, options: Any, **_: Any) -> Any:
-        """Of a frozen dataclass; returns it, too."""
-        value = y * options.value + options.mask
-        return (
-            value if options.box is None else value + options.box.value
-        ) * options.count, options
-
-    def forced(self, y: torch.Tensor, options: Any, **_: Any) -> torch.Tensor:
-        """Sets what nobody may set."""
-        object.__setattr__(options, "count", options.count + 1)
-        return y * options.count
-
-    def encoded(self, y: torch.Tensor, encoded: Any, **_: Any) -> Any:
-        """Of an output of transformers, in all the ways that it has."""
-        if isinstance(encoded, ModelOutput) and "states" in encoded:
-            y = y + encoded.states[0] * len(encoded)
-        y = y + encoded[0].sum(dim=1, keepdim=True) + encoded["last"].mean() * (encoded.count or 1)
-        return Encoded(last=y, name=encoded.name)
-
-    def hand_on(self, y: torch.Tensor, encoded: Any, **_: Any) -> Any:
-        """Returns what its argument holds."""
-        return Encoded(last=y + encoded.last.mean(), states=encoded.states), encoded.last
-
-    def set_field(self, y: torch.Tensor, encoded: Any, **_: Any) -> torch.Tensor:
-        """Changes an output that it is given."""
-        encoded.last = y * 2.0
-        return y + encoded["last"]
-
-    def grow(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """Two layers of a cache; returns it, too."""
-        keys = [layer.update(y + index) for index, layer in enumerate(cache.layers)]
-        total = torch.stack([key.sum(dim=1, keepdim=True) for key in keys]).sum(dim=0)
-        return {"out": y * total.sigmoid(), "cache": cache, "length": None}
-
-    def count(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """A number in an object that each call raises."""
-        cache.layers[0].calls += 1
-        return y * cache.layers[0].calls
-
-    def count_on(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """Another program from a number on, which is anything before and after."""
-        layer = cache.layers[0]
-        layer.calls += y.size(1)
-        cache.layers[1].calls = 2 * layer.calls + cache.layers[1].calls
-        return y * layer.calls if layer.calls < 9 else (y - layer.calls).relu()
-
-    def at_least(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """Changes a number only where it is small."""
-        layer = cache.layers[0]
-        layer.calls = max(layer.calls, 1)
-        return (y * layer.calls).relu()
-
-    def longest(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Changes a number only where a size is large."""
-        box.value = max(box.value, y.size(1))
-        return (y * 2.0).sum(dim=1).relu()
-
-    def mark(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """Says of a number whether it is large, without asking."""
-        layer = cache.layers[0]
-        layer.ready = layer.calls > 0
-        return (y + layer.calls).relu()
-
-    def slide(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """Keeps the last keys, as a part of what it made of all of them, and counts them all."""
-        total = torch.zeros_like(y)
-        for layer in cache.layers:
-            positions = torch.arange(layer.calls, layer.calls + y.size(1))
-            keys = layer.update(y + positions[None, :, None] / 64)
-            layer.keys, layer.calls = keys[:, -4:], layer.calls + y.size(1)
-            total = total + keys.sum(dim=1, keepdim=True)
-        return y * total.sigmoid()
-
-    def mode(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """Branches on plain values of an object."""
-        y = y.relu() if cache.mode == "keep" else y.sigmoid()
-        return (y * 2.0 if cache.flags[1] else y + 1.0) * (1.0 if cache.layers[0].ready else 3.0)
-
-    def append(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """Adds to a list in an object."""
-        cache.layers.append(Layer(0))
-        return y * len(cache.layers)
-
-    def append_in_tuple(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Adds to a list that a tuple in an object holds."""
-        box.lists[0].append(3.0)
-        return (y * len(box.lists[0])).relu()
-
-    def put_in_tuple(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Replaces what such a list holds."""
-        box.lists[0][0] = y + 1.0
-        return (y * box.lists[1][0]).relu()
-
-    def append_beside(self, y: torch.Tensor, box: Any, seen: Any = None, **_: Any) -> Any:
-        """Adds to a list that is an argument beside an object."""
-        seen.append(1.0)
-        return (y * box.value * len(seen)).relu()
-
-    def put_beside(self, y: torch.Tensor, box: Any, seen: Any = None, **_: Any) -> Any:
-        """Replaces what such a dict holds."""
-        seen["y"] = y + 1.0
-        return (y * box.value).relu()
-
-    def write(self, y: torch.Tensor, cache: Any, **_: Any) -> Any:
-        """Writes to a tensor in an object."""
-        cache.layers[0].keys[:, :1].add_(y[:, :1])
-        return y * 2.0 + cache.layers[0].keys.sum()
-
-    def attribute(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Reads one value."""
-        return (y * box.value).relu()
-
-    def twice(self, y: torch.Tensor, box: Any, other: Any, **_: Any) -> Any:
-        """Writes through one argument, and reads through the other."""
-        box.value = y * 2.0
-        return (other.value + 1.0).relu()
-
-    def aliased(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Writes through the argument, and reads through the module."""
-        box.step = box.step + 1.0
-        return (y * self.shared.step).relu()
-
-    def delete(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Takes an attribute away."""
-        value = box.value
-        del box.value
-        return (y * value).relu()
-
-    def lazily(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Gives an object attributes that it had not."""
-        if not hasattr(box, "dtype"):
-            box.dtype, box.device, box.first = y.dtype, y.device, y + 1.0
-        return y * box.first.sum()
-
-    def make_cache(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Makes a cache where it was given none, as language models do, and returns it."""
-        cache = Cache(0) if box is None else box
-        total = sum(layer.update(y + index).sum() for index, layer in enumerate(cache.layers))
-        made = Made(y * total, [Layer, y.dtype, {0: 1, 1: (True, None)}])
-        return {"out": y * total, "cache": cache, "made": [made, (made.y + 1.0).relu()]}
-
-    def make_shared(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Returns an object in two places."""
-        made = Made(y.relu() * 2.0)
-        return y + 1.0, made, [made]
-
-    def return_held(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Returns what the module holds."""
-        return (y + 1.0).relu(), self.shared
-
-    def return_part(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Returns an object that is new, with a list that outlives it."""
-        return (y + 1.0).relu(), Made(y * 2.0, OUTLIVING)
-
-    def return_doubled(self, y: torch.Tensor, box: Any, **_: Any) -> Any:
-        """Returns an object that says another thing of an attribute than it holds."""
-        return (y + 1.0).relu(), Doubled(y + 1.0)
-
+from object_forwards import Reader
+from object_kinds import (
+    NOTHING,
+    Box,
+    Cache,
+    Encoded,
+    Fixed,
+    Guarded,
+    Level,
+    Loaded,
+    Loose,
+    Mixed,
+    Number,
+    Odd,
+    Options,
+    Pair,
+    Parts,
+    Rich,
+    Rounded,
+    Sides,
+    Slotted,
+    State,
+)
 
 Calls = list[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]
 
@@ -335,6 +76,16 @@ def _same_box() -> Any:
 
 def _boxes(*values: Any) -> Calls:
     return [lambda v=v: ((tokens(2), Box(value=v)), {}) for v in values]  # type: ignore[misc]
+
+
+def _boxed(**held: Any) -> Callable[[], Any]:
+    return lambda: ((tokens(2), Box(**held)), {})
+
+
+def _holding() -> Any:
+    pairs = [Pair(tokens(1)), Pair(tokens(2), 3.0)]
+    parts = (1.0, tokens(1), [tokens(3)])
+    return (tokens(2), Box(parts=parts, table={"a": [tokens(1)]}, pairs=pairs, first=tokens(4))), {}
 
 
 def _modes() -> Calls:
@@ -386,7 +137,7 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
         0,
     ),
     "write": (Reader.write, [lambda: ((tokens(2), Cache(3)), {})], 1),
-    "slots": (Reader.attribute, [lambda: ((tokens(2), Slotted()), {})], 0),
+    "slots": (Reader.attribute, [lambda: ((tokens(2), Slotted()), {})], 2),
     "getattr": (Reader.attribute, [lambda: ((tokens(2), Guarded()), {})], 0),
     "other kinds of values": (
         Reader.attribute,
@@ -405,6 +156,14 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
             _same_box,
         ],
         1,
+    ),
+    "the same object twice at first": (
+        Reader.twice,
+        [
+            *(3 * [_same_box]),
+            lambda: ((tokens(2), Box(value=torch.ones(1, 2, 8))), {"other": Box(value=tokens(2))}),
+        ],
+        2,
     ),
     "make a cache": (
         Reader.make_cache,
@@ -456,6 +215,97 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
         [lambda: ((tokens(2), Encoded(last=tokens(2))), {})],
         0,
     ),
+    "a named tuple": (
+        Reader.named,
+        [
+            lambda: ((tokens(2), Pair(tokens(2))), {}),
+            lambda: ((tokens(2), Pair(tokens(3), 3)), {}),
+            lambda: ((tokens(2), Pair(tokens(3), 4)), {}),
+            lambda: ((tokens(2),), {"box": Pair(tokens(3), torch.ones(1))}),
+        ],
+        7,
+    ),
+    "fields of a named tuple": (
+        Reader.first_of_two,
+        [lambda: ((tokens(2), Odd(tokens(2), tokens(2) + 1.0)), {})],
+        2,
+    ),
+    "named tuples in containers": (
+        Reader.sides,
+        [
+            lambda: ((tokens(2), Box(sides=(Sides(tokens(1), tokens(1)), Sides(2.0, 1.0)))), {}),
+            lambda: ((tokens(2), Box(sides=[Sides(2.0, tokens(1), 4.0), Sides(2.0, 1.0)])), {}),
+        ],
+        4,
+    ),
+    "a list in a named tuple is changed": (
+        Reader.put_in_sides,
+        [lambda: ((tokens(2), Sides([1.0], 2.0)), {})],
+        0,
+    ),
+    "a named tuple with a dictionary": (
+        Reader.loose,
+        [lambda: ((tokens(2), Loose(2.0, 1.0)), {})],
+        0,
+    ),
+    "members of enums": (
+        Reader.level,
+        [
+            _boxed(level=Level.LOW, number=Number.TWO, parts=Parts.FIRST),
+            _boxed(level=Level.HIGH, number=Number.TWO, parts=Parts.FIRST | Parts.SECOND),
+            _boxed(level=Level.HIGH, number=Number.FIVE, parts=Parts.SECOND),
+        ],
+        6,
+    ),
+    "another member for many tokens": (
+        Reader.level_by_size,
+        [
+            lambda n=n: ((tokens(n), Box(level=Level.LOW)), {})  # type: ignore[misc]
+            for n in (3, 5, 4, 60, 12, 70)
+        ],
+        6,
+    ),
+    "what members hold": (
+        Reader.rich,
+        [_boxed(level=Rich.ONE), _boxed(level=Rich.TWO)],
+        4,
+    ),
+    "a member that can be changed": (Reader.attribute, [_boxed(value=2.0, level=Loaded.LIST)], 0),
+    "slots of a dataclass": (
+        Reader.state,
+        [
+            lambda: ((tokens(1), State(tokens(3))), {}),
+            lambda: ((tokens(1), State(tokens(4), 3)), {}),
+            lambda: ((tokens(1), State(tokens(5), 4, Level.HIGH)), {}),
+        ],
+        6,
+    ),
+    "slots that nobody sets": (
+        Reader.attribute,
+        [lambda: ((tokens(2), Fixed(2.0, tokens(2))), {})],
+        2,
+    ),
+    "a slot and a dictionary": (Reader.attribute, [lambda: ((tokens(2), Mixed()), {})], 0),
+    "what is put into an object": (Reader.put, [_boxed(value=2.0)], 2),
+    "elements of what an object holds": (Reader.held, [_holding], 2),
+    "a dataclass is replaced": (
+        Reader.replaced,
+        [
+            lambda: ((tokens(2), Options(2.0, tokens(2))), {}),
+            lambda: ((tokens(2), Options(3.0, tokens(2), 5)), {}),
+        ],
+        2,
+    ),
+    "a dataclass as a dict": (
+        Reader.as_dict,
+        [lambda: ((tokens(2), Options(2.0, tokens(2))), {})],
+        0,
+    ),
+    "the fields of a dataclass": (
+        Reader.with_fields,
+        [lambda: ((tokens(2), Options(2.0, tokens(2))), {})],
+        2,
+    ),
     "delete": (Reader.delete, [lambda: ((tokens(2), Box(value=2.0)), {})], 0),
     "lazily": (
         Reader.lazily,
@@ -468,20 +318,52 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
 }
 
 
-def inside(value: Any, known: tuple[Any, ...] = ()) -> Any:
-    """What a value holds, as data that can be compared; objects by their place in the call."""
-    for index, one in enumerate(known):
-        if value is one:
-            return ("argument", index)
+def parts(value: Any, place: str = "") -> Iterator[tuple[Any, str]]:
+    """What can be told apart inside of a call's arguments, and where it is."""
+    if isinstance(value, (torch.Tensor, list, dict, tuple)) or held_by(value) is not None:
+        yield value, place
+    held = held_by(value)
+    if held is None and isinstance(value, dict):
+        held = value
+    if held is None and isinstance(value, (tuple, list)):
+        held = dict(enumerate(value))
+    for name, part in (held or {}).items():
+        yield from parts(part, f"{place}/{name}")
+
+
+def held_by(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object, in a dictionary or in slots; None for anything else."""
+    if isinstance(value, (type, torch.Tensor, enum.Enum, tuple)):
+        return None
+    if isinstance(getattr(value, "__dict__", None), dict):
+        return dict(vars(value))
+    names = getattr(type(value), "__slots__", ())
+    return {name: getattr(value, name) for name in names} if names else None
+
+
+def inside(value: Any, known: Any = ()) -> Any:
+    """What a value holds, as data that can be compared; what is ``known`` (`parts`) by its place.
+
+    So is what was met before.
+    """
+    return _inside(value, list(known), {id(part): place for part, place in known})
+
+
+def _inside(value: Any, kept: list[Any], places: dict[int, str]) -> Any:
+    if id(value) in places:
+        return ("known", places[id(value)])
     if isinstance(value, torch.Tensor):
+        places[id(value)] = f"met {len(places)}"
+        kept.append(value)
         return ("tensor", str(value.dtype), tuple(value.shape), value.stride(), value.tolist())
+    name, held = type(value).__qualname__, held_by(value)
     if isinstance(value, dict):
-        return (type(value).__name__, [(key, inside(item, known)) for key, item in value.items()])
+        return (name, [(key, _inside(item, kept, places)) for key, item in value.items()])
     if isinstance(value, (tuple, list)):
-        return (type(value).__name__, [inside(item, known) for item in value])
-    if not isinstance(value, type) and isinstance(getattr(value, "__dict__", None), dict):
-        return (type(value).__name__, inside(vars(value), known))
-    return repr(value)
+        return (name, [_inside(item, kept, places) for item in value])
+    if held is not None:
+        return (name, _inside(held, kept, places))
+    return (name, repr(value))
 
 
 def is_close(one: Any, other: Any) -> bool:

@@ -9,18 +9,19 @@ answer comes (service/pending.py).
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import pickle
 import sys
 import threading
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
 from torch._ops import _OpNamespace, _Ops
 
-from eagercache.callables.code_values import is_covered
+from eagercache.callables.code_values import is_covered, is_found_by_name
 from eagercache.callables.module_identity import Unfit
 
 MAX_BYTES = 4 << 20
@@ -32,16 +33,50 @@ class Packer(cloudpickle.Pickler):
     """cloudpickle's, for what is met in programs of PyTorch, too.
 
     ``torch.ops`` and its namespaces are modules that no import finds: a script with
-    ``aten = torch.ops.aten`` has them among its globals.
+    ``aten = torch.ops.aten`` has them among its globals. A cached property has a lock on Python
+    3.11 and before.
+
+    Attributes:
+        classes_of_main: the classes of ``__main__`` that were met and are what their names stand
+            for, by these.
     """
+
+    def __init__(self, file: io.BytesIO, protocol: int | None = None) -> None:
+        super().__init__(file, protocol=protocol)
+        self.classes_of_main: dict[str, type] = {}
 
     def reducer_override(self, value: Any) -> Any:
         """What is not pickled as it says itself."""
+        if isinstance(value, type) and value.__module__ == "__main__" and is_found_by_name(value):
+            self.classes_of_main[value.__qualname__] = value
+        if type(value) is functools.cached_property:
+            return _cached_property, (value.func, value.attrname)
+        if isinstance(value, type):
+            return _with_slots(value, super().reducer_override(value))
         if isinstance(value, _Ops):
             return getattr, (torch, "ops")
         if isinstance(value, _OpNamespace):
             return getattr, (torch.ops, value.name)
         return super().reducer_override(value)
+
+
+def _with_slots(kind: type, reduced: Any) -> Any:
+    """What cloudpickle makes of a class, which leaves out that its objects have no dictionary."""
+    if (
+        isinstance(reduced, tuple)
+        and reduced[0] is cloudpickle.cloudpickle._make_skeleton_class
+        and type(vars(kind).get("__slots__")) is tuple
+        and NamedTuple not in getattr(kind, "__orig_bases__", ())  # which sees to that
+    ):
+        reduced[1][3]["__slots__"] = vars(kind)["__slots__"]
+    return reduced
+
+
+def _cached_property(function: Any, name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    if name is not None:
+        made.__set_name__(object, name)
+    return made
 
 
 def pack(function: types.FunctionType, modules: tuple[str, ...] = ()) -> str:

@@ -10,12 +10,14 @@ watch their places from then on (modules/watch.py).
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import json
 import os
 import re
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -30,10 +32,12 @@ from eagercache.callables.code_values import (
     code_digest,
     is_covered,
     is_immutable,
+    is_python_class,
     own_members,
     plain_value,
     type_name,
 )
+from eagercache.callables.made_classes import getter_position
 
 # A step of a path: ("import", name) or ("self", "") first, then ("attr", name), ("item", key),
 # ("key", position in a dict), ("type", ""), ("variable", of the environment).
@@ -41,6 +45,8 @@ Step = tuple[str, Any]
 Path = tuple[Step, ...]
 
 _KINDS = ("value", "type", "length", "keys", "contains", "lacks", "has", "same", "names")
+# What Python puts into a member of an enum beside its name and value, some of it when asked.
+OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_", "_inverted_"))
 # In a row's first place, where a used function has the name of its module.
 MARK = ""
 
@@ -158,7 +164,7 @@ def attribute(owner: Any, name: str) -> Any:
     held = vars(owner) if isinstance(getattr(owner, "__dict__", None), dict) else {}
     if name in held:
         # But for a property of the class, which comes first.
-        first = next((vars(k)[name] for k in type(owner).__mro__ if name in vars(k)), None)
+        first = in_class(owner, name)
         return first if hasattr(type(first), "__set__") else held[name]
     bases = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     for base in bases:
@@ -177,6 +183,18 @@ def attribute(owner: Any, name: str) -> Any:
         except ValueError:  # an empty cell
             return MISSING
     return MISSING
+
+
+def in_class(owner: Any, name: str) -> Any:
+    """What the class of an object has under a name; None where it has nothing."""
+    return next((vars(k)[name] for k in type(owner).__mro__ if name in vars(k)), None)
+
+
+def is_slot(owner: Any, name: Any) -> bool:
+    """Whether an attribute is in a slot of a Python class; of C's own they are seldom written."""
+    found = in_class(owner, name)
+    of_slot = isinstance(found, types.MemberDescriptorType) and is_python_class(found.__objclass__)
+    return of_slot and not isinstance(owner, threading.local)
 
 
 def describe(value: Any, kind: str, argument: Any, module: torch.nn.Module) -> Any:
@@ -206,7 +224,12 @@ def describe(value: Any, kind: str, argument: Any, module: torch.nn.Module) -> A
 def _named(value: Any) -> Any:
     """A plain value, or the name of a function or class and what it does."""
     if isinstance(value, enum.Enum):
-        return ["enum", type_name(value), value.name, plain_value(value.value)]
+        held = vars(value)
+        more = sorted(set(held) - OF_MEMBERS)
+        return [
+            *("enum", type_name(value), held.get("_name_"), _named(held.get("_value_"))),
+            *([name, _named(held[name])] for name in more),
+        ]
     if isinstance(value, type) and not is_covered(value.__module__):
         names = [value.__module__, value.__qualname__, value.__name__]
         return ["class", *names, _constants(value)]
@@ -223,6 +246,13 @@ def _named(value: Any) -> Any:
         return [type_name(value), *map(_named, (value.fget, value.fset))]
     if isinstance(value, (tuple, list)):
         return [type_name(value), *map(_named, value[:64])]
+    position = getter_position(value)  # of a named tuple
+    if position is not None:
+        return [type_name(value), position]
+    if isinstance(value, dataclasses.Field):
+        return [type_name(value), value.name, value.init, value.kw_only]
+    if type(value) is dict:
+        return [type_name(value), *([_named(key), _named(item)] for key, item in value.items())]
     if isinstance(value, re.Pattern):
         return [type_name(value), _named(value.pattern), value.flags]
     if is_immutable(value):

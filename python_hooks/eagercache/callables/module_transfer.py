@@ -26,9 +26,17 @@ from eagercache.callables import parametrized
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
 from eagercache.callables.function_transfer import Packer
-from eagercache.callables.made_classes import is_model_output
+from eagercache.callables.made_classes import (
+    classes_of_main,
+    fields_of,
+    is_model_output,
+    is_named_tuple,
+    is_rebuilt,
+    make_object,
+    slots_of,
+)
 from eagercache.callables.module_identity import SHARDING_MARKS
-from eagercache.callables.objects import CallObjects, Change, make_object, map_sized
+from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 
@@ -116,6 +124,7 @@ def _statistics(sample: torch.Tensor) -> dict[str, Any]:
 class _Pickler(Packer):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.opened: set[type] = set()  # classes of the call's objects that have slots
         self.standins: list[_Standin] = []
         self._known: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
@@ -135,8 +144,9 @@ class _Pickler(Packer):
         """What is not pickled as it says itself. Raises NotTransferable."""
         if isinstance(value, CustomOpDef):  # of a script, whose functions travel by value
             raise NotTransferable(f"it calls the custom operator {value._qualname}")
-        if is_model_output(type(value)):
-            return make_object, (type(value), dict(vars(value)))
+        kind = type(value)
+        if is_model_output(kind) or is_named_tuple(kind) or kind in self.opened:
+            return make_object, (kind, dict(fields_of(value)))
         return parametrized.reduced(value) or super().reducer_override(value)
 
 
@@ -154,12 +164,17 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     total = sum(t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()])
     if total > MAX_MODEL_BYTES:
         raise NotTransferable(f"its {total >> 20} MiB of tensors are too many for a proof")
-    for value in CallObjects(args, kwargs).found:
-        _require_plain_pickling(type(value))
     file = io.BytesIO()
     pickler = _Pickler(file)
+    for kind in map(type, CallObjects(args, kwargs).found):
+        if not is_rebuilt(kind):
+            name = kind.__name__
+            raise NotTransferable(f"an argument is a {name}, which a worker cannot rebuild")
+        if slots_of(kind):
+            pickler.opened.add(kind)
     try:
         pickler.dump((module, args, dict(kwargs)))
+        pickler.dump(pickler.classes_of_main)
         values = collect(module)
     except NotTransferable:
         raise
@@ -174,18 +189,6 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return base64.b64encode(whole).decode()
 
 
-def _require_plain_pickling(kind: type) -> None:
-    """Raises NotTransferable for a class whose instances may be others when they arrive."""
-    own = [
-        name
-        for name in ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
-        if getattr(kind, name, None) is not getattr(object, name, None)
-        and not is_model_output(kind)  # those travel as their attributes
-    ]
-    if own or "<locals>" in kind.__qualname__:
-        raise NotTransferable(f"an argument is a {kind.__name__}, which a worker cannot rebuild")
-
-
 @dataclass
 class Transferred:
     """A rebuilt module and call. `draw` gives its tensors other values, in place.
@@ -194,6 +197,7 @@ class Transferred:
         values: what the program set in modules and classes; the module is run with them applied.
         objects: those among the arguments, which a forward changes.
         writes: the forward's, into tensors in the objects; see `finds_writes`.
+        classes: those of the program's `__main__`, by their names.
     """
 
     module: torch.nn.Module
@@ -204,6 +208,7 @@ class Transferred:
     values: ProgramValues = field(default_factory=ProgramValues)
     objects: CallObjects = field(init=False)
     writes: tuple[Write, ...] = ()
+    classes: dict[str, type] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.objects = CallObjects(self.args, self.kwargs)
@@ -369,11 +374,13 @@ def unpack(text: str) -> Transferred:
     """Rebuilds what `pack` packed. Imports the modules that define its classes."""
     standins, body, values = pickle.loads(base64.b64decode(text))
     tensors = [_make(standin) for standin in standins]
-    module, args, kwargs = _Unpickler(io.BytesIO(body), tensors).load()
+    unpickler = _Unpickler(io.BytesIO(body), tensors)
+    module, args, kwargs = unpickler.load()
+    classes = unpickler.load()
     for part in module.modules():
         for mark in SHARDING_MARKS & vars(part).keys():
             delattr(part, mark)
-    transferred = Transferred(module, args, kwargs, tensors, standins, values)
+    transferred = Transferred(module, args, kwargs, tensors, standins, values, classes=classes)
     transferred.draw(seed=0)
     return transferred
 
@@ -382,5 +389,9 @@ def unpack(text: str) -> Transferred:
 def unpacked(text: str) -> Iterator[Transferred]:
     """`unpack`, in a block in which modules and classes hold what the program set in them."""
     transferred = unpack(text)
-    with transferred.values.applied():
-        yield transferred
+    classes_of_main.update(transferred.classes)
+    try:
+        with transferred.values.applied():
+            yield transferred
+    finally:
+        classes_of_main.clear()

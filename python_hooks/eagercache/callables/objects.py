@@ -8,6 +8,7 @@ puts back what was there. All walks go in the core's order.
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,15 @@ from typing import Any
 import torch
 
 from eagercache.callables.code_values import MISSING
-from eagercache.callables.made_classes import is_fixed, is_model_output
+from eagercache.callables.made_classes import (
+    fields_of,
+    is_fixed,
+    is_model_output,
+    is_named_tuple,
+    make_object,
+    set_field,
+    slots_of,
+)
 from eagercache.callables.module_identity import Unfit
 
 # Where a changed value is in an object: the attribute's name, then keys and positions inside of it.
@@ -25,11 +34,13 @@ Place = tuple[Any, ...]
 
 def is_object(value: Any) -> bool:
     """Whether an argument that the core has read is an instance of a class with attributes."""
-    if isinstance(value, (type, torch.Tensor, tuple, list)):
+    if isinstance(value, (type, torch.Tensor, list, enum.Enum)):
         return False
+    if isinstance(value, tuple):
+        return is_named_tuple(type(value))
     if isinstance(value, dict):
         return is_model_output(type(value))
-    return isinstance(getattr(value, "__dict__", None), dict)
+    return isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(type(value)))
 
 
 _MAX_COUNT = (1 << 31) - 1
@@ -43,22 +54,11 @@ def is_count(value: Any) -> bool:
 def parts_of(value: Any) -> Iterator[Any]:
     """What a container or an object holds; nothing of other values."""
     if is_object(value):
-        yield from vars(value).values()
+        yield from fields_of(value).values()
     elif isinstance(value, (tuple, list)):
         yield from value
     elif isinstance(value, dict):
         yield from value.values()
-
-
-def make_object(kind: type, held: Mapping[str, Any]) -> Any:
-    """An object of a class with these attributes, whose constructor does not run."""
-    output = is_model_output(kind)
-    made: Any = OrderedDict.__new__(kind) if output else object.__new__(kind)
-    vars(made).update(held)
-    for name, value in held.items() if output else ():
-        if value is not None:
-            OrderedDict.__setitem__(made, name, value)
-    return made
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -86,8 +86,9 @@ def map_sized(
         return {key: map_sized(item, change, count, inside) for key, item in value.items()}
     if not is_object(value):
         return value
-    held = {name: map_sized(item, change, count, inside=True) for name, item in vars(value).items()}
-    return make_object(type(value), held)
+    held = fields_of(value).items()
+    changed = {name: map_sized(item, change, count, inside=True) for name, item in held}
+    return make_object(type(value), changed)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Change:
     Attributes:
         index: of the object among those of the call.
         place: where in it.
-        value: a tensor, a plain value, a dtype or a device.
+        value: a tensor, a plain value, a dtype, a device or a member of an enum.
     """
 
     index: int
@@ -110,14 +111,16 @@ class CallObjects:
 
     Attributes:
         found: the objects, in the core's order.
+        fields: what each of them held.
     """
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.found: list[Any] = []
-        # (place that can be changed, what it held), in the order of the walk.
+        self.fields: list[dict[str, Any]] = []
+        # (list or dict that can be changed, what it held), in the order of the walk.
         self._held: list[tuple[Any, Any]] = []
         self._outside: list[Any] = []  # of those places, the ones in no object
-        self._fields: list[tuple[Any, list[tuple[str, Any]]]] = []
+        self._items: list[tuple[Any, list[tuple[str, Any]]]] = []  # of outputs of transformers
         for value in (*args, *kwargs.values()):
             self._walk(value, inside=False)
         if not self.found:  # what becomes of lists and dicts alone is seen by the tracer
@@ -128,9 +131,9 @@ class CallObjects:
         if is_object(value):
             self.found.append(value)
             inside = True
-            self._held.append((vars(value), dict(vars(value))))
+            self.fields.append(dict(fields_of(value)))
             if isinstance(value, dict):
-                self._fields.append((value, list(value.items())))
+                self._items.append((value, list(value.items())))
         elif isinstance(value, (list, dict)):
             self._held.append((value, value.copy()))
             if not inside:
@@ -146,9 +149,11 @@ class CallObjects:
             else:
                 place.clear()
                 place.update(held)
-        for output, fields in self._fields:  # whose class forbids that
+        for owner, fields in zip(self.found, self.fields, strict=True):
+            _restore_fields(owner, fields)
+        for output, items in self._items:  # whose class forbids that
             OrderedDict.clear(output)
-            for name, value in fields:
+            for name, value in items:
                 OrderedDict.__setitem__(output, name, value)
 
     def changes(self) -> list[Change]:
@@ -156,14 +161,14 @@ class CallObjects:
         found: list[Change] = []
         held_by = {id(place): held for place, held in self._held}
         for place in self._outside:
-            self._compare(place, held_by, ("",), 0, found)
+            self._compare(place, held_by[id(place)], held_by, ("",), 0, found)
         if found:
             raise Unfit("its forward changes a list or dict among its arguments")
         for index, owner in enumerate(self.found):
-            self._compare(vars(owner), held_by, (), index, found)
+            self._compare(fields_of(owner), self.fields[index], held_by, (), index, found)
         changed = [self.found[change.index] for change in found] + [
             output
-            for output, fields in self._fields
+            for output, fields in self._items
             if [(name, id(value)) for name, value in output.items()]
             != [(name, id(value)) for name, value in fields]
         ]
@@ -173,9 +178,14 @@ class CallObjects:
         return found
 
     def _compare(
-        self, now: Any, held_by: dict[int, Any], place: Place, index: int, found: list[Change]
+        self,
+        now: Any,
+        before: Any,
+        held_by: dict[int, Any],
+        place: Place,
+        index: int,
+        found: list[Change],
     ) -> None:
-        before = held_by.get(id(now), now)  # a tuple stays what it is, and may hold what does not
         if isinstance(now, (list, tuple)):
             keys: list[Any] = list(range(len(now)))
             same = len(before) == len(now)
@@ -189,11 +199,26 @@ class CallObjects:
             old = before.get(key, MISSING) if isinstance(now, dict) else before[key]
             value, where = now[key], (*place, key)
             if value is old:
-                if isinstance(value, (list, dict, tuple)):
-                    self._compare(value, held_by, where, index, found)
+                if isinstance(value, (list, dict, tuple)) and not is_object(value):
+                    # A tuple stays what it is, and may hold what does not.
+                    held = held_by.get(id(value), value)
+                    self._compare(value, held, held_by, where, index, found)
             elif not _is_equal(value, old):
                 _check_value(value, old)
                 found.append(Change(index, where, value))
+
+
+def _restore_fields(owner: Any, fields: dict[str, Any]) -> None:
+    held = getattr(owner, "__dict__", None)
+    if isinstance(held, dict):
+        held.clear()
+        held.update(fields)
+        return
+    for name in slots_of(type(owner)):
+        if name in fields:
+            set_field(owner, name, fields[name])
+        elif name in fields_of(owner):
+            object.__delattr__(owner, name)
 
 
 def _is_equal(value: Any, old: Any) -> bool:
@@ -203,7 +228,7 @@ def _is_equal(value: Any, old: Any) -> bool:
 
 def _check_value(value: Any, old: Any) -> None:
     allowed = (torch.Tensor, bool, int, float, str, torch.dtype, torch.device)
-    if value is not None and type(value) not in allowed:
+    if value is not None and type(value) not in allowed and not isinstance(value, enum.Enum):
         raise Unfit(f"its forward puts a {type(value).__name__} into an argument")
     if is_object(old) or isinstance(old, (list, dict)):
         raise Unfit("its forward replaces an object in an argument")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,12 @@ from torch.utils import _pytree as pytree
 from eagercache.callables.made_classes import (
     cannot_be_made,
     constant_of,
+    field_of,
     find_class,
     is_model_output,
+    is_named_tuple,
+    make_object,
+    set_field,
 )
 
 # An integer that an object holds may be a count: one that a kernel takes, and gives back, as the
@@ -78,17 +83,20 @@ class _Objects:
             leaves[place] = value
         for place in self._counts:
             leaves[place] = leaves[place].size(0) - COUNT_OFFSET
-        rest = iter(leaves)
-        answer = self._build(rest, objects)
+        first = len(leaves) - len(self._changes)
+        changed = leaves[first:]
+        answer = self._build(iter(leaves[:first]), (objects, changed))
         # Last, and nothing that fails: where a kernel's answer cannot be built the forward answers.
-        puts = []
-        for (index, (name, *keys)), value in zip(self._changes, rest, strict=True):
-            owner: Any = vars(objects[index])
-            for key in keys:
-                owner, name = owner[name], key
-            puts.append((owner, name, value))
-        for owner, name, value in puts:
-            owner[name] = value
+        puts: list[tuple[Any, Any, Any, Any]] = []
+        for (index, (name, *keys)), value in zip(self._changes, changed, strict=True):
+            owner: Any = objects[index]
+            put: Any = set_field
+            for position, key in enumerate(keys):
+                owner = owner[name] if position else field_of(owner, name)
+                put, name = operator.setitem, key
+            puts.append((put, owner, name, value))
+        for put, owner, name, value in puts:
+            put(owner, name, value)
         return answer
 
 
@@ -97,32 +105,47 @@ def _plain(leaf: dict[str, Any]) -> Any:
 
 
 def _builder(structure: list[Any]) -> Any:
-    """A function (leaves, objects) of what `structure_of` wrote. Raises ValueError."""
+    """A function (leaves, call) of what `structure_of` wrote. Raises ValueError.
+
+    ``call``: its objects, and what they are given.
+    """
     kind, *rest = structure
     if kind == "leaf":
         return lambda leaves, _: next(leaves)
-    if kind == "object":
-        index = int(rest[0])
-        return lambda _, objects: objects[index]
+    if kind in ("object", "put"):
+        part, index = int(kind == "put"), int(rest[0])
+        return lambda _, call: call[part][index]
     if kind == "held":
-        holder, name = int(rest[0]), str(rest[1])
-        return lambda _, objects: vars(objects[holder])[name]
+        return _held(int(rest[0]), str(rest[1]), rest[2:])
     if kind == "constant":
         constant = constant_of(rest[0])
         return lambda *_: constant
     if kind in ("tuple", "list"):
         make: Any = tuple if kind == "tuple" else list
         parts = [_builder(item) for item in rest[0]]
-        return lambda leaves, objects: make([part(leaves, objects) for part in parts])
-    if kind not in ("dict", "output", "made"):
+        return lambda leaves, call: make([part(leaves, call) for part in parts])
+    makers: dict[str, Any] = {"output": _output, "named": _named, "made": _made}
+    if kind not in ("dict", *makers):
         raise ValueError(f"{kind} is nothing that a forward returns")
-    finish: Any = dict if kind == "dict" else (_output if kind == "output" else _made)(*rest[1:])
+    finish: Any = dict if kind == "dict" else makers[kind](*rest[1:])
     items = [(key, _builder(item)) for key, item in rest[0]]
 
-    def build(leaves: Iterator[Any], objects: tuple[Any, ...]) -> Any:
-        return finish({key: part(leaves, objects) for key, part in items})
+    def build(leaves: Iterator[Any], call: tuple[Any, ...]) -> Any:
+        return finish({key: part(leaves, call) for key, part in items})
 
     return build
+
+
+def _held(index: int, name: str, keys: list[Any]) -> Any:
+    """A function that gives the very thing that an object of the call holds."""
+
+    def find(_: Iterator[Any], call: tuple[Any, ...]) -> Any:
+        found = field_of(call[0][index], name)
+        for key in keys:
+            found = found[key]
+        return found
+
+    return find
 
 
 def _output(module: str, path: str) -> Any:
@@ -133,15 +156,23 @@ def _output(module: str, path: str) -> Any:
     return lambda held: kind(**held)
 
 
+def _named(module: str, path: str) -> Any:
+    found = find_class(module, path)
+    if found is None or not is_named_tuple(found):
+        raise ValueError(f"{module}.{path} is no named tuple")
+    kind: Any = found
+
+    def finish(held: dict[str, Any]) -> Any:
+        if tuple(held) != kind._fields:
+            raise ValueError(f"{module}.{path} has other fields")
+        return make_object(kind, held)
+
+    return finish
+
+
 def _made(module: str, path: str) -> Any:
     found = find_class(module, path)
     if found is None or cannot_be_made(found):
         raise ValueError(f"{module}.{path} is no class of plain objects")
     kind: Any = found
-
-    def finish(held: dict[str, Any]) -> Any:
-        made = object.__new__(kind)
-        vars(made).update(held)
-        return made
-
-    return finish
+    return lambda held: make_object(kind, held)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from eagercache.callables.made_classes import classes_of_main
 from eagercache.callables.used_functions import tree_classes
 
 
@@ -118,7 +119,9 @@ def main_of(module: torch.nn.Module, objects: Iterable[Any] = ()) -> Iterator[No
 
     ``objects``: arguments whose classes count too.
     """
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {
+        name: kind for name, kind in classes_of_main.items() if "." not in name
+    }
     of_objects = {kind for value in objects for kind in type(value).__mro__}
     kinds = {kind for kind in of_objects if kind.__module__ == "__main__"}
     for kind in kinds.union(tree_classes(module, "__main__")):

@@ -39,6 +39,10 @@ _ASKS_FOR_THE_TRACER = frozenset(
 )
 # What transformers leaves out of a trace are shortcuts that depend on data, with equal answers.
 _EQUAL_IN_A_TRACE = frozenset({"transformers"})
+# Tells torch of a class, unless it did so before: its table is another one in each process.
+_NOTHING_OF_THE_CALL = frozenset(
+    (("transformers.utils.generic", "_register_model_output_pytree_node"),)
+)
 # What torch is asked for that no key has.
 _NO_KEY_HAS = frozenset(
     (
@@ -63,6 +67,16 @@ class UsedFunction:
     def to_row(self) -> list[str]:
         """As JSON."""
         return [self.module, self.path, self.code, self.values]
+
+
+def _is_made_for_a_named_tuple(frame: types.FrameType) -> bool:
+    """Whether the frame is of a constructor that `collections.namedtuple` made."""
+    namespace = frame.f_globals
+    return (
+        namespace.get("_tuple_new") is tuple.__new__
+        and str(namespace.get("__name__", "")).startswith("namedtuple_")
+        and isinstance(frame.f_locals.get("_cls"), type)
+    )
 
 
 def _is_of_no_key(function: Any) -> bool:
@@ -181,6 +195,7 @@ class FunctionRecorder:
 
     def __init__(self) -> None:
         self._codes: dict[types.CodeType, Mapping[str, Any]] = {}
+        self.named_tuples: dict[type, None] = {}  # whose generated constructors ran
         self._effect = ""
         self._environment = EnvironmentReads()
 
@@ -195,6 +210,11 @@ class FunctionRecorder:
 
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
+            if _is_made_for_a_named_tuple(frame):
+                self.named_tuples[frame.f_locals["_cls"]] = None
+                return
+            if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _NOTHING_OF_THE_CALL:
+                return
             self._codes.setdefault(frame.f_code, frame.f_globals)
             if not self._effect and not _NO_GUARD_HAS.isdisjoint(frame.f_code.co_names):
                 self._see("it reads annotations or documentation", _outside_of_python(frame))

@@ -108,9 +108,9 @@ class KnownModules:
                         native=row["native"],
                         aside_reasons=dict(row["aside_reasons"]),
                         state=row["state"],
-                        reason="" if info.kernels[False] else info.reasons[False],
+                        reason=_reason(info, row["state"], gradients=False),
                         training_hits=row["training_hits"],
-                        training_reason="" if info.kernels[True] else info.reasons[True],
+                        training_reason=_reason(info, row["state"], gradients=True),
                         identity=info.identity,
                         replayed=row["replayed"],
                         replay=row["replay"],
@@ -118,3 +118,9 @@ class KnownModules:
                 )
             )
         return rows
+
+
+def _reason(info: ModuleInfo, state: str, *, gradients: bool) -> str:
+    """Why a module has no kernel, or none any more: one that is refused may have had some."""
+    has_kernel = info.kernels[gradients] > 0 and state != "refused"
+    return "" if has_kernel else info.reasons[gradients]

@@ -27,7 +27,7 @@ from eagercache.calls.global_state import GlobalState
 from eagercache.modules import replay
 from eagercache.modules.forms import Form, Missed
 from eagercache.modules.known import MAX_LOOKS, KnownModules
-from eagercache.modules.names import ModuleNames
+from eagercache.modules.names import ModuleNames, hooks_of
 from eagercache.modules.requests import ModuleRequests
 from eagercache.modules.selection import (
     Selection,
@@ -292,5 +292,8 @@ def explain_module(module: torch.nn.Module) -> list[str]:
     """One line for ``module`` and each module below it that was met: what happened, and why."""
     known = {id(part): row for part, row in manager.stats()}
     return [
-        known[id(part)].line(path) for path, part in module.named_modules() if id(part) in known
+        known[id(part)].line(path)
+        + ("; " + hooks_of(part) if "hooks" in known[id(part)].aside_reasons else "")
+        for path, part in module.named_modules()
+        if id(part) in known
     ]

@@ -31,3 +31,25 @@ class ModuleNames:
                 # Below the outermost module a path is longest.
                 if len(path) >= len(self._paths.get(part, "")):
                     self._paths[part] = path
+
+
+_CAPTURING = "transformers.utils.output_capturing"
+
+
+def hooks_of(module: torch.nn.Module) -> str:
+    """Where the first hook is that keeps a module's calls from its kernel, and what can be done."""
+    for path, part in module.named_modules():
+        tables = [vars(part).get(name) or {} for name in _HOOKS]
+        for hook in (hook for table in tables for hook in list(table.values())):
+            where = f"hooks on {path or type(part).__name__}"
+            name = str(getattr(hook, "__module__", None) or type(hook).__module__)
+            if name != _CAPTURING:
+                return f"{where} ({name})"
+            return (
+                f"{where}: transformers leaves them after a call that asks for hidden states or "
+                "attentions; make such calls with a copy of the model (copy.deepcopy)"
+            )
+    return "hooks that are gone, or on all modules"
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 import functools
-import gc
 import os
 import threading
 import types
 import weakref
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,12 +22,18 @@ from eagercache.callables.code_values import (
     is_covered,
     is_immutable,
     is_of_program,
-    is_python_class,
     members,
-    plain_value,
 )
-from eagercache.callables.guard_rows import GuardRow, path_text, step_from
+from eagercache.callables.guard_rows import (
+    OF_MEMBERS,
+    GuardRow,
+    in_class,
+    is_slot,
+    path_text,
+    step_from,
+)
 from eagercache.callables.module_identity import NOT_COMPARED
+from eagercache.modules.held_parts import held_parts, is_leaf
 
 # (sort, place, keys, expected): see nn_modules/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
@@ -174,6 +179,12 @@ class Rows:
         if isinstance(owner, type):
             self._class(owner)
             return
+        if step == "attr" and is_slot(owner, key):
+            if not self._may_hold(owner, 0):
+                raise Unwatchable(f"{text} is beside a tensor or module")
+            self._class(type(owner))
+            self._insides.append(("slots", owner, (key,), (self._held(value, text, by_type),)))
+            return
         if step == "attr":
             place = self._dictionary_of(owner, key, text)
         if place is None:
@@ -191,22 +202,17 @@ class Rows:
         held = getattr(owner, "__dict__", None)
         if isinstance(owner, types.ModuleType):
             return vars(owner)
-        found = next((vars(k)[name] for k in type(owner).__mro__ if name in vars(k)), None)
+        found = in_class(owner, name)
         if isinstance(held, dict):
             self._class(type(owner))
             if name not in held:
-                # Members of C's own are seldom written.
-                if isinstance(found, types.MemberDescriptorType) and is_python_class(
-                    found.__objclass__
-                ):
-                    raise Unwatchable(f"{text} is in a slot, which cannot be watched")
                 self._item(held, name, _NOT_THERE)
                 return None
             return held
         kept_by_c = (types.MemberDescriptorType, types.GetSetDescriptorType)
         fixed = isinstance(owner, _FIXED) or is_immutable(owner)
         if isinstance(found, kept_by_c) and not fixed:
-            raise Unwatchable(f"{text} is in a slot, which cannot be watched")
+            raise Unwatchable(f"{text} is kept by C, where it cannot be watched")
         self._class(type(owner))
         return None
 
@@ -236,7 +242,7 @@ class Rows:
 
     def inside(self, value: Any) -> None:
         """What is inside of ``value``, which itself is compared elsewhere."""
-        if not _is_leaf(value):
+        if not is_leaf(value):
             self._expected(value)
 
     def _item(self, place: Any, key: Any, value: tuple[Any, bool]) -> None:
@@ -249,7 +255,7 @@ class Rows:
                 held[key] = value
 
     def _expected(self, value: Any) -> tuple[Any, bool]:
-        if _is_leaf(value):
+        if is_leaf(value):
             return value, False
         if not self._may_hold(value, 0):
             return type(value), True
@@ -275,7 +281,7 @@ class Rows:
                 self.inside(item)
         elif isinstance(value, set):
             items = tuple(value)
-            if all(_is_leaf(item) for item in items):
+            if all(is_leaf(item) for item in items):
                 self._insides.append(("set", value, (), tuple((item, False) for item in items)))
         elif isinstance(value, dict):
             self._dictionary(value)
@@ -309,9 +315,10 @@ class Rows:
         """A class that code of the program reads from, its metaclass, and members of an enum."""
         self._class(kind)
         self._class(type(kind))
-        if issubclass(kind, enum.Enum):
-            for member in kind:
-                self._item(vars(member), "_value_", self._expected(member._value_))
+        for member in kind._member_map_.values() if issubclass(kind, enum.Enum) else ():
+            for name, value in list(vars(member).items()):
+                if name == "_value_" or name not in OF_MEMBERS:
+                    self._item(vars(member), name, self._expected(value))
 
     def _dictionary(self, value: dict[Any, Any]) -> None:
         # At one moment: other threads may add to it.
@@ -345,7 +352,7 @@ class Rows:
 
     def _may_hold(self, value: Any, depth: int) -> bool:
         """Whether no module and no tensor is reached from ``value``."""
-        if _is_leaf(value):
+        if is_leaf(value):
             return True
         if isinstance(value, (torch.nn.Module, torch.Tensor)):
             return id(value) in self._own
@@ -356,42 +363,6 @@ class Rows:
             return False
         self._kept.append(value)
         self._holdable[id(value)] = True  # for what leads back to it
-        held = all(self._may_hold(part, depth + 1) for part in _parts(value))
+        held = all(self._may_hold(part, depth + 1) for part in held_parts(value))
         self._holdable[id(value)] = held
         return held
-
-
-def _is_leaf(value: Any) -> bool:
-    """A value without parts that may be held."""
-    if isinstance(value, types.FunctionType):
-        return value.__closure__ is None and is_covered(str(value.__module__))
-    return plain_value(value) is not None
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for item in list(value.items()):
-            yield from item
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from list(value)
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, types.MethodType):
-        yield from (value.__self__, value.__func__)
-    elif isinstance(value, types.FunctionType):
-        yield from (value.__defaults__, value.__kwdefaults__)
-        for _, content in filled_cells(value):
-            yield content
-    else:
-        yield from _referents(value)
-
-
-def _referents(value: Any) -> Iterator[Any]:
-    """Whatever else an object leads to: its attributes, and what C code keeps."""
-    if isinstance(value, (type, types.ModuleType)):
-        return
-    if not isinstance(value, deque) and is_of_program(value):
-        yield vars(value)
-    for part in gc.get_referents(value):
-        if not isinstance(part, (type, types.ModuleType)):
-            yield part

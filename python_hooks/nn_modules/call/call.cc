@@ -174,6 +174,11 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const ModuleCal
   if (reason == ModuleAside::kArgument) {
     return aside_for_argument(registry, record, call);
   }
+  if (reason == ModuleAside::kArgumentTwice) {
+    // Another call may have a kernel; this one's parts are tried.
+    ++record.aside[static_cast<std::size_t>(reason)];
+    return call.forward();
+  }
   if (reason != ModuleAside::kNone) {
     return answer_aside(record, reason, call);
   }

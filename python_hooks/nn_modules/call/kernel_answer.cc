@@ -185,7 +185,7 @@ PyObject* verified(ModuleRecord& record, const ModuleKernel& kernel, const Modul
 // variable: there it would meet what it has put into the object.
 bool is_reached_twice(const ModuleRecord& record, const ModuleCallForm& form) noexcept {
   for (PyObject* object : form.objects) {
-    PyObject* const held = attributes_of(object);
+    PyObject* const held = Fields(object).place();
     if (record.values->watches(held) || record.guard->values().watches(held)) {
       return true;
     }

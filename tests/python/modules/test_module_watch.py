@@ -18,7 +18,7 @@ import torch
 from conftest import module_hits as hits
 from conftest import module_kernels, run_program
 from eagercache.base.load import core
-from eagercache.modules import watched_rows
+from eagercache.modules import held_parts, watched_rows
 from eagercache.modules.manager import explain_module, manager
 
 HERE = str(Path(__file__).parent.parent)
@@ -200,14 +200,14 @@ def test_values_that_never_stay_refuse_the_module(reading: Any) -> None:
 def test_what_is_looked_at_may_change_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     table: dict[Any, Any] = {"a": 1.0, "b": [2.0]}
     names = {"c", "d"}
-    plain = watched_rows.plain_value
+    plain = held_parts.plain_value
 
     def grown(value: Any) -> Any:
         table[len(table)] = 0.0
         names.add(str(len(names)))
         return plain(value)
 
-    monkeypatch.setattr(watched_rows, "plain_value", grown)
+    monkeypatch.setattr(held_parts, "plain_value", grown)
     values = watched_rows.Rows()
     values.inside(table)
     values.inside(names)

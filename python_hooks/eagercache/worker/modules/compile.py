@@ -41,6 +41,7 @@ from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.modules.answers import Answers, time_answers
+from eagercache.worker.modules.class_rows import rows_of_class
 from eagercache.worker.modules.comparison import equal_answers
 from eagercache.worker.modules.facts import call_facts, kernel_facts, output_strides
 from eagercache.worker.modules.proof import prove_calls
@@ -166,6 +167,7 @@ def read_beside(
     """What ran, and what it read that no trace says, as an entry keeps both. Raises Unfit."""
     return [
         *(function.to_row() for function in recorder.used(module, objects)),
+        *(list(row.to_row()) for kind in recorder.named_tuples for row in rows_of_class(kind)),
         *recorder.environment(),
         *(guard.to_row() for guard in tensor_names(recorder.ran())),
     ]

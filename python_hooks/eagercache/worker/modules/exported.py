@@ -42,7 +42,7 @@ def export_strictly(
     module itself is seen otherwise (`compile._observe`).
     """
     guarded = module if guarded is None else guarded
-    guards = DynamoGuards(opened=guarded is not module)
+    guards = DynamoGuards(opened=None if guarded is module else module)
     traced_graphs.export_constants_of_objects()
     traced_graphs.mend_final_states()
     try:

@@ -27,6 +27,7 @@ from eagercache.callables.guard_rows import (
     describe,
     path_text,
     resolve,
+    step_from,
 )
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.opened import INNER
@@ -90,14 +91,14 @@ class _Unguarded:
 class DynamoGuards:
     """The guards of the last trace in a `recorded` block.
 
-    ``opened``: an `OpenedCall` is traced.
+    ``opened``: the `OpenedCall` that is traced, if it is one.
 
     Attributes:
         restored: names of objects, as Dynamo's warnings have them, whose attributes the forward
             changed and put back: after it they are what they were.
     """
 
-    def __init__(self, *, opened: bool = False) -> None:
+    def __init__(self, *, opened: torch.nn.Module | None = None) -> None:
         self._opened = opened
         self.restored: frozenset[str] = frozenset()
         self._guards: list[Any] = []
@@ -250,7 +251,10 @@ class DynamoGuards:
         while True:
             sort = type(source).__name__
             if sort == "LocalSource":
-                return _from_self(source.local_name, steps, self._opened)
+                path = _from_self(source.local_name, steps)
+                if path is None or self._opened is None:
+                    return path
+                return _from_opened(path[1:], self._opened)
             if sort == "GlobalSource":
                 return self._from_global(source.global_name, steps)
             if sort == "ImportSource":
@@ -300,7 +304,7 @@ def _variable(place: Path, variable: Path) -> Path | None:
     return (("import", "os"), *variable)
 
 
-def _from_self(name: str, steps: list[Step], opened: bool) -> Path | None:
+def _from_self(name: str, steps: list[Step]) -> Path | None:
     rest = list(reversed(steps))
     # `torch.export` puts the module into one of its own.
     if rest[:2] == [("attr", "_modules"), ("item", "_export_root")]:
@@ -309,18 +313,30 @@ def _from_self(name: str, steps: list[Step], opened: bool) -> Path | None:
         rest = rest[1:]
     elif name == "self" and rest:
         return None
-    # `OpenedCall` is around the module; what is its own is known.
-    if rest[:2] == [("attr", "_modules"), ("item", INNER)]:
-        rest = rest[2:]
-    elif rest[:1] == [("attr", INNER)]:
-        rest = rest[1:]
-    elif opened:
-        return None
     return (("self", ""), *rest) if name == "self" else None
 
 
+def _from_opened(rest: Path, opened: torch.nn.Module) -> Path | None:
+    """A path from an `OpenedCall`: to its module, or to a class of which it builds objects.
+
+    What else is its own is known.
+    """
+    if rest[:2] == (("attr", "_modules"), ("item", INNER)):
+        return (("self", ""), *rest[2:])
+    if rest[:1] == (("attr", INNER),):
+        return (("self", ""), *rest[1:])
+    value: Any = opened
+    for position, (step, key) in enumerate(rest, 1):
+        value = step_from(value, step, key, opened)
+        if isinstance(value, type):
+            names = value.__qualname__.split(".")
+            path: Path = (("import", value.__module__), *(("attr", name) for name in names))
+            return (*path, *rest[position:])
+    return None
+
+
 def _step(source: Any, sort: str) -> tuple[Step, ...] | None:
-    if "NNModuleSource" in sort:
+    if "NNModuleSource" in sort or sort == "SkipGuardSource":
         return ()
     if sort in ("AttrSource", "GenericAttrSource", "CellContentsSource") or "Param" in sort:
         return (("attr", source.member),)

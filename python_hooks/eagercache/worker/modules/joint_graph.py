@@ -34,13 +34,13 @@ from eagercache.worker.graphs.pool_gradients import use_pools_for_gradients
 from eagercache.worker.graphs.rebuilt import read_as
 from eagercache.worker.graphs.two_pass_variance import use_two_passes
 from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.class_rows import class_rows
 from eagercache.worker.modules.exported import export_strictly, first_line, read_outputs
 from eagercache.worker.modules.joint_inputs import Inputs, read_inputs
 from eagercache.worker.modules.joint_split import Splitter
 from eagercache.worker.modules.opened import (
     OpenedCall,
     check_constructors,
-    class_rows,
     with_objects,
     without_empty_parts,
 )

@@ -18,13 +18,11 @@ import torch
 from eagercache.callables.answer_structure import (
     CONSTANTS,
     Structure,
-    classes_in,
     stored_constant,
     take,
 )
 from eagercache.callables.arguments import stand_in
-from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
-from eagercache.callables.made_classes import find_class, is_fixed
+from eagercache.callables.made_classes import fields_of, is_fixed
 from eagercache.callables.objects import CallObjects, Change, Place, is_count, is_object
 from eagercache.callables.outputs import COUNT_OFFSET
 from eagercache.worker.inductor.commands import CompileRefused
@@ -42,12 +40,14 @@ class Kept:
         place: where in it.
         value: the value.
         count: its number among the call's counts; None where it is none.
+        constant: the value where no graph returns it; ``value`` is True then.
     """
 
     index: int
     place: Place
     value: Any
     count: int | None
+    constant: Any = None
 
 
 def kept_values(objects: CallObjects, changes: Sequence[Change]) -> list[Kept]:
@@ -62,7 +62,7 @@ def kept_values(objects: CallObjects, changes: Sequence[Change]) -> list[Kept]:
         if is_object(value):
             walked.add(id(value))
             index, place = indices[id(value)], ()
-            held: Any = vars(value)
+            held: Any = fields_of(value)
         else:
             held = value
         for key, part in held.items() if isinstance(held, dict) else enumerate(held):
@@ -73,6 +73,8 @@ def kept_values(objects: CallObjects, changes: Sequence[Change]) -> list[Kept]:
                 number = next(numbers) if is_count(part) else None
                 if (index, where) not in changed:
                     found.append(Kept(index, where, part, number))
+            elif isinstance(part, CONSTANTS) and (index, where) not in changed:
+                found.append(Kept(index, where, True, None, part))
 
     for owner in objects.found:  # one that another holds comes behind it
         if id(owner) not in walked:
@@ -129,11 +131,11 @@ class OpenedCall(torch.nn.Module):
         self.template = templates.of((tuple(args), dict(kwargs)), inside=False)
         self.tensors_of_call = templates.tensors
         self.places = tuple(
-            (change.index, change.place, kept is not None and is_count(change.value))
+            (change.index, change.place, kept is not None and is_count(change.value), None)
             for change in changes
             if not isinstance(change.value, CONSTANTS)
         )
-        self.places += tuple((one.index, one.place, False) for one in kept or ())
+        self.places += tuple((one.index, one.place, False, one.constant) for one in kept or ())
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The call, with the tensors of its arguments in the core's order."""
@@ -143,10 +145,12 @@ class OpenedCall(torch.nn.Module):
         answer = self.eagercache_opened(*args, **kwargs)
         leaves: list[Any] = []
         take(self.structure, answer, leaves)
-        for index, place, counts_on in self.places:
+        for index, place, counts_on, constant in self.places:
             held = getattr(objects[index], place[0])
             for key in place[1:]:
                 held = held[key]
+            if constant is not None:
+                held = type(held) is type(constant) and held == constant
             leaves.append(stand_in(held, tensors[0]) if counts_on else held)
         return leaves
 
@@ -169,8 +173,10 @@ class _Templates:
             number = self._counts - 1
             return ("count", self._open.index(number)) if number in self._open else ("value", value)
         if is_object(value):
-            held = tuple((name, self.of(item, inside=True)) for name, item in vars(value).items())
-            return ("fixed" if is_fixed(type(value)) else "object", held, type(value))
+            fields = fields_of(value).items()
+            held = tuple((name, self.of(item, inside=True)) for name, item in fields)
+            kind = "fixed" if is_fixed(type(value)) else "object"
+            return ("named" if isinstance(value, tuple) else kind, held, type(value))
         if isinstance(value, (tuple, list)):
             kind = "tuple" if isinstance(value, tuple) else "list"
             return (kind, tuple(self.of(item, inside) for item in value))
@@ -208,6 +214,12 @@ def _build(
         given = {name: _build(item, tensors, counts, objects) for name, item in held}
         objects[index] = template[2](**given)
         return objects[index]
+    if kind == "named":
+        index = len(objects)
+        objects.append(None)
+        items = [_build(item, tensors, counts, objects) for _, item in held]
+        objects[index] = template[2](*items)
+        return objects[index]
     return held
 
 
@@ -218,16 +230,17 @@ def check_constructors(objects: Sequence[Any]) -> None:
         if not is_fixed(kind):
             continue
         try:
-            made = kind(**vars(value))
+            fields = fields_of(value)
+            made = kind(*fields.values()) if isinstance(value, tuple) else kind(**fields)
         except Exception as error:
             raise CompileRefused(f"a {kind.__name__} cannot be made anew: {error}") from error
-        if _identity(made) != _identity(value):
+        if type(made) is not kind or _identity(made) != _identity(value):
             raise CompileRefused(f"a {kind.__name__} is not what its constructor makes of it")
 
 
 def _identity(value: Any) -> tuple[Any, ...]:
     items = value.items() if isinstance(value, dict) else ()
-    return tuple([(name, id(part)) for name, part in (*vars(value).items(), *items)])
+    return tuple([(name, id(part)) for name, part in (*fields_of(value).items(), *items)])
 
 
 def without_empty_parts(graph: torch.fx.Graph) -> None:
@@ -287,21 +300,3 @@ def with_objects(outputs: str, answer: Any, structure: Structure, changes: Seque
 
 def _stored(value: Any) -> dict[str, Any]:
     return stored_constant(value) if isinstance(value, CONSTANTS) else {"value": value}
-
-
-def class_rows(objects: CallObjects, structure: Structure) -> list[GuardRow]:
-    """What the classes of the call's objects, and of those that it makes, are.
-
-    A program may change them. Raises CompileRefused.
-    """
-    rows = []
-    nobody = torch.nn.Module()
-    made = [find_class(module, path) for module, path in classes_in(structure)]
-    for kind in dict.fromkeys([*map(type, objects.found), *filter(None, made)]):
-        names = kind.__qualname__.split(".")
-        path: Path = (("import", kind.__module__), *(("attr", name) for name in names))
-        # A worker's `__main__` is another one.
-        if kind.__module__ != "__main__" and resolve(path, nobody) is not kind:
-            raise CompileRefused(f"the class {kind.__qualname__} cannot be found by its name")
-        rows.append(GuardRow(path, "value", None, describe(kind, "value", None, nobody)))
-    return rows

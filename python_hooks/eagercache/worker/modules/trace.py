@@ -18,6 +18,7 @@ from eagercache.callables.answer_structure import (
 from eagercache.callables.arguments import argument_tensors, sized_values, stand_in
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
+from eagercache.callables.objects import Change
 from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.indices import (
     Range,
@@ -28,6 +29,7 @@ from eagercache.worker.graphs.indices import (
 from eagercache.worker.graphs.nodes import counts_from_the_storage, draws_numbers, operator_name
 from eagercache.worker.graphs.writes import is_write, without_writes, write_at_the_end
 from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.class_rows import class_rows
 from eagercache.worker.modules.exported import (
     export_strictly,
     first_line,
@@ -40,7 +42,6 @@ from eagercache.worker.modules.opened import (
     Kept,
     OpenedCall,
     check_constructors,
-    class_rows,
     drop_kept,
     kept_values,
     with_objects,
@@ -108,7 +109,7 @@ def trace_module(
     kept: list[Kept] | None = None
     if opened:
         check_constructors(objects.found)
-        structure = _structure_of_new(answer, rebuilt)
+        structure = _structure_of_new(answer, rebuilt, changes)
         kept = kept_values(objects, changes) if open_sizes else None
         module = OpenedCall(module, args, kwargs, changes, structure, opens.counts, kept)
         args, kwargs = tuple(arguments), {}
@@ -259,14 +260,14 @@ class _Open:
         return place, dimension
 
 
-def _structure_of_new(answer: Any, rebuilt: Transferred) -> Structure:
+def _structure_of_new(answer: Any, rebuilt: Transferred, changes: Sequence[Change]) -> Structure:
     """Raises CompileRefused for an answer with an object that the call did not make."""
     another, _ = rebuilt.run_once()
     lasting = lasting_part(answer, another, rebuilt.objects.found)
     if lasting is not None:
         raise CompileRefused(f"it returns a {type(lasting).__name__}, which outlives the call")
     try:
-        return structure_of(answer, rebuilt.objects.found)
+        return structure_of(answer, rebuilt.objects, changes)
     except Unfit as error:
         raise CompileRefused(str(error)) from error
 

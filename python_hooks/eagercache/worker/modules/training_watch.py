@@ -164,7 +164,7 @@ def _opened(answer: Any, another: Any, rebuilt: Transferred) -> OpenedAnswer | N
     lasting = lasting_part(answer, another, ())
     if lasting is not None:
         raise Unfit(f"it returns a {type(lasting).__name__}, which outlives the call")
-    structure = structure_of(answer, ())
+    structure = structure_of(answer)
     leaves: list[Any] = []
     take(structure, answer, leaves)
     held = [

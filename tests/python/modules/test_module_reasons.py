@@ -1,0 +1,47 @@
+"""What `explain_module` says of a module that has no kernel."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from eagercache.modules import known, names
+from eagercache.modules.known import KnownModules
+
+pytestmark = pytest.mark.once
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("refused", "its attributes change"), ("watched", "")]
+)
+def test_a_refused_module_says_why_although_it_had_kernels(
+    state: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = torch.nn.Linear(2, 2)
+    modules = KnownModules()
+    modules.add(module)
+    info = modules.find(module)
+    assert info is not None
+    info.kernels[False] = 1
+    info.reasons[False] = "its attributes change"
+    row: dict[str, Any] = dict.fromkeys(("hits", "pending", "native", "training_hits"), 0)
+    row |= {"module": module, "state": state, "aside_reasons": {}, "replayed": 0, "replay": ""}
+    monkeypatch.setattr(known, "core", SimpleNamespace(module_stats=lambda: [row]))
+    ((_, stats),) = modules.stats()
+    assert stats.reason == reason
+
+
+def test_hooks_are_named_with_what_can_be_done_about_those_of_transformers() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+
+    def hook(*_: object) -> None:
+        pass
+
+    handle = model[1].register_forward_hook(hook)
+    assert names.hooks_of(model) == f"hooks on 1 ({__name__})"
+    hook.__module__ = "transformers.utils.output_capturing"
+    assert "make such calls with a copy of the model" in names.hooks_of(model)
+    handle.remove()
+    assert names.hooks_of(model) == "hooks that are gone, or on all modules"
