@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,12 +116,15 @@ def compare_with_reference(
         magnitude = None
     if reference.size() != expected.size():
         raise ProofFailed(f"the reference has other sizes ({where})")
-    parts = [[*in_parts(tensor)] for tensor in (expected, actual, reference)]
     if magnitude is not None and magnitude.size() == reference.size():
-        parts.append([*in_parts(magnitude)])
+        sizes = in_parts(magnitude)
     else:
-        parts.append([torch.zeros((), device=reference.device)] * len(parts[0]))
-    errors = [_errors(*part, tolerance, where) for part in zip(*parts, strict=True)]
+        sizes = itertools.repeat(torch.zeros((), device=reference.device))
+    answers = zip(in_parts(expected), in_parts(actual), in_parts(reference), strict=True)
+    errors = [
+        _errors(native, mine, exact, size, tolerance, where)
+        for (native, mine, exact), size in zip(answers, sizes, strict=False)
+    ]
     natives, known, overflowed = (_largest(column) for column in zip(*errors, strict=True))
     # Native's infinity excuses nothing: a number in its place may err as beside an exact native.
     for error, excuse in ((known, natives), (overflowed, 0.0)):
