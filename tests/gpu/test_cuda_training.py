@@ -41,6 +41,16 @@ def assert_as_close(
             )
 
 
+def three_steps(model: nn.Module, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """What `step` gives three times; the second and third are kernels'."""
+    with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+        mine = [step(model, x) for _ in range(3)]
+        hits = [row.training_hits for part, row in manager.stats() if part is model]
+        if hits != [2]:
+            pytest.fail(f"{hits} hits: {explain_module(model)[0][-300:]}", pytrace=False)
+    return mine
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_convolutions_in_either_layout_train_as_the_forward_does(
     layout: torch.memory_format,
@@ -53,12 +63,7 @@ def test_convolutions_in_either_layout_train_as_the_forward_does(
     x = torch.randn(4, 8, 32, 32, device="cuda", dtype=torch.bfloat16)
     x = x.contiguous(memory_format=layout)
     other, wide = copy.deepcopy(model), copy.deepcopy(model).double()
-    with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
-        mine = [step(model, x) for _ in range(3)]
-        hits = [row.training_hits for part, row in manager.stats() if part is model]
-        if hits != [2]:
-            pytest.fail(f"{hits} hits: {explain_module(model)[0][-300:]}", pytrace=False)
-    for kernels in mine:
+    for kernels in three_steps(model, x):
         assert_as_close(kernels, step(other, x), step(wide, x.double()))
 
 
