@@ -70,13 +70,12 @@ def written_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         CALLS
         + """
 import eagercache
-eagercache.enable(OPERATORS + FOREACH, choose="always", numerics="bitwise")
+eagercache.enable(OPERATORS + FOREACH, on_miss="wait", choose="always", numerics="bitwise")
 for _ in range(2):
     for call in CALLS.values():
         call(*operands())
     for kind in OPTIMIZERS:
         train(kind, 3)
-assert eagercache.wait(500)
 report(decisions={f"{k.op}.{k.overload}": [k.decision, k.reason] for k in eagercache.kernels()})
 """,
         path,

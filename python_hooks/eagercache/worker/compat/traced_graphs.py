@@ -113,22 +113,28 @@ def joint_graph(
 
 
 def split_joint_graph(
-    joint: torch.fx.GraphModule, outputs: int, kept: Collection[int] = ()
+    joint: torch.fx.GraphModule,
+    outputs: int,
+    kept: Collection[int] = (),
+    kept_outputs: Collection[int] = (),
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """(forward, backward) of a `joint_graph` whose function has that many outputs.
 
     The forward returns more at its end: what the backward takes before the tangents. What is cheap
-    is computed again instead. ``kept`` are the inputs that last until the backward anyway; of
-    another one a copy is made, which costs as much as a tensor that is written for the backward.
+    is computed again instead. ``kept`` are the inputs that last until the backward anyway, and
+    ``kept_outputs`` the outputs; of another input a copy is made, which costs as much as a tensor
+    that is written for the backward.
     """
     from torch._functorch import partitioners
 
     given = [node for node in joint.graph.find_nodes(op="placeholder") if not _is_tangent(node)]
-    copied = {node.name for index, node in enumerate(given) if index not in kept}
+    costs = {node.name: 2 for index, node in enumerate(given) if index not in kept}
+    (output,) = joint.graph.find_nodes(op="output")
+    costs |= {output.args[0][index].name: 0 for index in kept_outputs}
     size_of: Any = partitioners._size_of
 
     def size(node: torch.fx.Node) -> int:
-        return int(size_of(node)) * (2 if node.name in copied else 1)
+        return int(size_of(node)) * costs.get(node.name, 1)
 
     with _replaced(partitioners, "_size_of", size):
         forward, backward = partitioners.min_cut_rematerialization_partition(

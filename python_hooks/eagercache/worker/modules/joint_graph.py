@@ -127,8 +127,10 @@ def trace_training(
         if isinstance(inputs.sources[index], Noise)
         or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
     }
+    outputs_kept = [index for index, keeps in enumerate(keeps_output) if keeps]
+    outputs_made = len(answers) + len(written)
     forward, backward = keep_draws(
-        joint, lambda: traced_graphs.split_joint_graph(joint, len(answers) + len(written), kept)
+        joint, lambda: traced_graphs.split_joint_graph(joint, outputs_made, kept, outputs_kept)
     )
     splitter = Splitter(forward, backward, inputs, reads)
     splitter.in_objects = tuple(in_objects)
@@ -243,13 +245,14 @@ def _read_through_copies(graph: torch.fx.Graph, unwritten: Collection[torch.fx.N
     """Lets what reads a copy read the tensor itself, and the memory of ``unwritten`` inputs.
 
     Nothing is written in such a graph. Of a tensor and its copy, as a dropout of nothing makes one,
-    both would be kept for the backward. What is returned stays a copy.
+    both would be kept for the backward. A copy that is returned is read itself: it lasts anyway.
     """
     for node in graph.nodes:
-        if operator_name(node) != "aten::clone":
+        returned = any(user.op == "output" for user in node.users)
+        if operator_name(node) != "aten::clone" or returned:
             continue
         source = node.args[0]
         if source.op == "placeholder" and source not in unwritten:
             continue
         if node.meta["val"].stride() == source.meta["val"].stride():
-            node.replace_all_uses_with(source, delete_user_cb=lambda user: user.op != "output")
+            node.replace_all_uses_with(source)

@@ -167,9 +167,10 @@ class Splitter:
             env[node] = self._argument(graph, module, node, index)
         _copy_body(self._forward.graph, graph, env)
         results = [env[node] for node in self._returned[:returns]]
+        memory = {_shown_by(node) for node in self._returned[:returns]}
         # What the backward needs, and eager's would not have read: its value now.
         for node in made:
-            shown = node.op == "placeholder" or node in self._returned[:returns]
+            shown = node.op == "placeholder" or _shown_by(node) in memory
             results.append(_clone(graph, env[node]) if shown else env[node])
         graph.output(tuple(results))
         graph.eliminate_dead_code()
@@ -309,6 +310,13 @@ def _views_of(node: torch.fx.Node) -> list[torch.fx.Node]:
         if root.op == "placeholder":
             break
     return chain
+
+
+def _shown_by(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose memory ``node`` shows, whole or a part of it."""
+    while operator_name(node) in VIEWS and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _root(node: torch.fx.Node, views: Sequence[torch.fx.Node]) -> torch.fx.Node:
