@@ -36,6 +36,23 @@ from object_kinds import (
     State,
 )
 
+# What programs of tests begin with, which are told where this folder is (`here`).
+PRELUDE = """
+import sys
+sys.path.insert(0, {here!r})
+import torch, eagercache, object_kinds, object_world
+from object_forwards import Reader
+from object_kinds import Box, Cache, Layer
+from object_world import inside, is_close, parts, tokens
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+def hits(model):
+    return sum(row.hits for part, row in manager.stats() if part is model)
+
+"""
+
 Calls = list[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]
 
 

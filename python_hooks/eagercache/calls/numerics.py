@@ -135,7 +135,7 @@ def compare_with_reference(
 
 
 def in_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The elements of ``tensor`` in order, as many at a time as may be there in float64, too."""
+    """The elements of ``tensor`` in order, in parts of which copies in float64 may be made."""
     yield from tensor.reshape(-1).split(_AT_ONCE)
 
 

@@ -11,24 +11,8 @@ from conftest import run_program
 
 HERE = str(Path(__file__).parent.parent)
 
-PRELUDE = """
-import sys
-sys.path.insert(0, {here!r})
-import torch, eagercache, object_world
-from object_forwards import Reader
-from object_kinds import Box, Cache, Layer
-from object_world import inside, is_close, parts, tokens
-from eagercache.base.load import core
-from eagercache.modules.manager import explain_module, manager
-torch.set_num_threads(1)
-
-def hits(model):
-    return sum(row.hits for part, row in manager.stats() if part is model)
-
-"""
-
 ALL_CASES = (
-    PRELUDE
+    object_world.PRELUDE
     + """def outcome(model, make):
     args, kwargs = make()
     answer = model(*args, **kwargs)

@@ -33,3 +33,16 @@ def test_what_is_cached_is_given_back_where_there_is_a_context(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     gpu_memory.give_back()
     assert emptied == [True] * used
+
+
+def test_a_gpu_that_cannot_be_asked_is_left_to_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    for name in ("is_available", "is_initialized"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in ("mem_get_info", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, fail)
+    gpu_memory.take_a_share()
+    gpu_memory.give_back()

@@ -20,20 +20,31 @@ if TYPE_CHECKING:
 _FORMS = ("shapes", "scalars")
 
 
-def kernel_of_class(
-    row: Mapping[str, Any], verdicts: Iterable[KernelInfo]
-) -> tuple[KernelInfo, float, float] | None:
-    """The kernel that may have answered a recorded call, and native's and its nanoseconds there."""
-    found = [
+def kernels_of_classes(verdicts: Iterable[KernelInfo]) -> list[KernelInfo]:
+    """Those kernels that answer more calls than their own, and were timed."""
+    return [
         info
         for info in verdicts
         if info.decision == "kernel"
         and info.facts.get("form") in _FORMS
-        and (full_name((info.op, info.overload)), info.dispatch_key)
-        == (described_name(row), row["dispatch_key"])
-        and _kinds(info.call) == _kinds(row)
         and info.native_ns
         and info.kernel_ns
+    ]
+
+
+def kernel_of_class(
+    row: Mapping[str, Any], kernels: Iterable[KernelInfo]
+) -> tuple[KernelInfo, float, float] | None:
+    """The one of `kernels_of_classes` that may have answered a recorded call.
+
+    With native's nanoseconds there, and its own.
+    """
+    wanted, kinds = (described_name(row), row["dispatch_key"]), _kinds(row)
+    found = [
+        info
+        for info in kernels
+        if (full_name((info.op, info.overload)), info.dispatch_key) == wanted
+        and _kinds(info.call) == kinds
     ]
     if not found:
         return None

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base.entry_facts import number
-from eagercache.cli.reports.class_times import kernel_of_class
+from eagercache.cli.reports.class_times import kernel_of_class, kernels_of_classes
 from eagercache.version import __version__
 
 if TYPE_CHECKING:
@@ -59,10 +59,11 @@ def _calls(verdicts: dict[str, KernelInfo], cut_off: set[str]) -> Iterable[dict[
     from eagercache.frontend.gains import NOT_YET
 
     assert core is not None
+    classes = kernels_of_classes(verdicts.values())
     for text, hits in core.recorded_calls():
         row = json.loads(text)
         known = verdicts.get(row["digest"]) if row["digest"] not in cut_off else None
-        if known is None and hits and (classed := kernel_of_class(row, verdicts.values())):
+        if known is None and hits and (classed := kernel_of_class(row, classes)):
             info, *times = classed
             known = replace(info, native_ns=times[0], kernel_ns=times[1], facts={})
         kernel_ns = known.kernel_ns if known else None

@@ -198,9 +198,7 @@ def _trap(
         )
         end.meta["val"] = value.new_empty(())
         shown = called(graph, _aten.where.self, negative, end, index)
-    node.args = torch.fx.map_arg(
-        node.args, lambda argument: shown if argument is index else argument
-    )
+    node.replace_input_with(index, shown)
 
 
 _Use = tuple[torch.fx.Node, Any, bool]
@@ -234,9 +232,7 @@ def _clamp(
         inside = called(graph, _aten.clamp.default, index, *ends)
         same = called(graph, _aten.eq.Tensor, inside, index)
         flag = called(graph, _aten.all.default, same)
-    node.args = torch.fx.map_arg(
-        node.args, lambda argument: inside if argument is index else argument
-    )
+    node.replace_input_with(index, inside)
     return flag
 
 

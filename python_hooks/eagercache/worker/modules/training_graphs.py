@@ -84,7 +84,7 @@ class TrainingGraphs:
             for saved, example in zip(self.saved, self.backward_examples, strict=False)
             if saved.kind == "made"
         ]
-        made.sort(key=lambda tensor: tensor.numel() * tensor.element_size(), reverse=True)
+        made.sort(key=lambda tensor: tensor.nbytes, reverse=True)
         texts = [f"{str(t.dtype).removeprefix('torch.')} {list(t.size())}" for t in made[:3]]
         return f"; the largest of them are {', '.join(texts)}" if texts else ""
 
