@@ -4,9 +4,14 @@
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
 endif()
-if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+# The layers without torch are compiled and tested for aarch64, too (scripts/check_aarch64).
+set(known_processors x86_64)
+if(NOT EAGERCACHE_WITH_TORCH)
+  list(APPEND known_processors aarch64)
+endif()
+if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_SYSTEM_PROCESSOR IN_LIST known_processors)
   message(FATAL_ERROR "eagercache builds on Linux x86-64 only (this is "
-                      "${CMAKE_SYSTEM_NAME} ${CMAKE_SYSTEM_PROCESSOR}).")
+                      "${CMAKE_SYSTEM_NAME} ${CMAKE_SYSTEM_PROCESSOR}); its layers without torch on aarch64, too.")
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
   message(FATAL_ERROR "eagercache needs g++ 12 or later; ${CMAKE_CXX_COMPILER} is "

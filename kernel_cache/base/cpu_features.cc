@@ -1,6 +1,10 @@
 #include "kernel_cache/base/cpu_features.h"
 
+#if defined(__x86_64__)
 #include <cpuid.h>
+#else
+#include <sys/auxv.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -73,15 +77,18 @@ constexpr std::array kFeatures{
     Feature{"avx_ifma", kLeaf71Eax, 23, kAvxState},
 };
 
+#if defined(__x86_64__)
 std::uint64_t read_xcr0() noexcept {
   std::uint32_t low = 0;
   std::uint32_t high = 0;
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return static_cast<std::uint64_t>(high) << 32 | low;
 }
+#endif
 
 }  // namespace
 
+#if defined(__x86_64__)
 CpuRegisters read_cpu_registers() noexcept {
   constexpr std::uint32_t kXsaveEnabled = 1U << 27;
   CpuRegisters registers;
@@ -107,6 +114,29 @@ CpuRegisters read_cpu_registers() noexcept {
   return registers;
 }
 
+std::vector<std::string> read_cpu_features() { return cpu_features_of(read_cpu_registers()); }
+#else
+CpuRegisters read_cpu_registers() noexcept { return {}; }
+
+// As /proc/cpuinfo names them, too; sorted. The bits are the kernel's, which promises them.
+std::vector<std::string> read_cpu_features() {
+  struct Bit {
+    const char* name;
+    unsigned long word;
+    unsigned int bit;
+  };
+  constexpr std::array kBits{
+      Bit{"asimd", AT_HWCAP, 1},   Bit{"asimddp", AT_HWCAP, 20}, Bit{"asimdhp", AT_HWCAP, 10},
+      Bit{"atomics", AT_HWCAP, 8}, Bit{"bf16", AT_HWCAP2, 14},   Bit{"fphp", AT_HWCAP, 9},
+      Bit{"i8mm", AT_HWCAP2, 13},  Bit{"sve", AT_HWCAP, 22},     Bit{"sve2", AT_HWCAP2, 1}};
+  std::vector<std::string> names;
+  for (const Bit& bit : kBits) {
+    if ((::getauxval(bit.word) >> bit.bit & 1) != 0) names.emplace_back(bit.name);
+  }
+  return names;
+}
+#endif
+
 std::vector<std::string> cpu_features_of(const CpuRegisters& registers) {
   std::vector<std::string> names;
   for (const Feature& feature : kFeatures) {
@@ -121,8 +151,7 @@ std::vector<std::string> cpu_features_of(const CpuRegisters& registers) {
 
 const std::vector<std::string>& host_cpu_features() {
   // Leaked: asked from threads that outlive static destructors.
-  static const auto* const features =
-      new std::vector<std::string>(cpu_features_of(read_cpu_registers()));
+  static const auto* const features = new std::vector<std::string>(read_cpu_features());
   return *features;
 }
 

@@ -19,6 +19,7 @@ struct CpuRegisters {
   std::uint64_t xcr0 = 0;  // register state that the kernel saves; 0 without XSAVE
 };
 
+// All zero on another processor than x86-64.
 CpuRegisters read_cpu_registers() noexcept;
 
 // Names of the features that code may use: present, and their registers enabled by the kernel. The
@@ -26,7 +27,8 @@ CpuRegisters read_cpu_registers() noexcept;
 // Sorted.
 std::vector<std::string> cpu_features_of(const CpuRegisters& registers);
 
-// cpu_features_of this machine, asked once.
+// What this machine has, asked once: cpu_features_of its registers; on aarch64 what the kernel
+// says.
 const std::vector<std::string>& host_cpu_features();
 
 // The first of `required` that `available` lacks, or an empty string when it is a superset. A name

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kernel_cache/base/machine.h"
+
 namespace eagercache {
 namespace {
 
@@ -29,18 +31,12 @@ struct AllowedLibrary {
 };
 
 constexpr std::array kAllowedLibraries{
-    AllowedLibrary{"libtorch", true, ".so"},
-    AllowedLibrary{"libc10", true, ".so"},
-    AllowedLibrary{"libgomp", true, ".so.1"},
-    AllowedLibrary{"libstdc++.so.6", false, ""},
-    AllowedLibrary{"libm.so.6", false, ""},
-    AllowedLibrary{"libc.so.6", false, ""},
-    AllowedLibrary{"libgcc_s.so.1", false, ""},
-    AllowedLibrary{"libpthread.so.0", false, ""},
-    AllowedLibrary{"libdl.so.2", false, ""},
-    AllowedLibrary{"librt.so.1", false, ""},
-    AllowedLibrary{"ld-linux-x86-64.so.2", false, ""},
-    AllowedLibrary{"libcuda.so.1", false, ""},
+    AllowedLibrary{"libtorch", true, ".so"},    AllowedLibrary{"libc10", true, ".so"},
+    AllowedLibrary{"libgomp", true, ".so.1"},   AllowedLibrary{"libstdc++.so.6", false, ""},
+    AllowedLibrary{"libm.so.6", false, ""},     AllowedLibrary{"libc.so.6", false, ""},
+    AllowedLibrary{"libgcc_s.so.1", false, ""}, AllowedLibrary{"libpthread.so.0", false, ""},
+    AllowedLibrary{"libdl.so.2", false, ""},    AllowedLibrary{"librt.so.1", false, ""},
+    AllowedLibrary{kElfLoader, false, ""},      AllowedLibrary{"libcuda.so.1", false, ""},
 };
 
 bool is_library_character(char c) noexcept {
@@ -105,7 +101,7 @@ class ElfChecker {
         header->e_ident[EI_VERSION] != EV_CURRENT || header->e_version != EV_CURRENT) {
       return unfit("not 64-bit little-endian ELF of version 1");
     }
-    if (header->e_machine != EM_X86_64) return unfit("for another machine");
+    if (header->e_machine != kElfMachine) return unfit("for another machine");
     if (header->e_type != ET_DYN) return unfit("not a shared object (ET_DYN)");
     if (header->e_phentsize != sizeof(Elf64_Phdr) || header->e_phnum == 0 ||
         header->e_phnum > kMaxSegments) {

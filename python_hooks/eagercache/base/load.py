@@ -29,8 +29,14 @@ def platform_problem(system: str, machine: str) -> str | None:
     """Why this platform cannot run eagercache, or None. Linux on x86-64 is the only one."""
     if system == "Linux" and machine in ("x86_64", "AMD64"):
         return None
+    missing = ""
+    if system == "Linux" and machine in ("aarch64", "arm64"):
+        missing = (
+            " For this processor there are the store, the keys and the signatures; what is missing "
+            "is the extension beside torch, and rules which instructions its kernels may use."
+        )
     return (
-        f"eagercache runs on Linux x86-64 only; this is {system} {machine}. "
+        f"eagercache runs on Linux x86-64 only; this is {system} {machine}.{missing} "
         "Everything stays native, and eagercache's functions do nothing."
     )
 

@@ -38,6 +38,7 @@ def test_other_platforms_are_named() -> None:
     for system, machine in (("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")):
         text = load.platform_problem(system, machine)
         assert text is not None and machine in text
+        assert ("what is missing is the extension" in text) == (machine == "aarch64")
 
 
 def test_on_another_platform_the_import_says_so_once_and_does_nothing() -> None:
