@@ -70,10 +70,19 @@ target_compile_definitions(Torch::Torch INTERFACE
   EAGERCACHE_TORCH_MAJOR=${EAGERCACHE_TORCH_MAJOR} EAGERCACHE_TORCH_MINOR=${EAGERCACHE_TORCH_MINOR})
 # libtorch exports parts of a std::filesystem of its own, which crash in a program that mixes them with
 # the standard library's: the latter is looked up first.
-target_link_libraries(Torch::Torch INTERFACE -lstdc++)
+if(EAGERCACHE_PORTABLE)
+  target_link_libraries(Torch::Torch INTERFACE eagercache_older)
+else()
+  target_link_libraries(Torch::Torch INTERFACE -lstdc++)
+endif()
 foreach(name torch torch_cpu c10)
   find_library(torch_library_${name} ${name} PATHS "${torch_lib_dir}" NO_DEFAULT_PATH REQUIRED)
-  target_link_libraries(Torch::Torch INTERFACE "${torch_library_${name}}")
+  add_library(Torch::${name} UNKNOWN IMPORTED)
+  set_target_properties(Torch::${name} PROPERTIES IMPORTED_LOCATION "${torch_library_${name}}")
+  target_link_libraries(Torch::Torch INTERFACE Torch::${name})
+  if(EAGERCACHE_PORTABLE)
+    set_property(TARGET eagercache_older_archive APPEND PROPERTY INTERFACE_LINK_LIBRARIES Torch::${name})
+  endif()
 endforeach()
 # The libraries that libtorch_cpu itself needs (a CUDA build's libcudart among them) resolve through its
 # own RPATH when a process starts; the static linker need not see them.

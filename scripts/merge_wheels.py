@@ -1,11 +1,12 @@
 """Makes one wheel of several that differ in the torch that they were built against.
 
-python scripts/merge_wheels.py --output FOLDER WHEEL...
+python scripts/merge_wheels.py --output FOLDER [--platform TAG] [--sbom FILE] WHEEL...
 
 What depends on torch (the extension module, its build information, the library and the package for
 C++ programs) goes to eagercache/_torch/MINOR/, from where the import takes the one that fits
 (eagercache.base.load). The rest has to be the same in all of them and is there once. The metadata
-admits the torch versions that are in it and no others.
+admits the torch versions that are in it and no others. With --platform it gets that tag instead of
+linux_x86_64, which scripts/audit_wheel.py has to agree with; --sbom goes into it, too (PEP 770).
 """
 
 from __future__ import annotations
@@ -64,18 +65,28 @@ def admitted(minors: list[str]) -> str:
     return f"torch>={major}.{first},<{major}.{last + 1}"
 
 
+def admitting(metadata: bytes, minors: list[str]) -> bytes:
+    """The metadata of a wheel for one torch, with these admitted instead."""
+    line = f"Requires-Dist: {admitted(in_order(minors))}".encode()
+    changed, count = re.subn(rb"^Requires-Dist: torch\b.*$", line, metadata, flags=re.MULTILINE)
+    if count != 1:
+        raise Misfit("the metadata does not require torch in one line")
+    return changed
+
+
 def merged(wheels: list[dict[str, tuple[bytes, int]]]) -> dict[str, tuple[bytes, int]]:
     """The files of the one wheel, without its RECORD."""
     result: dict[str, tuple[bytes, int]] = {}
-    seen: list[str] = []
-    for files in wheels:
-        version = minor(torch_of(files))
-        if version in seen:
+    minors = [minor(torch_of(files)) for files in wheels]
+    for version in minors:
+        if minors.count(version) > 1:
             raise Misfit(f"two wheels are for torch {version}")
-        seen.append(version)
+    for version, files in zip(minors, wheels, strict=True):
         for name, (content, mode) in files.items():
             if name.endswith(".dist-info/RECORD"):
                 continue
+            if name.endswith(".dist-info/METADATA"):
+                content = admitting(content, minors)
             if depends_on_torch(name):
                 if name.endswith(".cmake") and b"PREFIX_DIR}/eagercache/" in content:
                     raise Misfit(f"{name} names its folder, which is another one here")
@@ -83,15 +94,15 @@ def merged(wheels: list[dict[str, tuple[bytes, int]]]) -> dict[str, tuple[bytes,
             elif name in result and result[name][0] != content:
                 raise Misfit(f"{name} is not the same in all wheels")
             result[name] = (content, mode)
-    metadata = next(name for name in result if name.endswith(".dist-info/METADATA"))
-    text, mode = result[metadata]
-    pattern = rb"^Requires-Dist: torch\b.*$"
-    line = f"Requires-Dist: {admitted(in_order(seen))}".encode()
-    changed, count = re.subn(pattern, line, text, flags=re.MULTILINE)
-    if count != 1:
-        raise Misfit("the metadata does not require torch in one line")
-    result[metadata] = (changed, mode)
     return result
+
+
+def tagged(files: dict[str, tuple[bytes, int]], tag: str) -> dict[str, tuple[bytes, int]]:
+    """The same files, of a wheel for that platform."""
+    name = next(name for name in files if name.endswith(".dist-info/WHEEL"))
+    content, mode = files[name]
+    text = re.sub(rb"^(Tag: \S+-)[^-\s]+$", rb"\g<1>" + tag.encode(), content, flags=re.MULTILINE)
+    return {**files, name: (text, mode)}
 
 
 def write(path: Path, files: dict[str, tuple[bytes, int]]) -> None:
@@ -117,6 +128,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="a folder")
+    parser.add_argument("--platform", default="", help="the tag of the platform")
+    parser.add_argument("--sbom", type=Path, help="what is in it, as CycloneDX")
     parser.add_argument("wheels", type=Path, nargs="+")
     options = parser.parse_args()
     names = {wheel.name for wheel in options.wheels}
@@ -124,7 +137,15 @@ def main() -> None:
         sys.exit(f"merge_wheels: they are for different Pythons: {', '.join(sorted(names))}")
     path = options.output / names.pop()
     try:
-        write(path, merged([contents(wheel) for wheel in options.wheels]))
+        files = merged([contents(wheel) for wheel in options.wheels])
+        if options.platform:
+            files = tagged(files, options.platform)
+            path = path.with_name(f"{path.stem.rpartition('-')[0]}-{options.platform}.whl")
+        if options.sbom:
+            folder = next(name for name in files if name.endswith(".dist-info/METADATA"))
+            name = folder.replace("METADATA", f"sboms/{options.sbom.name}")
+            files[name] = (options.sbom.read_bytes(), 0)
+        write(path, files)
     except Misfit as error:
         sys.exit(f"merge_wheels: {error}")
     size = path.stat().st_size

@@ -56,7 +56,9 @@ void start_field(void* context, std::uint8_t tag, std::uint64_t length) noexcept
 const EVP_MD* algorithm() noexcept {
   static const EVP_MD* const fetched = [] {
 #if OPENSSL_VERSION_NUMBER >= 0x30000000L
-    return EVP_MD_fetch(nullptr, "SHA256", nullptr);
+    // None in a wheel whose system has libcrypto 1.1 (system_libcrypto.cc).
+    const EVP_MD* const of_provider = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+    return of_provider != nullptr ? of_provider : EVP_sha256();
 #else
     return EVP_sha256();
 #endif
@@ -112,6 +114,10 @@ Sha256::~Sha256() { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context_)); }
 void Sha256::add(std::string_view bytes) { update(context_, bytes.data(), bytes.size()); }
 
 Digest Sha256::finish() { return finish_digest(context_); }
+
+#ifndef EAGERCACHE_PORTABLE  // otherwise in system_libcrypto.cc
+bool libcrypto_is_there() noexcept { return true; }
+#endif
 
 void prepare_libcrypto() noexcept {
   require(OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1);

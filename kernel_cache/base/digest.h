@@ -41,6 +41,10 @@ class Sha256 {
   void* context_;  // EVP_MD_CTX, owned
 };
 
+// Whether there is a libcrypto to hash and sign with, which is so wherever one is linked. Without
+// it the first use ends the process.
+bool libcrypto_is_there() noexcept;
+
 // For who hashes in threads that the end of the process does not wait for. Where nobody has used
 // libcrypto before, it does not clean up at exit; where somebody has, its clean-up has been
 // registered when this returns, and runs after whatever is registered with atexit() from now on.

@@ -32,6 +32,22 @@ struct FreeKey {
 };
 using Key = std::unique_ptr<EVP_PKEY, FreeKey>;
 
+struct FreeKeyContext {
+  void operator()(EVP_PKEY_CTX* context) const noexcept { EVP_PKEY_CTX_free(context); }
+};
+
+// Not by EVP_PKEY_Q_keygen, which libcrypto 1.1 does not have.
+Key new_key() {
+  const std::unique_ptr<EVP_PKEY_CTX, FreeKeyContext> context(
+      EVP_PKEY_CTX_new_id(EVP_PKEY_ED25519, nullptr));
+  EVP_PKEY* key = nullptr;
+  if (!context || EVP_PKEY_keygen_init(context.get()) != 1 ||
+      EVP_PKEY_keygen(context.get(), &key) != 1) {
+    return nullptr;
+  }
+  return Key(key);
+}
+
 // A file that asks for a passphrase is refused instead of asking the terminal.
 int no_passphrase(char* /*buffer*/, int /*size*/, int /*writing*/, void* /*data*/) { return -1; }
 
@@ -103,7 +119,7 @@ Result<SigningKey> SigningKey::read(const std::filesystem::path& path) {
 
 Status SigningKey::make(const std::filesystem::path& private_path,
                         const std::filesystem::path& public_path) {
-  const Key key(EVP_PKEY_Q_keygen(nullptr, nullptr, "ED25519"));
+  const Key key = new_key();
   if (!key) {
     return Status(StatusCode::kUnsupported, "OpenSSL makes no key");
   }

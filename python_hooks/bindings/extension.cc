@@ -25,6 +25,7 @@
 #include "dispatcher/operators/default_operators.h"
 #include "dispatcher/runtime/runtime.h"
 #include "kernel_cache/base/cpu_features.h"
+#include "kernel_cache/base/digest.h"
 #include "kernel_cache/loading/shared_library.h"
 #include "python_hooks/bindings/bundle_binding.h"
 #include "python_hooks/bindings/deploy_binding.h"
@@ -378,6 +379,11 @@ void bind_probe(py::module_& module) {
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "C++ core of eagercache: hooks, guard tables, kernel store.";
+  if (!eagercache::libcrypto_is_there()) {
+    throw py::import_error(
+        "eagercache needs OpenSSL's libcrypto.so.3 or libcrypto.so.1.1, which this system does not "
+        "have. Install OpenSSL (Debian, Ubuntu: apt-get install libssl3).");
+  }
   module.attr("source_digest") = eagercache::source_digest();
   eagercache::bind_store(module);
   eagercache::bind_operators(module);

@@ -1,12 +1,14 @@
 """`make matrix`: each torch of the table against each thing that eagercache does with it.
 
 python -m matrix [--torch 2.13.0,2.14.1] [--only import,module] [--tests] [--no-build]
-                 [--json FILE] [--output FILE.md]
+                 [--wheel FILE.whl] [--also FILE.json] [--json FILE] [--output FILE.md]
 
 Each torch has an environment and a build tree of its own, which are made first where they are not
 there. A cell is a process; where it fails, the table has `no` and the reason stands below it.
-`--tests` runs the smoke test besides: the files of `matrix.smoke`. The exit status says whether
-all of it is green.
+`--tests` runs the smoke test besides: the files of `matrix.smoke`. With `--wheel` nothing is
+built: the wheel is installed beside each torch, and what is tried is what it brings. `--also`
+takes in what another Python's run wrote to its `--json`, in another clone (PYTHON=python3.12). The
+exit status says whether all of it is green.
 """
 
 from __future__ import annotations
@@ -27,20 +29,23 @@ from matrix.cells import CELLS, ROOT
 from matrix.smoke import FILES
 
 sys.path.insert(0, str(ROOT / "python_hooks" / "eagercache" / "base"))
-from torch_versions import TRIED
+import torch_versions
 
 # A cell compiles a few kernels; on a busy machine each may take a minute.
 LIMIT_S = 900
 SMOKE_LIMIT_S = 3600
 BUILD = "build"
+INSTALL = "install"
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SMOKE = "tests"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What one torch did with one thing."""
+    """What one torch under one Python did with one thing."""
 
     torch: str
+    python: str
     name: str
     ok: bool
     said: str
@@ -87,7 +92,7 @@ def attempt(
     log_of(torch, name).write_text(output, encoding="utf-8")
     seen = re.findall(found, output, re.MULTILINE) if found else []
     said = seen[-1] if seen else reason(output) if not ok else ""
-    return Cell(torch, name, ok, said, round(time.monotonic() - began, 1))
+    return Cell(torch, PYTHON, name, ok, said, round(time.monotonic() - began, 1))
 
 
 def log_of(torch: str, name: str) -> Path:
@@ -118,45 +123,57 @@ def smoke(torch: str, python: Path) -> Cell:
     return attempt(torch, SMOKE, command, SMOKE_LIMIT_S, closing)
 
 
+def first(torch: str, options: argparse.Namespace, folder: Path) -> tuple[Cell | None, Path]:
+    """What has to be there before anything is tried, and the interpreter that has it."""
+    if options.wheel:
+        made = folder / "environment"
+        words = [sys.executable, "-m", "matrix.beside", interpreter(torch), made, options.wheel]
+        command = ["bash", "-c", 'scripts/setup && exec "$@"', "bash", *map(str, words)]
+        cell = attempt(torch, INSTALL, command, limit=3600, found=r"^SAW (.*)$")
+        return cell, made / "bin" / "python"
+    return None if options.no_build else build(torch), interpreter(torch)
+
+
 def row(torch: str, names: list[str], options: argparse.Namespace) -> list[Cell]:
     """All cells of one torch; without a build there is nothing to try."""
     cells = []
-    if not options.no_build:
-        cells.append(show(build(torch)))
-        if not cells[0].ok:
-            return cells
-    python = interpreter(torch)
     folder = Path(tempfile.mkdtemp(prefix=f"eagercache-matrix-{torch}-"))
     try:
+        begun, python = first(torch, options, folder)
+        if begun is not None:
+            cells.append(show(begun))
+            if not begun.ok:
+                return cells
         for name in names:
             command = [str(python), "-m", "matrix.cells", name, str(folder)]
             cells.append(show(attempt(torch, name, command, found=r"^SAW (.*)$")))
+        if options.tests:
+            cells.append(show(smoke(torch, python)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if options.tests:
-        cells.append(show(smoke(torch, python)))
     return cells
 
 
 def show(cell: Cell) -> Cell:
     """One line as soon as it is known; the table comes at the end."""
     verdict = "ok" if cell.ok else "NO"
-    print(
-        f"torch {cell.torch:8} {cell.name:12} {verdict} {cell.seconds:6.0f} s  {cell.said}",
-        flush=True,
-    )
+    what = f"torch {cell.torch:8} Python {cell.python:5} {cell.name:12}"
+    print(f"{what} {verdict} {cell.seconds:6.0f} s  {cell.said}", flush=True)
     return cell
 
 
 def table(cells: list[Cell]) -> str:
-    """Markdown: a row for each torch, a column for each thing; reasons stand below."""
+    """Markdown: a row for each torch and Python, a column for each thing; reasons stand below."""
     names = list(dict.fromkeys(cell.name for cell in cells))
-    lines = ["| torch | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
-    for torch in dict.fromkeys(cell.torch for cell in cells):
-        found = {cell.name: cell for cell in cells if cell.torch == torch}
+    lines = [
+        "| torch | Python | " + " | ".join(names) + " |",
+        "| --- |" + " --- |" * (1 + len(names)),
+    ]
+    for torch, python in dict.fromkeys((cell.torch, cell.python) for cell in cells):
+        found = {cell.name: cell for cell in cells if (cell.torch, cell.python) == (torch, python)}
         words = [("ok" if found[n].ok else "no") if n in found else "not run" for n in names]
-        lines.append(f"| {torch} | " + " | ".join(words) + " |")
-    wrong = [f"- torch {c.torch}, {c.name}: {c.said}" for c in cells if not c.ok]
+        lines.append(f"| {torch} | {python} | " + " | ".join(words) + " |")
+    wrong = [f"- torch {c.torch}, Python {c.python}, {c.name}: {c.said}" for c in cells if not c.ok]
     return "\n".join([*lines, *([""] if wrong else []), *wrong])
 
 
@@ -178,12 +195,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"of {', '.join(CELLS)}; all of them")
     parser.add_argument("--tests", action="store_true", help="the smoke test, too: minutes a torch")
     parser.add_argument("--no-build", action="store_true", help="take the trees as they are")
+    parser.add_argument("--wheel", type=Path, help="is installed and tried; nothing is built")
+    parser.add_argument("--also", type=Path, action="append", default=[], help="another's --json")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--output", type=Path, help="a file for the table")
     options = parser.parse_args()
-    versions = chosen(options.torch, [tried.torch for tried in TRIED], "torch of the table")
+    versions = chosen(
+        options.torch, [row.torch for row in torch_versions.TRIED], "torch of the table"
+    )
     names = chosen(options.only, list(CELLS), "such column")
+    if options.wheel:
+        options.wheel = options.wheel.resolve(strict=True)
     cells = [cell for torch in versions for cell in row(torch, names, options)]
+    cells += [Cell(**cell) for path in options.also for cell in json.loads(path.read_text("utf-8"))]
     text = table(cells)
     print(f"\n{text}")
     if options.json:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from eagercache.base import torch_versions
 from matrix import __main__ as matrix
+from matrix import beside, side_by_side
 from matrix.cells import CELLS, ROOT
 from matrix.smoke import FILES
 
@@ -87,19 +88,49 @@ def test_a_cell_says_what_was_seen_or_why_it_failed() -> None:
     matrix.log_of("0.0.0", "cell").unlink()
 
 
-def test_the_table_has_a_row_for_each_torch_and_reasons_below() -> None:
+def test_the_table_has_a_row_for_each_torch_and_python_and_reasons_below() -> None:
     cells = [
-        matrix.Cell("2.11.0", "import", True, "188 operators", 1.0),
-        matrix.Cell("2.11.0", "module", False, "AssertionError: no hits", 1.0),
-        matrix.Cell("2.12.1", "import", True, "188 operators", 1.0),
+        matrix.Cell("2.11.0", "3.11", "import", True, "188 operators", 1.0),
+        matrix.Cell("2.11.0", "3.11", "module", False, "AssertionError: no hits", 1.0),
+        matrix.Cell("2.11.0", "3.12", "import", True, "188 operators", 1.0),
     ]
     assert matrix.table(cells).splitlines() == [
-        "| torch | import | module |",
-        "| --- | --- | --- |",
-        "| 2.11.0 | ok | no |",
-        "| 2.12.1 | ok | not run |",
+        "| torch | Python | import | module |",
+        "| --- | --- | --- | --- |",
+        "| 2.11.0 | 3.11 | ok | no |",
+        "| 2.11.0 | 3.12 | ok | not run |",
         "",
-        "- torch 2.11.0, module: AssertionError: no hits",
+        "- torch 2.11.0, Python 3.11, module: AssertionError: no hits",
+    ]
+
+
+def test_what_lies_beside_torch_is_seen_and_nothing_of_eagercache(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in ("torch", "setuptools", "eagercache", "eagercache-0.1.0.dist-info", "pip"):
+        (source / name).mkdir(parents=True)
+    (source / "eagercache-dev.pth").touch()
+    (target / "setuptools").mkdir(parents=True)
+    beside.link_packages(source, target)
+    assert sorted(path.name for path in target.iterdir()) == ["setuptools", "torch"]
+    assert (target / "torch").resolve() == source / "torch"
+    assert not (target / "setuptools").is_symlink()
+
+
+def test_a_torch_that_gets_nothing_from_the_shared_store_fails_and_so_does_a_wrong_answer() -> None:
+    served = side_by_side.Visit("2.11.0", 200, 190, 0, 10, 0, 1.0)
+    other = served._replace(torch="2.12.1", loaded=3, compiles=7)
+    versions = ["2.11.0", "2.12.1"]
+    assert not side_by_side.failed([served, served, other], versions)
+    assert side_by_side.failed([served, other._replace(loaded=0)], versions)
+    assert side_by_side.failed([served, other, other._replace(wrong=1)], versions)
+    assert side_by_side.failed([served, other, other._replace(error="no end")], versions)
+    assert side_by_side.table([served, served, other._replace(error="no end")]).splitlines() == [
+        "| torch | processes | calls | by kernels | compiled | taken from the store | wrong |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| 2.11.0 | 2 | 400 | 380 | 0 | 20 | 0 |",
+        "| 2.12.1 | 1 | 200 | 190 | 7 | 3 | 0 |",
+        "",
+        "- torch 2.12.1: no end",
     ]
 
 

@@ -43,7 +43,9 @@ def make_wheel(folder: Path, torch_version: str, **other: str) -> Path:
         "eagercache/lib/libeagercache.so": f"library for {torch_version}",
         "eagercache/include/eagercache/eagercache.h": "// the same in all\n",
         "eagercache-0.1.0.dist-info/METADATA": (
-            "Name: eagercache\nRequires-Dist: torch>=2.11\nRequires-Dist: click\n\ntorch>=2.11\n"
+            # Each admits the torch that it was built against, and no other.
+            f"Name: eagercache\nRequires-Dist: torch<9,>={torch_versions.minor(torch_version)}\n"
+            "Requires-Dist: click\n\ntorch>=2.11\n"
         ),
         "eagercache-0.1.0.dist-info/RECORD": "of this wheel alone\n",
         **{f"eagercache/{name}": text for name, text in other.items()},
@@ -56,7 +58,7 @@ def make_wheel(folder: Path, torch_version: str, **other: str) -> Path:
     return folder / NAME
 
 
-def merge(folder: Path, *wheels: Path) -> subprocess.CompletedProcess[str]:
+def merge(folder: Path, *wheels: Path | str) -> subprocess.CompletedProcess[str]:
     (folder / "dist").mkdir(exist_ok=True)
     command = [sys.executable, SCRIPT, "--output", folder / "dist", *wheels]
     return subprocess.run(
@@ -80,6 +82,52 @@ def test_what_depends_on_torch_is_there_for_each_and_the_rest_once(tmp_path: Pat
     assert not any(name.startswith("eagercache/_C.cpython") for name in names)
     assert "Requires-Dist: torch>=2.11,<2.13\n" in metadata and metadata.endswith("torch>=2.11\n")
     assert {line.split(",")[0] for line in record.splitlines()} == set(names)
+
+
+def test_a_platform_and_what_is_in_it_are_said_in_the_wheel(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "2.11.0")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("eagercache-0.1.0.dist-info/WHEEL", "Tag: cp311-cp311-linux_x86_64\n")
+    (tmp_path / "own.cdx.json").write_text("{}")
+    options = ["--platform", "manylinux_2_28_x86_64", "--sbom", tmp_path / "own.cdx.json"]
+    done = merge(tmp_path, *options, wheel)
+    assert done.returncode == 0, done.stderr
+    name = NAME.replace("linux_x86_64", "manylinux_2_28_x86_64")
+    assert [path.name for path in (tmp_path / "dist").iterdir()] == [name]
+    with zipfile.ZipFile(tmp_path / "dist" / name) as archive:
+        of_it = archive.read("eagercache-0.1.0.dist-info/WHEEL")
+        assert archive.read("eagercache-0.1.0.dist-info/sboms/own.cdx.json") == b"{}"
+    assert of_it == b"Tag: cp311-cp311-manylinux_2_28_x86_64\n"
+
+
+def test_an_sbom_says_what_is_compiled_in_against_and_needed(tmp_path: Path) -> None:
+    info = {"_build_info.py": 'TORCH_VERSION = "2.12.1+cu130"\n'}
+    wheel = make_wheel(tmp_path, "2.12.1+cu130", **info)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr(
+            "eagercache-0.1.1.dist-info/METADATA",
+            "Name: eagercache\nVersion: 0.1.1\nRequires-Dist: torch>=2.11\nRequires-Dist: click\n"
+            'Requires-Dist: redis>=5; extra == "redis"\n\ntext\n',
+        )
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(tmp_path / "one.whl", "w") as one:
+        for name in archive.namelist():
+            if not name.startswith("eagercache-0.1.0.dist-info/"):
+                one.writestr(name, archive.read(name))
+    command = [sys.executable, SCRIPT.with_name("sbom.py"), "--output", tmp_path / "s.json"]
+    subprocess.run([*map(str, command), str(tmp_path / "one.whl")], check=True, timeout=60)
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert (found["bomFormat"], found["metadata"]["component"]["version"]) == ("CycloneDX", "0.1.1")
+    roles = {each["name"]: each["properties"][0]["value"] for each in found["components"]}
+    assert roles == {
+        "nlohmann-json": "compiled in",
+        "libstdc++": "compiled in",
+        "pybind11": "compiled in",
+        "torch": "compiled against, not contained",
+        "click": "needed, not contained",
+    }
+    assert {each["bom-ref"] for each in found["components"]} == set(
+        found["dependencies"][0]["dependsOn"]
+    )
 
 
 def test_the_same_wheels_give_the_same_bytes(tmp_path: Path) -> None:
