@@ -1,6 +1,6 @@
 """Draws the charts of docs/figures.md from the tables of bench/results, in light and dark.
 
-    .venv/bin/python bench/charts.py [--check]
+    python bench/charts.py [--check]
 
 Each chart names the table that it is drawn from, and carries the machine and the date below it; a
 machine that the table's page does not name is an error. The same table makes the same bytes:

@@ -1,6 +1,6 @@
 """Twelve whole programs through `eagercache compare`: the first process and later ones.
 
-    python bench/real_programs.py --device cuda --modules --budget 300 --json FILE --output FILE
+    python -m bench.real_programs --device cuda --modules --budget 300 --json FILE --output FILE
 
 The programs are those of `bench/programs`; they know nothing of eagercache. Each is asked how many
 steps it takes a second, and then compared over an empty cache of its own: one process with kernels
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 FOLDER = Path(__file__).resolve().parent / "programs"
 PROGRAMS = (
@@ -181,7 +181,7 @@ def document(rows: list[Row], options: argparse.Namespace) -> str:
         f"# Whole programs with kernels of {kinds}, {options.device.upper()}, "
         f"{time.strftime('%Y-%m-%d')}",
         "",
-        f"`bench/real_programs.py --device {options.device}"
+        f"`python -m bench.real_programs --device {options.device}"
         f"{' --modules' if options.modules else ''}{' --tiny' if options.tiny else ''}`, "
         f"pairs of processes: {options.runs}. {where}",
         "",

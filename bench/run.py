@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 REPETITIONS = 9
 UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
@@ -76,7 +76,7 @@ def _plain_name(name: str) -> str:
 def run_script(script: Path) -> dict[str, Any]:
     """The result of a Python benchmark."""
     done = subprocess.run(
-        [sys.executable, str(script), "--json"], stdout=subprocess.PIPE, text=True, check=False
+        [*frame.command(script), "--json"], stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode != 0:
         raise SystemExit(f"{script.name} failed")

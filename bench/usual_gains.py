@@ -1,6 +1,6 @@
 """Writes the table of usual gains that `eagercache estimate` reads, from measured results.
 
-    .venv/bin/python bench/usual_gains.py [--check]
+    python bench/usual_gains.py [--check]
 
 Sources are tables of bench/results that are named below, each with the commit that was measured.
 Of an operator there is one row for each call that was measured: what native took, and what the call

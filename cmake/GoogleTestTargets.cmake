@@ -14,7 +14,7 @@ target_precompile_headers(eagercache_gtest_headers PRIVATE
 # eagercache_add_test(name SOURCES files... LIBS targets... [LABELS ...] [TIMEOUT seconds]
 #                     [HEADERS_OF target] [UNITY files] [WHOLE]): one GoogleTest executable. ctest runs each
 # of its tests in a process of its own, or, where it is WHOLE, all of them in one: a start of libtorch costs
-# more than a test. Its own report, gtest/NAME.json, has them then (scripts/count_tests.py). HEADERS_OF names
+# more than a test. Its own report, gtest/NAME.json, has them then (scripts/parts/count_tests.py). HEADERS_OF names
 # whose precompiled headers it uses; those are of a library, hence -fPIC. UNITY is for eagercache_unity().
 function(eagercache_add_test name)
   cmake_parse_arguments(ARG "WHOLE" "TIMEOUT;HEADERS_OF;UNITY" "SOURCES;LIBS;LABELS" ${ARGN})

@@ -1,6 +1,6 @@
 """Functions of several operators, as people write them, made operators with a kernel each.
 
-``bench/custom_operators.py`` measures them.
+``bench/operators/custom_operators.py`` measures them.
 """
 
 from __future__ import annotations

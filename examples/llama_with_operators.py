@@ -1,6 +1,6 @@
 """A Llama of transformers whose norms, rotary embeddings and gates are operators of a kernel each.
 
-``bench/llama_operators.py`` measures it.
+``bench/operators/llama_operators.py`` measures it.
 """
 
 from __future__ import annotations

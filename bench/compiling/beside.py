@@ -1,6 +1,6 @@
 """What compiling costs a program that uses several threads, while its kernels are compiled.
 
-    .venv/bin/python bench/beside.py [--seconds 40] [--threads 2] [--turns 2] [--until 300]
+    python -m bench.compiling.beside [--seconds 40] [--threads 2] [--turns 2] [--until 300]
 
 A loop of `torch.tanh` of 64x96 counts its calls in windows of two seconds: natively, then in a
 process that enables the operator on an empty store, and so on by turns. The second one goes on for
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 WINDOW_S = 2.0
 SHAPE = (64, 96)

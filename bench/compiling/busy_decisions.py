@@ -1,6 +1,6 @@
 """What is decided about an operator while the program that calls it keeps all cores busy.
 
-    .venv/bin/python bench/busy_decisions.py [--stores 9] [--threads 2] [--until 120]
+    python -m bench.compiling.busy_decisions [--stores 9] [--threads 2] [--until 120]
 
 A loop of `torch.tanh` of 64x96 runs beside an empty store until the operator is decided, in a
 process of its own for each store. The table has what the store then says: the verdict, why, and
@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 SHAPE = (64, 96)
 ROUND_S = 0.25

@@ -1,6 +1,6 @@
 """What a warm-up on workers of Dask costs beside one worker: CPU seconds for each compile.
 
-    .venv/bin/python bench/cluster.py [--keys 64] [--workers 1,8]
+    python -m bench.compiling.cluster [--keys 64] [--workers 1,8]
 
 Each run has a cluster of its own on this machine, with stores of its own. Counted are the CPU
 seconds of the cluster and all that it started, by the kernel, once they have ended; and those that
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 PROGRAM = """
 import sys, torch

@@ -1,6 +1,6 @@
 """What it costs to compile the default operators on CPU, step by step.
 
-    .venv/bin/python bench/compile.py [--shapes 3] [--operators 60] [--output bench/results/x.md]
+    python -m bench.compiling.compile [--shapes 3] [--operators 60] [--output bench/results/x.md]
 
 Every operator is called natively in a process whose misses are compiled in the background by the
 ordinary service, into a store of its own: first one call alone (a cold process), then one more,
@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import eagercache
-import frame
 import torch
-from default_calls import SHAPES, Call, calls
 from eagercache.runtime.session import session
+
+from bench.operators.default_calls import SHAPES, Call, calls
+from bench.shared import frame
 
 # Seconds: CPU time a kernel without and with proof and timing, wall time of one alone in a warm
 # worker and of the first in a cold process.

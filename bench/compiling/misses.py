@@ -1,6 +1,6 @@
 """What a miss costs its caller while the compiler is blocked.
 
-    .venv/bin/python bench/misses.py [--seconds 60]
+    python -m bench.compiling.misses [--seconds 60]
 
 A process of its own enables three operators in the background mode with a compiler that only
 sleeps. Once that compiler has been called, they are called with sizes that are all new, by turns
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 ALLOWED_US = 100.0
 START_S = 120.0  # for the worker to call its compiler
@@ -171,7 +171,9 @@ def main() -> int:
             "EAGERCACHE_CXX": str(compiler),
             "EAGERCACHE_SLOTS": "64",  # whatever else compiles on this machine
         }
-        return os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv], environment)
+        return os.spawnve(
+            os.P_WAIT, sys.executable, [*frame.command(__file__), *sys.argv[1:]], environment
+        )
 
 
 if __name__ == "__main__":

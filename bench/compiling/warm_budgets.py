@@ -1,6 +1,6 @@
 """Whether `eagercache warm` keeps the budget that it is given, with kernels really made.
 
-    .venv/bin/python bench/warm_budgets.py TRACE... [--scale 64] [--seconds 60] [--bytes 500kB]
+    python -m bench.compiling.warm_budgets TRACE... [--scale 64] [--seconds 60] [--bytes 500kB]
 
 TRACES are operator logs or files of `eagercache record`; the batch dimension of logs is divided by
 --scale. The command runs once for each budget, on the CPU and into an empty store: seconds are from
@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import frame
 from eagercache.ahead.budget import Budget
 from eagercache.ahead.errors import WarmError
 from eagercache.base import config
+
+from bench.shared import frame
 
 MISS = 0.1
 

@@ -1,6 +1,6 @@
 """A whole model's kernels ahead of time: recorded, warmed into an empty store, run from it.
 
-    python bench/warm_up.py [--model resnet50] [--workers N]
+    python -m bench.compiling.warm_up [--model resnet50] [--workers N]
 
 Seconds of `eagercache warm --device cuda` for what one training step asks for, with the CPU time a
 kernel; then a fresh process over that store: steps until it is at its pace, compiles and misses.
@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import models
+from bench.modules import models
+from bench.shared import frame
 
 
 def run_steps(name: str, record: Path | None) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def main() -> None:
         store, trace = Path(folder) / "store", Path(folder) / "trace"
         store.mkdir(mode=0o700)
         environment = {**os.environ, "EAGERCACHE_LINGER": "0", "EAGERCACHE_DIR": str(store)}
-        own = [sys.executable, __file__, "--model", options.model]
+        own = [*frame.command(__file__), "--model", options.model]
         subprocess.run(
             [*own, "--child", "record", "--trace", str(trace)], env=environment, check=True
         )

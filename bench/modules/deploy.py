@@ -1,6 +1,6 @@
 """What an artifact of a gigabyte costs: seconds until it is ready, and pages that processes share.
 
-    .venv/bin/python bench/deploy.py [--gigabytes 1] [--processes 3] [--json]
+    python -m bench.modules.deploy [--gigabytes 1] [--processes 3] [--json]
 
 A chain of linear layers without biases is exported once. Then processes open the artifact, each for
 its first time: "ready" is load_module() from its call to its return, in a process that has
@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 sys.path.append(str(frame.ROOT / "tests" / "python"))
 

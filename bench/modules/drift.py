@@ -1,6 +1,6 @@
 """How far a training run with kernels is from eager's, step by step, beside other roundings.
 
-    .venv/bin/python bench/drift.py [--steps 1000] [--output FILE]
+    python -m bench.modules.drift [--steps 1000] [--output FILE]
 
 A small network (layer norms, GELU, softmax; float32, SGD, one thread, CPU) is trained from one
 seed on the same data, each run in a process of its own:
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 TITLE = "How far training runs are from eager's"
 SIDES = ("again", "place 1", "place 2", "place 3", "accurate", "bitwise")
@@ -123,7 +123,9 @@ def main() -> None:
             Path(settings["EAGERCACHE_DIR"]).mkdir(mode=0o700, exist_ok=True)
             runs[side] = frame.in_process(__file__, *words, **settings)
     where = ", ".join(f"{name} {value}" for name, value in frame.machine().items())
-    text = "\n".join([f"# {TITLE}", "", f"`bench/drift.py --steps {options.steps}`. {where}.", ""])
+    text = "\n".join(
+        [f"# {TITLE}", "", f"`python -m bench.modules.drift --steps {options.steps}`. {where}.", ""]
+    )
     frame.write("\n".join([text, *table(runs, options.steps), ""]), options.output)
 
 

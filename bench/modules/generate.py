@@ -1,6 +1,6 @@
 """A language model's `generate()`, unchanged, with kernels of whole modules beside eager.
 
-    .venv/bin/python bench/generate.py [--model llama] [--device cpu] [--threads 2] [--tokens 64]
+    python -m bench.modules.generate [--model llama] [--device cpu] [--threads 2] [--tokens 64]
                                        [--turns 5] [--compile] [--output bench/results/x.md]
 
 A model of transformers with random weights, batch 1, its own growing cache: ``llama`` has four
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 256,

@@ -1,6 +1,6 @@
 """Loss curves of training runs, eager five times and with kernels, same seed and data.
 
-    python bench/loss_curves.py [--models resnet50,llama] [--steps 200] [--json FILE]
+    python -m bench.modules.loss_curves [--models resnet50,llama] [--steps 200] [--json FILE]
 
 Where PyTorch's own kernels add in an order that differs from run to run, eager curves spread;
 where not, they are equal bit for bit and no other rounding can be "within" that. So the five
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 EAGER_RUNS = 5
 HALF_UNIT = 2.0**-9

@@ -1,6 +1,6 @@
 """Whole models on one GPU: eager, eagercache and torch.compile, wall time per step.
 
-    python bench/models.py [--models resnet50,vit] [--json FILE] [--pairs 24] [--no-compile]
+    python -m bench.modules.models [--models resnet50,vit] [--json FILE] [--pairs 24] [--no-compile]
 
 Models have random weights and synthetic data; nothing of a model is changed. For each one, in
 processes of their own over one store that starts empty:
@@ -24,13 +24,13 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import whole_models
+from bench.modules import whole_models
+from bench.shared import frame
 
 MODELS = whole_models.TRAINING + whole_models.INFERENCE
 
@@ -229,7 +229,7 @@ def run_compile(name: str, pairs: int) -> dict[str, Any]:
 
 def child(kind: str, name: str, store: str, timeout: float, *extra: str) -> dict[str, Any]:
     """One measurement in a process of its own."""
-    command = [sys.executable, __file__, "--child", kind, "--models", name, *extra]
+    command = [*frame.command(__file__), "--child", kind, "--models", name, *extra]
     environment = {**os.environ, "EAGERCACHE_LINGER": "0", "EAGERCACHE_DIR": store}
     try:
         done = subprocess.run(

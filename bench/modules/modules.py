@@ -1,6 +1,6 @@
 """Whole models under ``enable(modules="auto")`` beside eager; on a GPU beside torch.compile too.
 
-    .venv/bin/python bench/modules.py [--device cpu] [--threads 2] [--pairs 40]
+    python -m bench.modules.modules [--device cpu] [--threads 2] [--pairs 40]
                                       [--models llama,mobilenetv3_small_100:4]
                                       [--bars] [--output bench/results/x.md]
 
@@ -29,7 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.modules.module_models import CACHED, make_model
+from bench.shared import frame
 
 MODELS = {
     "cpu": "llama:1x1,llama:1x64,mobilenetv3_small_100:4,poolformer_s12:4,resnet18:4",
@@ -48,67 +49,8 @@ BARS = {
     "mixer_s32_224:4": 0.99,
     "ghostnet_100:4": 0.99,
 }
-# hidden, intermediate, layers, heads, vocabulary
-LLAMA = {"cpu": (256, 688, 4, 8, 1000), "cuda": (2048, 5632, 4, 16, 32000)}
-CACHED = (64, 128)  # positions in a cache: from there to there, then back
 BLOCK_SECONDS = 0.02
 LONGEST_WAIT = 180.0  # for the background to decide
-
-
-def make_llama(device: str) -> Any:
-    """A Llama of transformers of the size for ``device``, for inference, where tensors are made."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    hidden, intermediate, layers, heads, vocabulary = LLAMA[device]
-    config = LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        vocab_size=vocabulary,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-def make_model(name: str, device: str) -> tuple[Any, Callable[[Any], Any]]:
-    """(model, a call of it or of its compiled form).
-
-    A timm model by name and batch, or a Llama by batch x length: without a cache, or (llama_cache)
-    with the library's own, which grows with every call. In float32 on CPU, in bfloat16 on a GPU.
-    """
-    import torch
-
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    kind, _, size = name.partition(":")
-    if not kind.startswith("llama"):
-        import timm
-
-        images = torch.randn(int(size or 1), 3, 224, 224, device=device, dtype=dtype)
-        return timm.create_model(kind).eval().to(device, dtype), lambda model: model(images)
-    from transformers import DynamicCache
-
-    batch, length = (int(part) for part in (size or "1x1").split("x"))
-    with torch.device(device):
-        model = make_llama(device).to(device, dtype)
-    vocabulary = LLAMA[device][-1]
-    tokens = torch.randint(0, vocabulary, (batch, length), device=device)
-    if kind == "llama":
-        return model, lambda called: called(tokens, use_cache=False)
-    caches: dict[int, Any] = {}
-
-    def decode(called: Any) -> Any:
-        cache = caches.get(id(called))
-        if cache is None:
-            prompt = torch.randint(0, vocabulary, (batch, CACHED[0]), device=device)
-            cache = caches[id(called)] = DynamicCache()
-            model(prompt, past_key_values=cache, use_cache=True)
-        elif cache.get_seq_length() > CACHED[1]:
-            cache.crop(CACHED[0])
-        return called(tokens, past_key_values=cache, use_cache=True).logits
-
-    return model, decode
 
 
 def block_ms(call: Callable[[], Any], calls: int, device: str) -> float:

@@ -1,6 +1,6 @@
 """Training steps of whole models with kernels of modules beside eager.
 
-    .venv/bin/python bench/modules_training.py [--device cpu] [--threads 2] [--pairs 20]
+    python -m bench.modules.modules_training [--device cpu] [--threads 2] [--pairs 20]
                                                [--models resnet18:4,mlp:256] [--compile] [--bars]
                                                [--json FILE] [--seconds 540] [--output X.md]
                                                [--operators]
@@ -42,9 +42,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import frame
-import modules
-import whole_models
+from bench.modules import module_models, modules, whole_models
+from bench.shared import frame
 
 sys.path.append(str(frame.ROOT / "tests" / "python"))
 
@@ -108,7 +107,7 @@ def make_model(name: str, device: str) -> tuple[Any, Callable[[Any], Any]]:
         return model.train(), lambda called: called(rows).square().mean()
     if kind == "qwen2":
         return _language_model(size, device, dtype)
-    model, call = modules.make_model(name, device)
+    model, call = module_models.make_model(name, device)
 
     def loss(called: Any) -> Any:
         answer = call(called)

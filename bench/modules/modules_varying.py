@@ -1,6 +1,6 @@
 """Models called with sizes at random under ``enable(modules="auto")``: compiles and speed.
 
-    .venv/bin/python bench/modules_varying.py [--threads 2] [--calls 150] [--models llama,mlp]
+    python -m bench.modules.modules_varying [--threads 2] [--calls 150] [--models llama,mlp]
                                               [--output bench/results/x.md]
 
 A Llama-shaped model of transformers, hidden size 256, batch 1 and length 1 to 512; a small
@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import frame
-import modules
+from bench.modules import module_models, modules
+from bench.shared import frame
 
 MODELS = ("llama", "convolutions", "mlp")
 SIZES = {"llama": 512, "convolutions": 64, "mlp": 64}
@@ -46,10 +46,10 @@ def make_model(name: str) -> tuple[Any, Callable[[int], Callable[[], Any]]]:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     if name == "llama":
-        llama = modules.make_llama("cpu")
+        llama = module_models.make_llama("cpu")
 
         def tokens(length: int) -> Callable[[], Any]:
-            ids = torch.randint(0, modules.LLAMA["cpu"][-1], (1, length), generator=generator)
+            ids = torch.randint(0, module_models.LLAMA["cpu"][-1], (1, length), generator=generator)
             return lambda: llama(ids, use_cache=False).logits
 
         return llama, tokens

@@ -1,6 +1,6 @@
 """Calls of whole modules that are replayed as CUDA graphs, beside eager and torch.compile.
 
-    .venv/bin/python bench/replay.py [--programs llama,mobilenetv3,vit_tiny,bert] [--rounds 25]
+    python -m bench.modules.replay [--programs llama,mobilenetv3,vit_tiny,bert] [--rounds 25]
                                      [--output bench/results/x.md]
 
 Batch 1 in bfloat16, random weights, the same sizes at each call. Kernels are made first, of all
@@ -24,7 +24,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 PROGRAMS = ("llama", "mobilenetv3", "vit_tiny", "bert")
 CALLS = 40
@@ -48,9 +48,9 @@ def make(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         model: Any = transformers.BertModel(transformers.BertConfig()).eval()
         ids = torch.randint(0, 30000, (1, 128), device="cuda")
         return model.to("cuda", torch.bfloat16), (ids, torch.ones_like(ids)), {}
-    import modules
+    from bench.modules import module_models
 
-    model = modules.make_llama("cuda").to("cuda", torch.bfloat16)
+    model = module_models.make_llama("cuda").to("cuda", torch.bfloat16)
     ids = torch.randint(0, 32000, (4, 1), device="cuda")
     return model, (ids,), {"use_cache": False}
 

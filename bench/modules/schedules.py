@@ -1,6 +1,6 @@
 """Optimizers whose numbers change with every step: what eagercache answers, and what it saves.
 
-    .venv/bin/python bench/schedules.py [--steps 300] [--size 64]
+    python -m bench.modules.schedules [--steps 300] [--size 64]
 
 SGD with momentum and Adam with an exponential schedule, on a few small matrices, twice from the
 same start: natively and with kernels. The parameters must be equal bit for bit at the end.
@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import eagercache
-import frame
 import torch
 from eagercache.base.load import core
+
+from bench.shared import frame
 
 OPERATORS = [
     *("add_.Tensor", "mul_.Tensor", "addcmul_", "addcdiv_", "lerp_.Scalar", "sqrt", "div.Tensor"),

@@ -1,6 +1,6 @@
 """Bandwidth-bound calls on a GPU: eager, torch.compile, its max-autotune, and kernels of ours.
 
-    python bench/bandwidth.py [--only softmax] [--dtypes bfloat16,float32] [--output FILE]
+    python -m bench.operators.bandwidth [--only softmax] [--dtypes bfloat16,float32] [--output FILE]
         [--rounds 9] [--search deep] [--sides eager,compile,max-autotune,eagercache]
 
 Each side is a process of its own; one is at work at a time, and blocks of calls take turns. A time
@@ -20,9 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import frame
-import turns
-from bandwidth_cases import CASES, Case, moved
+from bench.operators.bandwidth_cases import CASES, Case, moved
+from bench.shared import frame, turns
 
 SIDES = ("eager", "compile", "max-autotune", "eagercache")
 _MODES = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
@@ -173,7 +172,7 @@ def main() -> int:
     sides: dict[str, turns.Side] = {}
     with tempfile.TemporaryDirectory(prefix="eagercache-bandwidth-") as folder:
         for side in options.sides.split(","):
-            command = [sys.executable, __file__, "--serve", side, "--only", options.only]
+            command = [*frame.command(__file__), "--serve", side, "--only", options.only]
             own = {"EAGERCACHE_SEARCH": options.search, "EAGERCACHE_DIR": folder}
             sides[side] = turns.Side([*command, "--dtypes", options.dtypes], own)
         text = "\n".join(table(sides, names, dtypes, options.rounds))

@@ -1,6 +1,6 @@
 """Functions as operators (`eagercache.op`) beside the same functions eager and under torch.compile.
 
-    .venv/bin/python bench/custom_operators.py [--only swiglu] [--no-compile] [--rounds 20] [--bars]
+    python -m bench.operators.custom_operators [--only swiglu] [--no-compile] [--rounds 20] [--bars]
 
 One core. Each function at 8 elements, where the price of a call is seen, and at working sets of
 4 KB and 1 MB; without gradients ("forward") and forward and backward together ("training"). Kernels
@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import eagercache
-import frame
 import torch
 from torch import Tensor
+
+from bench.shared import frame
 
 sys.path.append(str(frame.ROOT / "examples"))  # compile workers find them there too
 

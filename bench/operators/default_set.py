@@ -1,6 +1,6 @@
 """The default operators on CPU: what a caller sees with eagercache and without, call by call.
 
-    .venv/bin/python bench/default_set.py --cache build/default-set [--seconds 1500] [--shapes 3]
+    python -m bench.operators.default_set --cache build/default-set [--seconds 1500] [--shapes 3]
         [--operators 200] [--pairs 41] [--output x.md]
 
 The calls are those of default_calls.py, of every operator that is hooked by default. First all of
@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import eagercache
-import frame
 import torch
-from default_calls import SHAPES, Call, calls, missing
 from eagercache.base.load import core
 from eagercache.worker.timing.timing import median_interval
+
+from bench.operators.default_calls import SHAPES, Call, calls, missing
+from bench.shared import frame
 
 ALLOWED = 1.02
 TURN_NS = 300_000.0

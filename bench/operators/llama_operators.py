@@ -1,9 +1,10 @@
 """A Llama whose norms, rotary embeddings and gates are operators of one kernel each, on one GPU.
 
-    python bench/llama_operators.py [--models llama_prefill,llama_decode] [--pairs 16]
+    python -m bench.operators.llama_operators [--models llama_prefill,llama_decode] [--pairs 16]
         [--no-compile] [--json FILE]
 
-The models are those of bench/models.py, the operators those of examples/llama_with_operators.py.
+The models are those of bench/modules/models.py, the operators those of
+examples/llama_with_operators.py.
 Sides take turns in one process, with kernels that are all there:
 
 operators  the three functions are operators, and nothing else is accelerated
@@ -27,8 +28,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import frame
-from models import Step, block_ms, make, steps_in_block
+from bench.modules.models import Step, block_ms, make, steps_in_block
+from bench.shared import frame
 
 sys.path.append(str(frame.ROOT / "examples"))  # compile workers find them there too
 

@@ -1,6 +1,6 @@
 """How much slower a program is while its calls are recorded.
 
-    .venv/bin/python bench/recording.py [--model poolformer_s12] [--rounds 25] [--threads 1]
+    python -m bench.operators.recording [--model poolformer_s12] [--rounds 25] [--threads 1]
 
 The demo's model on CPU, a pass plain and a pass within `eagercache.record`, by turns; nothing else
 is enabled, so that the difference is the recording. Printed are both medians, the ratio of
@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 import eagercache
-import frame
 import torch
+
+from bench.shared import frame
 
 sys.path.append(str(frame.ROOT / "examples"))
 

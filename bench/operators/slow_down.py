@@ -1,6 +1,6 @@
 """How much slower a program's own work is while its kernels are compiled.
 
-    .venv/bin/python bench/slow_down.py [--windows 9] [--threads 1]
+    python -m bench.operators.slow_down [--windows 9] [--threads 1]
 
 The program multiplies matrices, which eagercache leaves alone. In every second window a few new
 calls are made before it, whose kernels are compiled in the background meanwhile; in the others
@@ -17,9 +17,10 @@ import tempfile
 import time
 
 import eagercache
-import frame
 import torch
-from default_calls import UNARY
+
+from bench.operators.default_calls import UNARY
+from bench.shared import frame
 
 SECONDS = 3.0
 NEW_CALLS = 4

@@ -1,6 +1,6 @@
 """Ten operators on sizes at random: kernels compiled, calls that waited, answers against native.
 
-    .venv/bin/python bench/varying_shapes.py [--calls 2000] [--choose always] [--output x.md]
+    python -m bench.operators.varying_shapes [--calls 2000] [--choose always] [--output x.md]
 
 Batch 1 to 64, length 1 to 512. Every call waits for what it has compiled, so that one that led to
 a compile is seen as such, and its answer is compared with the one that native gave before. With
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import eagercache
-import frame
 import torch
+
+from bench.shared import frame
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

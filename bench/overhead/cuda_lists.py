@@ -1,6 +1,6 @@
 """Operators on lists of tensors on a GPU, as optimizers call them: native's, and kernels.
 
-    python bench/cuda_lists.py [--rounds 9] [--calls 30] [--json FILE]
+    python -m bench.overhead.cuda_lists [--rounds 9] [--calls 30] [--json FILE]
 
 "small" are 160 tensors of 16 to 4,096 numbers, where the host's time counts, "vit" the parameters
 of a ViT-B (152 tensors, 86 million numbers), where the GPU's does. Blocks of calls take turns with
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 OPTIONS: dict[str, Any] = {"devices": ["cuda"], "on_miss": "wait", "choose": "always"}
 SMALL = [(16,), (64, 64), (300,), (8, 3, 3, 3)] * 40

@@ -1,6 +1,6 @@
 """Host cost of a call on 8 floats on a GPU, from C++: PyTorch's own, left to it, hits.
 
-    python bench/cuda_overhead.py PATH/eagercache_overhead_side [--rounds 7] [--json FILE]
+    python -m bench.overhead.cuda_overhead PATH/eagercache_overhead_side [--rounds 7] [--json FILE]
 
 Compiles the kernels into a store of its own, hands them to the binary as files, and runs its two
 phases (nothing hooked; hooked) by turns, on one core, and then its phase "pairs", which tells what
@@ -15,12 +15,11 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 # Found first by Python, it makes every kernel for a GPU a container.
 _ONLY_CONTAINERS = frame.ROOT / "tests" / "gpu" / "only_containers"
@@ -31,7 +30,7 @@ def write_containers(folder: Path, around: Path) -> None:
     store = around / "containers"
     store.mkdir(mode=0o700)
     path = os.pathsep.join([str(_ONLY_CONTAINERS), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, __file__, "--fill", str(folder), str(store)]
+    command = [*frame.command(__file__), "--fill", str(folder), str(store)]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
 
 

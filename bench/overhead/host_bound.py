@@ -1,7 +1,7 @@
 """Programs whose time goes into calling operators on small tensors, unchanged, on CPU.
 
     make bench BENCH_ARGS='--only host_bound'
-    .venv/bin/python bench/host_bound.py [--only gru] [--rounds 20] [--json]
+    python -m bench.overhead.host_bound [--only gru] [--rounds 20] [--json]
 
 rollout  a policy network (4-64-64-2, tanh) plays CartPole in 16 environments of tensors, 50 steps
 gru      a recurrent cell written in tensor operators, 50 steps (batch 1, 64 units)
@@ -26,8 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import frame
-import turns
+from bench.shared import frame, turns
 
 SIDES = {"native": None, "enable": {}, "all": {"ops": "all"}, "modules": {"modules": "auto"}}
 STEPS = 50
@@ -195,7 +194,7 @@ def measure(options: argparse.Namespace) -> list[frame.Figure]:
         for name in WORKLOADS:
             if options.only not in name:
                 continue
-            command = [sys.executable, __file__, "--child", name]
+            command = [*frame.command(__file__), "--child", name]
             sides = {}
             for side in chosen:
                 if side != "native" and options.store is None:

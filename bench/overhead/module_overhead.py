@@ -1,6 +1,6 @@
 """What a call of an accelerated module costs beside its kernel: tensors of 8 numbers, one kernel.
 
-    .venv/bin/python bench/module_overhead.py [--json]
+    python -m bench.overhead.module_overhead [--json]
 
 The kernel itself is some 100 ns of arithmetic, so that the figure of a hit is nearly all overhead:
 Module.__call__, the guards of module, parameters and arguments, the container and its output. One
@@ -14,11 +14,12 @@ import os
 import tempfile
 
 import eagercache
-import frame
 import torch
 from eagercache.base.load import core
 from eagercache.modules.manager import manager
 from torch import nn
+
+from bench.shared import frame
 
 PARAMETERS = 10
 

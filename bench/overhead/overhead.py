@@ -1,7 +1,7 @@
 """What a call costs from Python: PyTorch's own, through a hook, and answered by a kernel.
 
     make bench BENCH_ARGS='--only overhead'
-    .venv/bin/python bench/overhead.py [--sizes 0,8,4096] [--no-upstream] [--rounds 20] [--json]
+    python -m bench.overhead.overhead [--sizes 0,8,4096] [--no-upstream] [--rounds 20] [--json]
 
 Each side is a process of its own, and they take turns:
 
@@ -31,8 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import frame
-import turns
+from bench.shared import frame, turns
 
 TITLE = "Overhead from Python, one thread"
 # Call and the operator that it is.
@@ -186,7 +185,7 @@ def measure(options: argparse.Namespace) -> list[frame.Figure]:
 
 def command_of(sizes: str, only: str) -> list[str]:
     """The beginning of a side's command."""
-    return [sys.executable, __file__, "--sizes", sizes, "--only", only, "--child"]
+    return [*frame.command(__file__), "--sizes", sizes, "--only", only, "--child"]
 
 
 def filled(side: str, sizes: str, only: str, folder: Path) -> dict[str, str]:

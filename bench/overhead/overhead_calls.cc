@@ -1,4 +1,4 @@
-#include "bench/overhead_calls.h"
+#include "bench/overhead/overhead_calls.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

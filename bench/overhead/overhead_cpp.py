@@ -1,7 +1,7 @@
 """What a call costs from C++: PyTorch's own, through a hook, and answered by a kernel.
 
     make bench BENCH_ARGS='--only overhead'
-    .venv/bin/python bench/overhead_cpp.py [--sizes 0,8,4096] [--only add] [--rounds 100] [--json]
+    python -m bench.overhead.overhead_cpp [--sizes 0,8,4096] [--only add] [--rounds 100] [--json]
 
 Each side is a process of its own, and they take turns on one core, in another order every round.
 Of each call there are the median and the quartiles, the ratio to stock, and what the call takes
@@ -35,9 +35,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import frame
-import overhead
-import turns
+from bench.overhead import overhead
+from bench.shared import frame, turns
 
 TITLE = "Overhead from C++, one thread"
 FORMS = ("stock", "again", "off", "inside", "native", "run", "mixed", "allocates")

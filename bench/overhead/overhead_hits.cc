@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "bench/overhead_calls.h"
+#include "bench/overhead/overhead_calls.h"
 #include "eagercache/eagercache.h"
 
 // What hits of compiled kernels cost from C++, as overhead_side.cc's forms: the kernels are those

@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/overhead_calls.h"
+#include "bench/overhead/overhead_calls.h"
 #include "dispatcher/hook/counters.h"
 #include "dispatcher/hook/long_run.h"
 #include "dispatcher/hook/operator_hook.h"

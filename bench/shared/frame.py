@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # Nothing compiles behind what is measured next.
 os.environ.setdefault("EAGERCACHE_LINGER", "0")
@@ -178,21 +178,27 @@ def block_rows(label: str, sides: Mapping[str, Sequence[tuple[float, float]]]) -
     return rows
 
 
+def command(script: str | Path) -> list[str]:
+    """Runs a benchmark, named by its file, in another process: as a module, in the folder ROOT."""
+    name = Path(script).resolve().relative_to(ROOT).with_suffix("")
+    return [sys.executable, "-m", ".".join(name.parts)]
+
+
 def in_process(script: str, *options: str, **settings: str) -> Any:
     """What ``script`` prints as its last line, in JSON, when it is run in a fresh process.
 
     ``settings`` join its environment. This program ends where that one fails.
     """
     done = subprocess.run(
-        [sys.executable, script, *options],
+        [*command(script), *options],
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode != 0:
-        command = " ".join([Path(script).name, *options])
-        raise SystemExit(f"{command}: exit {done.returncode}\n{done.stderr[-3000:]}")
+        words = " ".join([Path(script).name, *options])
+        raise SystemExit(f"{words}: exit {done.returncode}\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

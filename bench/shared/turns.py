@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 READY = "READY "
 

@@ -1,6 +1,6 @@
 """What remotes cost callers, and how soon a second machine has its kernels.
 
-    .venv/bin/python bench/remotes.py [--rounds 5] [--misses 1000] [--entries 1000]
+    python -m bench.store.remotes [--rounds 5] [--misses 1000] [--entries 1000]
 
 Callers: processes take turns in which every size is a key of its own (`neg_`), is called six times
 and never has a kernel, as the compiler only sleeps: without a remote, with an empty one, and with
@@ -27,8 +27,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import frame
-import misses
+from bench.compiling import misses
+from bench.shared import frame
 
 WAYS = ("none", "empty", "stopped", "hangs", "slow")
 CALLER = """

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import frame
+from bench.shared import frame
 
 STEPS = {
     "import": "import eagercache",

@@ -1,6 +1,6 @@
 """The first ten minutes with eagercache, step by step and timed; see scripts/first_ten_minutes.
 
-python scripts/first_ten_minutes.py [WHEEL] [--json FILE]
+python scripts/parts/first_ten_minutes.py [WHEEL] [--json FILE]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).absolute().parent.parent
+ROOT = Path(__file__).absolute().parents[2]
 LIMIT_SECONDS = 600.0
 VERSION_SECONDS = 0.2
 VERSION_TRIES = 5

@@ -1,6 +1,6 @@
 """Makes one wheel of several that differ in the torch that they were built against.
 
-python scripts/merge_wheels.py --output FOLDER [--platform TAG] [--sbom FILE] WHEEL...
+python scripts/parts/merge_wheels.py --output FOLDER [--platform TAG] [--sbom FILE] WHEEL...
 
 What depends on torch (the extension module, its build information, the library and the package for
 C++ programs) goes to eagercache/_torch/MINOR/, from where the import takes the one that fits
@@ -19,7 +19,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python_hooks" / "eagercache" / "base"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "python_hooks" / "eagercache" / "base"))
 from torch_versions import in_order, minor
 
 PACKAGE = "eagercache/"

@@ -1,6 +1,6 @@
 """Runs a notebook from top to bottom and writes it as one HTML page, light or dark.
 
-    python scripts/notebook_page.py NOTEBOOK PAGE
+    python scripts/parts/notebook_page.py NOTEBOOK PAGE
 
 It shows what a notebook would: what cells print, and the value of a cell's last expression, as a
 table where the value has one.

@@ -1,6 +1,6 @@
 """Takes the pictures of docs/screenshots; `scripts/screenshots` calls it.
 
-python scripts/screenshots.py --browser chromium [--only report,docs,notebook]
+python scripts/parts/screenshots.py --browser chromium [--only report,docs,notebook]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
-ROOT = Path(__file__).absolute().parent.parent
+ROOT = Path(__file__).absolute().parents[2]
 TARGET = ROOT / "docs" / "screenshots"
 PAGES = ROOT / "build" / "docs" / "html"
 # Of Chromium's settings: what a page is told of the theme that is preferred.
@@ -103,7 +103,7 @@ def notebook(folder: Path) -> Path:
     page = folder / "notebook.html"
     subprocess.run(
         [
-            *(sys.executable, str(ROOT / "scripts" / "notebook_page.py")),
+            *(sys.executable, str(ROOT / "scripts" / "parts" / "notebook_page.py")),
             *(str(ROOT / "examples" / "see_modules.ipynb"), str(page)),
         ],
         env={**os.environ, "EAGERCACHE_DIR": str(folder / "cache")},

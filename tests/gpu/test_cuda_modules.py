@@ -17,7 +17,7 @@ import torch
 from eagercache.modules.manager import explain_module, manager
 from torch import nn
 
-PYTHON_TESTS = str(Path(__file__).parent.parent / "python")
+PYTHON_TESTS = str(Path(__file__).parent.parent / "python" / "zoos")
 sys.path.append(PYTHON_TESTS)
 
 import module_reading  # noqa: E402 - found there by compile workers too

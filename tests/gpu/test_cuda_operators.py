@@ -13,7 +13,7 @@ import eagercache
 import pytest
 import torch
 
-PYTHON_TESTS = str(Path(__file__).parent.parent / "python")
+PYTHON_TESTS = str(Path(__file__).parent.parent / "python" / "zoos")
 sys.path.append(PYTHON_TESTS)
 
 import operator_zoo as zoo  # noqa: E402 - found there by compile workers too

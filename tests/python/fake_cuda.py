@@ -117,10 +117,10 @@ def install_for_containers() -> None:
 def compile_container(folder: str) -> dict[str, Any]:
     """Compiles a small module for an H200; its file, and what is known of its text."""
     install_for_containers()
-    import module_zoo
     from eagercache.base.toolchain import AVX2, find_compiler
     from eagercache.worker.inductor.compile import Tools
     from eagercache.worker.inductor.generated_text import GeneratedText
+    from zoos import module_zoo
 
     with FakeTensorMode(), torch.no_grad(), torch.device("cuda"):
         module = module_zoo.Block().eval()

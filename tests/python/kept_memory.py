@@ -1,4 +1,4 @@
-"""What a call keeps for its backward (also for bench/modules_training.py)."""
+"""What a call keeps for its backward (also for bench/modules/modules_training.py)."""
 
 from __future__ import annotations
 

@@ -117,7 +117,8 @@ def test_a_field_that_one_text_lacks_differs() -> None:
     assert environment.diff("a: 1\nb: 2\n", "a: 1\n") == ["b"]
 
 
-# The modules that must not have been imported, then the text. bench/store.py has the time it takes.
+# The modules that must not have been imported, then the text. bench/store/store.py has the time
+# that it takes.
 PROGRAM = """
 import sys
 import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import run_program
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 AUTOCAST = """
 import sys

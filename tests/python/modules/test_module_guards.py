@@ -9,7 +9,7 @@ import module_world
 import pytest
 from conftest import run_program
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 PROGRAM = """
 import sys

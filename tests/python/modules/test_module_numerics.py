@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conftest import run_program
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 BEGIN = f"""
 import sys

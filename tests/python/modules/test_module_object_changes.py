@@ -9,7 +9,7 @@ import pytest
 from conftest import run_program
 from object_world import PRELUDE
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 CHECK = """def is_right(model, make):
     def one():

@@ -9,7 +9,7 @@ import object_world
 import pytest
 from conftest import run_program
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 ALL_CASES = (
     object_world.PRELUDE

@@ -15,7 +15,7 @@ from eagercache.modules.manager import explain_module, manager
 from eagercache.modules.shapes import MAX_COMPILES, SizeBook, sized_form
 from torch import nn
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 # Calls each model with sizes that come once, waiting for what a call has led to.
 CALLS = """

@@ -21,7 +21,7 @@ from eagercache.base.load import core
 from eagercache.modules import held_parts, watched_rows
 from eagercache.modules.manager import explain_module, manager
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 FILL = """
 import sys

@@ -12,7 +12,7 @@ from conftest import run_program
 from eagercache.callables.module_transfer import pack, unpacked
 from eagercache.callables.program_values import collect
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 PROGRAM = """
 import sys

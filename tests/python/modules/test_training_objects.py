@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import run_program
 
-HERE = str(Path(__file__).parent.parent)
+HERE = str(Path(__file__).parents[1] / "zoos")
 
 PROGRAM = """
 import copy, sys

@@ -18,7 +18,7 @@ from eagercache.base import load, torch_versions
 
 pytestmark = pytest.mark.once
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "merge_wheels.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "parts" / "merge_wheels.py"
 NAME = "eagercache-0.1.0-cp311-cp311-linux_x86_64.whl"
 
 

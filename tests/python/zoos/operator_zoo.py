@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 sys.path.append(str(EXAMPLES))  # compile workers find them there too
 
 from fused_functions import lstm_gates, rms_norm_gate, rotary, swiglu, z_loss  # noqa: E402
