@@ -16,21 +16,19 @@ import sys
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from eagercache.worker.validation.written import STATISTICS_ON_CUDA
 
 from . import database, forms, units
 from .database import BackendCall, Collected, Collector, UserCall
+from .items import Item, backend_item, numbers, observed, short, user_item
 from .judge import Observation, compare, observe, repeatable, without_memory
 from .ours import Compiled, Ours, general
-from .reference import Wider
 
 # A process holds at most 2,000 kernel libraries.
 MOST_LIBRARIES = 1_500
@@ -38,33 +36,7 @@ FORMED_CALLS = 2  # calls of each overload and dtype that are made in other form
 CALLS_OF_AN_OVERLOAD = 12  # of different metadata, in the first stage of a unit
 REPEATS = 6  # of native's answer, to see whether it is the same every time
 SECONDS_TO_COMPARE = 12.0  # after the last compile
-# Disagreements of a unit that are kept in full, the elements of a tensor that are, and their text.
-MOST_KEPT = 20
-FEW_NUMBERS = 128
-MOST_TEXT = 4000
-
-
-@dataclass
-class Item:
-    """One call to make on both sides.
-
-    Attributes:
-        make: the call, of a copy of its arguments.
-        arguments: gives that copy.
-        overload: the backend operator, or "" for a call as users make it.
-        wider: how to compute floating-point answers with more digits.
-        values: the answer holds some; what "empty" makes is nobody's.
-    """
-
-    label: str
-    form: str
-    make: Callable[[Any], Any]
-    arguments: Callable[[], Any]
-    text: Callable[[], str]
-    overload: str = ""
-    backward: bool = False
-    wider: Wider | None = None
-    values: bool = True
+MOST_KEPT = 20  # disagreements of a unit that are kept in full
 
 
 @dataclass
@@ -169,7 +141,7 @@ class Child:
     def check(self, calls: Sequence[BackendCall]) -> dict[str, Any]:
         """The result of these calls: cold, then with the kernels of all of them there."""
         work = Work(units.Unit(self._ours.device, "calls", "any", "first"), Tally("calls"))
-        work.items = [_backend_item(call, index) for index, call in enumerate(calls)]
+        work.items = [backend_item(call, index) for index, call in enumerate(calls)]
         self._pass([work], "items", "cold")
         self._pass([work], "items", "compiled")
         return vars(work.tally)
@@ -200,28 +172,28 @@ class Child:
         collector = Collector(self._ours.hooked, limit, collected)
         grad = bool((dtype.is_floating_point or dtype.is_complex) and op.supports_autograd)
         for call in database.user_calls(op, made):
-            item = replace(_user_item(call, grad), values="empty" not in op.name)
+            item = replace(user_item(call, grad), values="empty" not in op.name)
             observe(item.make, item.arguments(), backward=item.backward, around=collector)
             if unit.stage != "forms":
                 work.items.append(item)
         work.calls = collected.calls
         if unit.stage == "forms":
             work.calls = self._claimed(unit, collected.calls)
-        work.items += [_backend_item(call, index) for index, call in enumerate(work.calls)]
+        work.items += [backend_item(call, index) for index, call in enumerate(work.calls)]
         work.tally.not_hooked += collected.not_hooked
         work.tally.not_plain += collected.not_plain
 
     def _add_errors(self, work: Work, op: Any) -> None:
         """The database's erroneous calls, after good ones whose kernels are then there."""
         device = work.unit.device
-        if "float32" in map(_short, op.supported_dtypes(device)):
+        if "float32" in map(short, op.supported_dtypes(device)):
             made = database.samples(op, device, torch.float32, 0, 2)
-            work.items += [_user_item(call, False) for call in database.user_calls(op, made)]
+            work.items += [user_item(call, False) for call in database.user_calls(op, made)]
         if op.error_inputs_func is None:
             return
         for index, erroneous in enumerate(op.error_inputs(device)):
             call = UserCall(op, erroneous.sample_input, f"error {index}")
-            work.items.append(_user_item(call, False))
+            work.items.append(user_item(call, False))
 
     def _claimed(self, unit: units.Unit, calls: Sequence[BackendCall]) -> list[BackendCall]:
         """A few calls of each overload that no other unit takes care of."""
@@ -237,7 +209,7 @@ class Child:
         """Other forms of the unit's calls."""
         for call in work.calls:
             for other in forms.forms(call, self._ours.hooked):
-                work.formed.append(_backend_item(other, len(work.formed)))
+                work.formed.append(backend_item(other, len(work.formed)))
 
     def _claim(self, unit: units.Unit, overload: str) -> bool:
         path = self._claims / f"{overload.replace('::', '-')}@{unit.dtype}@{unit.device}"
@@ -299,10 +271,10 @@ class Child:
     def _compare(self, work: Work, item: Item, phase: str) -> None:
         name = work.unit.name
         self._note(name, phase, item.label, "native")
-        expected = _observed(item)
+        expected = observed(item)
         _end_with_broken_context(expected)
         self._note(name, phase, item.label, "ours")
-        actual = _observed(item, self._ours.answering())
+        actual = observed(item, self._ours.answering())
         _end_with_broken_context(actual)
         self._note(name, phase, item.label, "native")
         work.tally.comparisons += 1
@@ -313,7 +285,7 @@ class Child:
         if not problems:
             return
         if not expected.error:
-            again = [_observed(item) for _ in range(REPEATS)]
+            again = [observed(item) for _ in range(REPEATS)]
             if not all(repeatable(expected, one) for one in again):
                 work.tally.unrepeatable[item.overload or work.unit.op] += 1
                 problems = without_memory(expected, actual, again, item.wider)
@@ -332,7 +304,7 @@ class Child:
                 "call": item.text()[:600],
                 "problems": [problem[:400] for problem in problems[:4]],
                 # For whoever has no such device.
-                "numbers": _numbers(item.arguments(), expected, actual),
+                "numbers": numbers(item.arguments(), expected, actual),
                 "entries": self._entries(item) if phase in ("compiled", "inference") else [],
             }
         )
@@ -368,94 +340,6 @@ def _end_with_broken_context(made: Observation) -> None:
     if made.error and ("CUDA error" in made.error[1] or "device-side assert" in made.error[1]):
         print(made.error[1], file=sys.stderr, flush=True)
         os._exit(77)
-
-
-def _numbers(arguments: Any, expected: Observation, actual: Observation) -> dict[str, str]:
-    """What small tensors hold: those that were given, native's answers and the others.
-
-    What was given, as it was left, follows the answers.
-    """
-    given = filter(database.is_plain, database.tensors_in(arguments))
-    sides = {"given": given, "native": expected.all_values(), "here": actual.all_values()}
-    return {
-        name: str([t.tolist() for t in tensors if t.numel() <= FEW_NUMBERS])[:MOST_TEXT]
-        for name, tensors in sides.items()
-    }
-
-
-def _observed(item: Item, around: AbstractContextManager[Any] | None = None) -> Observation:
-    torch.manual_seed(database.SEED)
-    return observe(item.make, item.arguments(), backward=item.backward, around=around)
-
-
-def _user_item(call: UserCall, grad: bool) -> Item:
-    def make(arguments: Any) -> Any:
-        given, args, kwargs = arguments
-        return call.function(given, *args, **kwargs)
-
-    def compute(arguments: Any) -> list[torch.Tensor]:
-        made = observe(make, database.copy(arguments), backward=grad)
-        _raise_again(made)
-        return made.all_values()
-
-    return Item(
-        label=f"user {call.label}",
-        form="user",
-        make=make,
-        arguments=call.arguments,
-        text=lambda: f"{call.function} {call.sample}",
-        backward=grad,
-        wider=Wider(compute, call.arguments(), pointwise=False, composed=True),
-    )
-
-
-def _backend_item(call: BackendCall, index: int) -> Item:
-    def make(arguments: Any) -> Any:
-        args, kwargs = arguments
-        return call.func(*args, **kwargs)
-
-    def compute(arguments: Any) -> list[torch.Tensor]:
-        made = observe(make, database.copy(arguments))
-        _raise_again(made)
-        return made.all_values() if statistics else made.values
-
-    def compute_terms(arguments: Any) -> list[torch.Tensor]:
-        unreduced = replace(call, args=arguments[0], kwargs=arguments[1]).unreduced()
-        return compute((unreduced.args, unreduced.kwargs)) if unreduced is not None else []
-
-    given = database.tensors_in((call.args, dict(call.kwargs)))
-    statistics = call.name in STATISTICS_ON_CUDA and any(t.is_cuda for t in given)
-    wider = None
-    channels = 0
-    if "batch_norm" in call.name and isinstance(call.args[0], torch.Tensor):
-        channels = call.args[0].size(1) if call.args[0].dim() > 1 else 0
-    if not call.func._schema.is_mutable:
-        wider = Wider(
-            compute,
-            (call.args, dict(call.kwargs)),
-            pointwise=torch.Tag.pointwise in call.func.tags,
-            channels=channels,
-            terms=compute_terms if call.unreduced() is not None else None,
-            statistics=statistics,
-        )
-    return Item(
-        label=f"{call.name} {call.form} #{index}",
-        form=call.form,
-        make=make,
-        arguments=lambda: database.copy((call.args, dict(call.kwargs))),
-        text=call.describe,
-        overload=call.name,
-        wider=wider,
-    )
-
-
-def _raise_again(made: Observation) -> None:
-    if made.error:
-        raise RuntimeError(made.error[1])
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _die_with_parent() -> None:

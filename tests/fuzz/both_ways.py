@@ -18,6 +18,7 @@ import torch
 from eagercache import _C
 from eagercache.calls.numerics import same_bits
 
+from fuzz.compared import check_kept, described, differs, flat, metadata, outcome
 from fuzz.judge import Disagreement, Lockstep, first_difference, flat_of, reach
 from fuzz.programs import (
     Data,
@@ -32,10 +33,6 @@ from fuzz.programs import (
     unit_bank,
 )
 from fuzz.templates import Named, Slot, Spec
-
-# By how much, relative to the largest element, gradients may differ whose operators all agree:
-# what the forward operators kept for them differs within the numerics class.
-_KEPT = {torch.float64: 1e-12, torch.float32: 2e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
 
 
 @functools.cache
@@ -219,18 +216,18 @@ class Run:
     def _call(self, step: Op | Gradient) -> None:
         self.totals.calls += 1
         calls = [self._bind(step, side) for side in (self.native, self.mine)]
-        expected, error = _outcome(calls[0])
+        expected, error = outcome(calls[0])
         _C.set_answering(True)
         try:
-            actual, other_error = _outcome(calls[1])
+            actual, other_error = outcome(calls[1])
         finally:
             _C.set_answering(False)
         where = _name(step)
         if error is not None or other_error is not None:
             self.totals.raised += 1
-            if _described(error) != _described(other_error):
+            if described(error) != described(other_error):
                 raise Disagreement(
-                    "error", f"{where}: {_described(other_error)}, native {_described(error)}"
+                    "error", f"{where}: {described(other_error)}, native {described(error)}"
                 )
             actual = expected = None
         self._compare_arguments(step, where)
@@ -261,7 +258,7 @@ class Run:
                 continue
             if metadata(native) != metadata(mine):
                 raise Disagreement(
-                    "metadata", f"{where}: argument v{value} {_differs(native, mine)}"
+                    "metadata", f"{where}: argument v{value} {differs(native, mine)}"
                 )
             memory = self._memory_of[value]
             if memory is None:
@@ -289,7 +286,7 @@ class Run:
     def _compare_answers(
         self, step: Op | Gradient, expected: Any, actual: Any, call: Callable[[], Any], where: str
     ) -> None:
-        natives, mine = _flat(expected), _flat(actual)
+        natives, mine = flat(expected), flat(actual)
         if len(natives) != len(mine):
             raise Disagreement("metadata", f"{where}: {len(mine)} outputs, native {len(natives)}")
         differing: list[tuple[int, _Memory]] = []
@@ -302,7 +299,7 @@ class Run:
                 self._add_plain(native, other)
                 continue
             if metadata(native) != metadata(other):
-                raise Disagreement("metadata", f"{where}: output {index} {_differs(native, other)}")
+                raise Disagreement("metadata", f"{where}: output {index} {differs(native, other)}")
             if torch._is_zerotensor(native) or torch._is_zerotensor(other):
                 if torch._is_zerotensor(native) is not torch._is_zerotensor(other):
                     raise Disagreement(
@@ -348,7 +345,7 @@ class Run:
         if isinstance(step, Gradient):
             for index, (native, other) in enumerate(zip(natives, mine, strict=True)):
                 if isinstance(native, torch.Tensor):
-                    _check_kept(native, other, self.native[step.seed], f"{where}: output {index}")
+                    check_kept(native, other, self.native[step.seed], f"{where}: output {index}")
         elif not lockstep.judged:
             raise Disagreement(
                 "values", f"{where}: differs, and no operator of it does when repeated"
@@ -392,20 +389,6 @@ def _with(memory: _Memory | None) -> str:
     return f"with v{memory.value}" if memory is not None else "with nothing"
 
 
-def _check_kept(native: torch.Tensor, mine: torch.Tensor, seed: torch.Tensor, where: str) -> None:
-    """Gross differences; of a sum that cancels nothing is left to measure by but what came in."""
-    known = torch.isfinite(native) & torch.isfinite(mine)
-    if not bool(known.any()) or native.dtype not in _KEPT:
-        return
-    given = seed[torch.isfinite(seed)].double().abs()
-    largest = max(float(native[known].abs().max()), float(given.max()) if given.numel() else 0.0)
-    apart = float((native[known].double() - mine[known].double()).abs().max())
-    if apart > _KEPT[native.dtype] * largest:
-        raise Disagreement(
-            "values", f"{where}: gradients are {apart:.3g} apart, the largest being {largest:.3g}"
-        )
-
-
 def _put(argument: Any, places: Sequence[int], values: Sequence[Any]) -> Any:
     if isinstance(argument, Slot):
         return values[places[argument.index]]
@@ -416,61 +399,8 @@ def _put(argument: Any, places: Sequence[int], values: Sequence[Any]) -> Any:
     return argument
 
 
-def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
-
-
-def _described(error: Exception | None) -> str:
-    return "no error" if error is None else f"{type(error).__name__}: {error}"
-
-
 def _name(step: Op | Gradient) -> str:
     return step.template.function if isinstance(step, Op) else "gradient"
-
-
-def _flat(answer: Any) -> list[Any]:
-    if answer is None:
-        return []
-    if isinstance(answer, (tuple, list)):
-        return [leaf for part in answer for leaf in (_flat(part) if part is not None else [None])]
-    return [answer]
-
-
-def metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """All of a tensor that is neither data nor address."""
-    inference = tensor.is_inference()
-    return (
-        tensor.dtype,
-        tensor.size(),
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.requires_grad,
-        inference,
-        -1 if inference else tensor._version,
-        tensor.is_contiguous(),
-        _grad_fn(tensor),
-    )
-
-
-def _grad_fn(tensor: torch.Tensor) -> str:
-    """The name of what made it; of a view that may not be asked, why."""
-    try:
-        made_by = tensor.grad_fn if tensor.requires_grad else None
-    except RuntimeError as error:
-        return str(error)
-    return made_by.name() if made_by is not None else ""
-
-
-_FIELDS = ("dtype", "sizes", "strides", "offset", "requires_grad", "is_inference", "version",
-           "contiguity", "grad_fn")  # fmt: skip
-
-
-def _differs(native: torch.Tensor, mine: torch.Tensor) -> str:
-    pairs = zip(_FIELDS, metadata(mine), metadata(native), strict=True)
-    return "; ".join(f"{name} {a}, native {b}" for name, a, b in pairs if a != b)
 
 
 @contextlib.contextmanager

@@ -21,9 +21,10 @@ import torch
 from eagercache import _C
 
 from fuzz.both_ways import Found, Run, Totals, surroundings
+from fuzz.families import draw
 from fuzz.judge import Disagreement
 from fuzz.programs import Data, Gradient, Make, Op, Pool, Program
-from fuzz.templates import Template, draw
+from fuzz.templates import Template
 
 # Of templates whose calls kernels answer, and of the others: native is right there by definition,
 # but what lies around the call is compared too.

@@ -285,6 +285,14 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def filled_modules(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A store with kernels of modules: a `module_fill.Filled`."""
+    import module_fill
+
+    return module_fill.fill(tmp_path_factory.mktemp("modules"), run_program)
+
+
+@pytest.fixture(scope="session")
 def training_store(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A store with kernels of calls that need gradients: a `training_checks.Trained`."""
     import training_checks

@@ -18,6 +18,7 @@ SHARED = {
     "warm_cache": "shared",
     "warm_program": "shared",
     "deployed": "shared",
+    "filled_modules": "modules",
     "training_store": "training",
     "training_kernels": "training",
 }

@@ -199,3 +199,51 @@ def test_a_request_that_is_too_large_is_not_sent(
     assert failure(answers, 1)[0] == "failed"
     assert "more than a worker takes" in answers.by_id()[1]["reason"]
     assert answers.by_id()[2]["verdict"] == "kernel"
+
+
+def test_a_crash_is_tried_once_more_and_then_stored_as_deterministic(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "crash"), answers)
+    service.submit(call(2), answers)
+    assert service.wait(60)
+    first = answers.by_id()[1]
+    assert (first["verdict"], first["failure"]) == ("failed", "deterministic")
+    assert "SIGSEGV" in first["reason"]
+    assert answers.by_id()[2]["verdict"] == "kernel"
+    assert sum(note.startswith("crash 1") for note in bench.notes) == 2
+    recorded = [note for note in bench.notes if note.startswith("record")]
+    assert len(recorded) == 1 and recorded[0].startswith("record deterministic")
+    assert service.failures == 1
+
+
+def test_a_worker_that_dies_once_costs_nothing_but_time(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "crash_once"), answers)
+    assert service.wait(60)
+    assert [answer["verdict"] for answer in answers.all] == ["kernel"]
+
+
+def test_a_crash_in_an_earlier_process_counts(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "crash_once"), answers, crashes=1)
+    assert service.wait(60)
+    assert [answer["failure"] for answer in answers.all] == ["deterministic"]
+
+
+def test_the_last_words_of_a_worker_are_in_the_reason(bench: Bench) -> None:
+    service, answers = bench.service(), Answers()
+    service.submit(call(1, "exit"), answers)
+    assert service.wait(60)
+    assert answers.all[0]["reason"] == "the compile worker exited with 9: the last words"
+
+
+def test_a_hang_is_ended_with_its_children_and_is_transient(bench: Bench) -> None:
+    service, answers = bench.service(request_timeout=1.0), Answers()
+    service.submit(call(1, "hang"), answers)
+    service.submit(call(2), answers)
+    assert service.wait(60)
+    assert answers.by_id()[1]["failure"] == "transient"
+    assert "did not answer within 1 s" in answers.by_id()[1]["reason"]
+    assert answers.by_id()[2]["verdict"] == "kernel"
+    assert len(bench.pids("child")) == 1
+    assert wait_until(lambda: all(gone(pid) for pid in bench.pids("child")))

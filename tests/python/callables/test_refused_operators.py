@@ -1,0 +1,197 @@
+"""Functions that are no operators, that have no kernel, or that their code tells from others."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_program
+from eagercache.callables import function_identity
+from eagercache.callables.module_identity import Unfit
+
+
+def test_what_cannot_be_compiled_is_refused_with_its_line_and_goes_on(cache: Path) -> None:
+    result = run_program(
+        """
+import warnings
+import torch, eagercache
+from torch import Tensor
+calls = []
+table = torch.ones(4)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    @eagercache.op("demo::prints")
+    def prints(x: Tensor) -> Tensor:
+        print("hello")
+        return x + 1
+    at_decoration = [str(w.message) for w in caught]
+    @eagercache.op("demo::captures")
+    def captures(x: Tensor) -> Tensor:
+        return x + table
+    @eagercache.op("demo::branches")
+    def branches(x: Tensor) -> Tensor:
+        y = x * 2
+        if y.sum() > 0:
+            return y
+        return -y
+    @eagercache.op("demo::writes")
+    def writes(x: Tensor) -> Tensor:
+        y = x * 2
+        x.mul_(1)
+        return y
+    @eagercache.op("demo::counts")
+    def counts(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x * 2
+    @eagercache.op("demo::asks")
+    def asks(x: Tensor) -> Tensor:
+        return x * (3 if x.requires_grad else 2)
+    @eagercache.op("demo::draws")
+    def draws(x: Tensor) -> Tensor:
+        return x * 0 + torch.rand_like(x) * 0
+    eagercache.enable((), on_miss="wait", choose="always")
+    answers = []
+    operators = prints, captures, branches, writes, counts, asks, draws
+    for op in operators:
+        answers += [op(torch.ones(4))[0].item() for _ in range(3)]
+    eagercache.wait(60)
+report(at_decoration=at_decoration, answers=answers,
+       warnings=[str(w.message) for w in caught], hits=eagercache.stats().hits,
+       places=[(w.filename, w.lineno) for w in caught],
+       counts_at=(counts.function.__code__.co_filename, counts.function.__code__.co_firstlineno),
+       explained=str(eagercache.explain(branches, torch.ones(4))),
+       reasons={op.name: op.refusal for op in operators})
+""",
+        cache,
+        fills=True,
+    )
+    assert result["answers"] == [2.0] * 18 + [0.0] * 3
+    assert result["hits"] == 0
+    reasons = result["reasons"]
+    assert reasons["demo::prints"].endswith("of prints: it calls print()")
+    assert "of captures: table is a tensor" in reasons["demo::captures"]
+    assert "of branches: it reads a tensor's value" in reasons["demo::branches"]
+    assert "of writes: it writes to an argument (aten::mul_)" in reasons["demo::writes"]
+    assert "of counts: it changes what it refers to" in reasons["demo::counts"]
+    assert "of asks: it reads requires_grad of a tensor" in reasons["demo::asks"]
+    assert "of draws: it draws random numbers (aten::rand_like)" in reasons["demo::draws"]
+    assert all(reason.startswith("line ") for reason in reasons.values())
+    at = result["counts_at"]
+    assert f"line {at[1]} of counts" in reasons["demo::counts"] and at in result["places"]
+    assert any("demo::prints stays uncompiled" in text for text in result["at_decoration"])
+    assert len([text for text in result["warnings"] if "stays uncompiled" in text]) == 7
+    assert reasons["demo::branches"] in result["explained"]
+
+
+def test_an_operator_of_torch_library_is_traced_where_its_function_is_known(cache: Path) -> None:
+    result = run_program(
+        """
+import torch, eagercache
+from torch import Tensor
+@torch.library.custom_op("other::known", mutates_args=())
+def known(x: Tensor, y: Tensor) -> Tensor:
+    return torch.tanh(x) * y + x
+library = torch.library.Library("other", "FRAGMENT")
+library.define("opaque(Tensor x) -> Tensor")
+library.impl("opaque", lambda x: x + 1, "CPU")
+eagercache.enable(["other::known", "other::opaque"], on_miss="wait", choose="always")
+x = torch.rand(8, 8)  # of large negative numbers tanh(x) * x + x leaves nothing but rounding
+right = all(torch.allclose(known(x, x), torch.tanh(x) * x + x) for _ in range(3))
+right &= all(torch.equal(torch.ops.other.opaque(x), x + 1) for _ in range(3))
+rows = {k.op: [k.decision, k.reason] for k in eagercache.kernels()}
+report(right=right, rows=rows, hits=eagercache.stats().hits,
+       explained=str(eagercache.explain(torch.ops.other.opaque, x)))
+""",
+        cache,
+        fills=True,
+    )
+    assert result["right"] and result["hits"] == 2
+    assert result["rows"]["other::known"][0] == "kernel"
+    assert result["rows"]["other::opaque"][0] == "native"
+    assert "its code is not known" in result["explained"]
+
+
+def test_names_and_functions_that_make_no_operator() -> None:
+    from eagercache import op
+
+    for name in ("swiglu", "aten::swiglu", "a::b::c", "a::"):
+        with pytest.raises(ValueError, match="namespace"):
+            op(name)
+    with pytest.raises(TypeError, match="Python function"):
+        op("demo::torch_abs")(torch.abs)
+    with pytest.raises(ValueError, match=r"demo::untyped: .*name a schema="):
+        op("demo::untyped")(_function("def f(x):\n    return x\n"))
+
+
+def _function(source: str, **namespace: Any) -> types.FunctionType:
+    scope: dict[str, Any] = {"torch": torch, "__name__": "demo_functions", **namespace}
+    exec(source, scope)
+    function = scope["f"]
+    assert isinstance(function, types.FunctionType)
+    return function
+
+
+def _digest(source: str, **namespace: Any) -> str:
+    return function_identity.identify_function(_function(source, **namespace)).digest
+
+
+@pytest.mark.once
+def test_whatever_the_function_can_reach_is_in_its_identity() -> None:
+    helper = "def g(x):\n    return x * {0}\n"
+    source = "def f(x):\n    return g(x) + K\n"
+    known = _digest(helper.format(2) + source, K=1.0)
+    assert known == _digest("\n\n" + helper.format(2) + source, K=1.0), "not where it stands"
+    assert known == _digest(helper.format(2) + source, K=1.0, other=5), "not what it does not read"
+    assert known != _digest(helper.format(3) + source, K=1.0)
+    assert known != _digest(helper.format(2) + source, K=2.0)
+    assert known != _digest(helper.format(2) + source, K=1)
+    assert known != _digest(helper.format(2) + "def f(x, y=1):\n    return g(x) + K\n", K=1.0)
+    table = "def f(x):\n    return x * table['a'][0]\n"
+    assert _digest(table, table={"a": [1]}) != _digest(table, table={"a": [2]})
+    closure = "def make(n):\n    def f(x):\n        return x * n\n    return f\nf = make({0})\n"
+    assert _digest(closure.format(1)) != _digest(closure.format(2))
+    method = "class A:\n    def m(x):\n        return x * {0}\ndef f(x):\n    return A.m(x)\n"
+    assert _digest(method.format(1)) != _digest(method.format(2))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "def f(x):\n    global K\n    K = 1\n    return x\n",
+            "line 3 of f: it changes the global K",
+        ),
+        ("def f(x):\n    return x * random.random()\n", "line 2 of f: it uses random"),
+        ("def f(x):\n    return x * missing\n", "line 2 of f: missing is not defined"),
+        ("def f(x):\n    return layer(x)\n", "line 2 of f: layer is a module"),
+        ("def f(x):\n    return g(x)\ndef g(x):\n    open('x')\n", "line 4 of g: it calls open()"),
+        ("def f(x):\n    yield x\n", "line 2 of f: it is a generator"),
+    ],
+)
+def test_a_function_that_is_none_of_its_arguments_alone_is_refused(
+    source: str, message: str
+) -> None:
+    import random
+
+    with pytest.raises(Unfit, match=message.replace("(", r"\(").replace(")", r"\)")):
+        _digest(source, random=random, layer=torch.nn.Linear(2, 2))
+
+
+def test_register_autograd_warns_of_nothing() -> None:
+    code = """
+import warnings
+warnings.simplefilter("error")
+import torch, eagercache
+@eagercache.op("quiet::clipped")
+def clipped(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-1, 1) * 2
+clipped.register_autograd(lambda ctx, grad: grad * 3)
+x = torch.randn(8, requires_grad=True)
+clipped(x).sum().backward()
+report(gradient=x.grad.tolist())
+"""
+    assert run_program(code, None)["gradient"] == [3.0] * 8
