@@ -247,6 +247,30 @@ def run_apart(script: str, *options: str) -> Any:
         return json.loads(answer.read_text())
 
 
+def first_process(
+    forward: Callable[[], torch.Tensor],
+    console: Console,
+    options: argparse.Namespace,
+    *,
+    kept: bool,
+) -> tuple[eagercache.Stats, set[str]]:
+    """Run until every kernel is decided on; return the counts, and the digests of the kernels."""
+    state = "the cache of an earlier run (--fresh empties it)" if kept else "an empty cache"
+    console.print(f"\n[bold]2. eagercache on {state}[/]")
+    eagercache.enable(cache_dir=options.cache)
+    seconds, complete = fill_cache(forward, console, options.limit)
+    first = eagercache.stats()
+    known = {kernel.digest for kernel in eagercache.kernels()}
+    eagercache.disable()
+    console.print(
+        f"  {seconds:.0f} s until every decision was there: {first.compiles} compiles, "
+        f"{first.failures} failed, {first.hits} calls answered by kernels so far"
+        if complete
+        else f"  not everything was decided within {options.limit:.0f} s: {first.compiles} compiles"
+    )
+    return first, known
+
+
 def main() -> int:
     """Run the demo; 0 when everything was answered within its bound and nothing compiled twice."""
     options = parse_arguments()
@@ -274,22 +298,9 @@ def main() -> int:
             forward()
         native = report.Timing.of([timed(forward) for _ in rounds()])
         console.print(f"  {native}")
-
         # A folder from an earlier run holds verdicts; what they cost was paid there.
         kept = options.cache.exists() and any(options.cache.iterdir())
-        state = "the cache of an earlier run (--fresh empties it)" if kept else "an empty cache"
-        console.print(f"\n[bold]2. eagercache on {state}[/]")
-        eagercache.enable(cache_dir=options.cache)
-        seconds, complete = fill_cache(forward, console, options.limit)
-        first = eagercache.stats()
-        known = {kernel.digest for kernel in eagercache.kernels()}
-        eagercache.disable()
-    console.print(
-        f"  {seconds:.0f} s until every decision was there: {first.compiles} compiles, "
-        f"{first.failures} failed, {first.hits} calls answered by kernels so far"
-        if complete
-        else f"  not everything was decided within {options.limit:.0f} s: {first.compiles} compiles"
-    )
+        first, known = first_process(forward, console, options, kept=kept)
 
     console.print("\n[bold]3. A second process, on the cache that the first one left[/]")
     same = (f"--model={options.model}", f"--batch={options.batch}", f"--cache={options.cache}")

@@ -42,7 +42,7 @@ def compile_service(
     numerics: str,
     search: str,
     workers: int,
-    slots: int,
+    slots: int = 0,
     keys: Sequence[str],
 ) -> CompileService:
     """A service whose workers publish in the store at ``root``; keys are of the dispatcher."""
@@ -57,7 +57,7 @@ def compile_service(
             numerics=numerics,
             search=search,
             workers=workers,
-            slots=max(slots, settings.slots),
+            slots=max(slots or workers, settings.slots),
             cxx=settings.cxx,
             max_bytes=settings.max_bytes,
             allow_untrusted=settings.allow_untrusted,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from eagercache.ahead.errors import WarmError
 from eagercache.ahead.experience import Experience
 from eagercache.ahead.machine import compile_service, open_store
 from eagercache.ahead.plan import plan_calls
-from eagercache.ahead.report import WarmReport
+from eagercache.ahead.report import Planned, WarmReport
 from eagercache.ahead.run import START_SECONDS, Executor, Progress, Run
-from eagercache.ahead.shards import Shard, ShardError, read_shard
+from eagercache.ahead.shards import ShardError, read_shard
 from eagercache.ahead.traces import read_traces, wanted_calls
 from eagercache.base import config
 from eagercache.base.load import core, why_unavailable
@@ -31,11 +31,15 @@ from eagercache.calls.log_descriptions import Reading
 from eagercache.runtime import choices
 
 
-def _shard(text: str) -> Shard:
+def _of_shard(entries: list[Planned], text: str | None) -> list[Planned]:
+    """The entries that are in a shard; all of them for None."""
+    if text is None:
+        return entries
     try:
-        return read_shard(text)
+        shard = read_shard(text)
     except ShardError as error:
         raise WarmError(str(error)) from error
+    return [entry for entry in entries if shard.has(entry.digest)]
 
 
 def _no_progress(_: Run) -> None:
@@ -106,39 +110,31 @@ def warm_up(
         chosen = choices.configuration(settings, "native", choose, numerics)
     except ValueError as error:
         raise WarmError(str(error)) from error
-    workers = (local_workers(on) if on is not None else None) or workers
+    given = (local_workers(on) if on is not None else None) or workers
     store, text = open_store(settings, cache_dir)
     experience = Experience(store.entries())
     search = search or settings.search
     entries = plan_calls(calls, store, chosen.choose, experience, search == "deep")
-    if shard is not None:
-        part = _shard(shard)
-        entries = [entry for entry in entries if part.has(entry.digest)]
-    given, workers = workers, workers or settings.workers or len(os.sched_getaffinity(0))
+    entries = _of_shard(entries, shard)
+    workers = given or settings.workers or len(os.sched_getaffinity(0))
     report = WarmReport(entries, workers, problems=merged.problems, dry_run=dry_run)
     todo = [entry for entry in entries if entry.state == "left"]
     if dry_run:
-        report.seconds = sum(entry.seconds for entry in todo) / workers
-        report.seconds += START_SECONDS if todo else 0.0
-        report.bytes = len(todo) * experience.bytes()
-        return report
+        return _foretold(report, todo, experience)
     if todo:
-        if executor is None:
-            asked: dict[str, Any] = {"choose": chosen.choose, "numerics": chosen.numerics}
-            asked["search"] = search
-            if on is not None and local_workers(on) is None:
-                executor = _cluster(on, store, text, given, report, keys=tuple(keys), **asked)
-            else:
-                asked |= {"workers": workers, "slots": workers, "keys": keys}
-                executor = compile_service(settings, store.root, text, **asked)
+        asked: dict[str, Any] = {"choose": chosen.choose, "numerics": chosen.numerics}
+        asked |= {"search": search, "keys": tuple(keys)}
+        if executor is None and on is not None and local_workers(on) is None:
+            executor = _cluster(on, store, text, given, report, **asked)
+        elif executor is None:
+            executor = compile_service(settings, store.root, text, workers=workers, **asked)
         run = Run(todo, store, experience, executor, limits, report.workers, began)
         try:
             run.run(progress)
         except KeyboardInterrupt:
             report.interrupted = True
-        report.bytes = run.bytes
-        _take_counts(executor, report)
-    for entry in entries:
+        _take_counts(executor, run, report)
+    for entry in todo:
         if entry.state == "left":
             entry.seconds = 0.0
     report.seconds = time.monotonic() - began
@@ -157,7 +153,16 @@ def _cluster(
     return ClusterExecutor(engine, store, text, **asked)
 
 
-def _take_counts(executor: Executor, report: WarmReport) -> None:
+def _foretold(report: WarmReport, todo: Sequence[Planned], experience: Experience) -> WarmReport:
+    """The report, with what ``todo`` would take."""
+    report.seconds = sum(entry.seconds for entry in todo) / report.workers
+    report.seconds += START_SECONDS if todo else 0.0
+    report.bytes = len(todo) * experience.bytes()
+    return report
+
+
+def _take_counts(executor: Executor, run: Run, report: WarmReport) -> None:
+    report.bytes = run.bytes
     counts = getattr(executor, "counts", None)
     if counts is not None:
         report.machines, report.lost = dict(counts.machines), counts.lost

@@ -157,10 +157,15 @@ def switch_on(
             "spawn start method to have kernels in it.",
         )
         return False
+    _log_enabled(store, chosen, len(hooked))
+    return True
+
+
+def _log_enabled(store: Any, chosen: Configuration, operators: int) -> None:
     log.event(
         logging.INFO,
         "enable",
-        operators=len(hooked),
+        operators=operators,
         left_native=len(left_native.pairs),
         store=store.root,
         environment=store.environment_id,
@@ -169,7 +174,6 @@ def switch_on(
         numerics=chosen.numerics,
         training=chosen.training,
     )
-    return True
 
 
 def switch_off_others(hooked: Iterable[Any]) -> None:

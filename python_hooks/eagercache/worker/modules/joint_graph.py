@@ -121,12 +121,7 @@ def trace_training(
     if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
         joint.recompile()
     reads = read_as(joint.graph, inputs.arguments())
-    kept = {
-        index
-        for index, value in enumerate(inputs.values)
-        if isinstance(inputs.sources[index], Noise)
-        or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
-    }
+    kept = _kept(inputs, eager_saves, written)
     outputs_kept = [index for index, keeps in enumerate(keeps_output) if keeps]
     outputs_made = len(answers) + len(written)
     forward, backward = keep_draws(
@@ -136,6 +131,16 @@ def trace_training(
     splitter.in_objects = tuple(in_objects)
     graphs = splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
     return replace(graphs, guards=guards)
+
+
+def _kept(inputs: Inputs, eager_saves: Collection[int], written: Collection[int]) -> set[int]:
+    """The inputs whose memory the backward may read."""
+    return {
+        index
+        for index, value in enumerate(inputs.values)
+        if isinstance(inputs.sources[index], Noise)
+        or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
+    }
 
 
 def _drop_metadata_checks(graph: torch.fx.Graph) -> None:

@@ -79,11 +79,8 @@ class Splitter:
     ) -> TrainingGraphs:
         """The result. ``kept``: the inputs whose memory the backward may read."""
         answers, passed = len(differentiable), self._returned[len(differentiable) + len(written) :]
-        tangents = [
-            output
-            for output, needed in enumerate(differentiable)
-            if needed and not self.in_objects[output]
-        ]
+        in_objects = self.in_objects
+        tangents = [i for i, needed in enumerate(differentiable) if needed and not in_objects[i]]
         into = list(self._backward.graph.find_nodes(op="placeholder"))
         if len(into) != len(passed) + len(tangents) or not all(
             isinstance(node, torch.fx.Node) for node in passed
@@ -93,17 +90,7 @@ class Splitter:
         chains = {node: _views_of(node) for node in passed}
         roots = list(dict.fromkeys(_root(node, chains[node]) for node in passed))
         roots = [node for node in roots if node in self._number or not _is_constant(node)]
-        made: list[torch.fx.Node] = []
-        saved: list[Saved] = []
-        allowed = {self._arguments[index] for index in kept}
-        for node in roots:
-            if node in allowed:
-                saved.append(Saved("input", self._number[node]))
-            elif node in self._returned[:answers] and keeps_output[self._returned.index(node)]:
-                saved.append(Saved("output", self._returned.index(node)))
-            else:
-                saved.append(Saved("made", len(made)))
-                made.append(node)
+        saved, made = self._saved(roots, kept, self._returned[:answers], keeps_output)
         forward, ranges = self._make_forward(answers + len(written), made)
         backward, gradients, reach = self._make_backward(roots, passed, chains, len(tangents))
         self._check_indices(backward, roots, ranges)
@@ -135,6 +122,27 @@ class Splitter:
             made_bytes=sum(_bytes(node) for node in made),
             rebuilt=self._rebuilt(roots, saved),
         )
+
+    def _saved(
+        self,
+        roots: Sequence[torch.fx.Node],
+        kept: set[int],
+        answers: Sequence[torch.fx.Node],
+        keeps_output: Sequence[bool],
+    ) -> tuple[list[Saved], list[torch.fx.Node]]:
+        """Where the backward has each of ``roots`` from, and those that are made for it alone."""
+        made: list[torch.fx.Node] = []
+        saved: list[Saved] = []
+        allowed = {self._arguments[index] for index in kept}
+        for node in roots:
+            if node in allowed:
+                saved.append(Saved("input", self._number[node]))
+            elif node in answers and keeps_output[answers.index(node)]:
+                saved.append(Saved("output", answers.index(node)))
+            else:
+                saved.append(Saved("made", len(made)))
+                made.append(node)
+        return saved, made
 
     def _rebuilt(
         self, roots: Sequence[torch.fx.Node], saved: Sequence[Saved]

@@ -18,7 +18,7 @@ from eagercache.callables.answer_structure import (
 from eagercache.callables.arguments import argument_tensors, sized_values, stand_in
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.objects import Change
+from eagercache.callables.objects import CallObjects, Change
 from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.indices import (
     Range,
@@ -113,27 +113,14 @@ def trace_module(
         kept = kept_values(objects, changes) if open_sizes else None
         module = OpenedCall(module, args, kwargs, changes, structure, opens.counts, kept)
         args, kwargs = tuple(arguments), {}
-    casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-    if casts and open_sizes:
-        raise CompileRefused("sizes are not left open under autocast")
-    if casts and rebuilt.writes:
-        raise CompileRefused("it writes into tensors of its arguments under autocast")
-    try:
-        shapes = dynamic_shapes(module, args, kwargs, arguments, opens.traced)
-    except Exception as error:
-        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
-    with torch.no_grad():
-        program, guards = export_strictly(module, args, kwargs, shapes, rebuilt.module)
-    if rebuilt.writes:
-        program = without_writes(program)
+    casts = _has_casts(rebuilt, open_sizes)
+    program, guards = _export(module, args, kwargs, opens, rebuilt)
     _refuse_effects(program, casts)
-    graph_module = program.graph_module
-    graph = graph_module.graph
+    graph = program.graph_module.graph
     without_empty_parts(graph)
     read = _read_inputs(program, list(user_leaves(program, args, kwargs)), identity, arguments)
     inputs = [
-        (True, index) if of_module else (False, opens.input_of(index))
-        for of_module, index in read.sources.values()
+        (own, index if own else opens.input_of(index)) for own, index in read.sources.values()
     ]
     examples = [*(read.fakes if open_sizes else read.values).values()]
     fakes = read.fakes_of_arguments
@@ -143,18 +130,14 @@ def trace_module(
         sizes = {count: fakes[number].size(0) for number, count in opens.numbers if number in fakes}
         drop_kept(graph, kept, sizes)
     outputs = flatten_outputs(graph, program)
-    if symbolic is not None and objects.found:
-        held = {id(tensor) for tensor in argument_tensors(objects.found, {})}
-        members = [index for index, tensor in enumerate(arguments) if id(tensor) in held]
-        symbolic.tie(dict(enumerate(arguments)), members)
     if symbolic is not None:
-        symbolic.open_sizes = tuple(map(opens.place_of, symbolic.open_sizes))
+        _name_sizes(symbolic, opens, objects)
     if opened:
         outputs = with_objects(outputs, answer, structure, changes)
         guards = (*guards, *(tuple(row.to_row()) for row in class_rows(objects, structure)))
     graph.lint()
-    graph_module.recompile()
-    plain = torch.fx.GraphModule(graph_module, graph)
+    program.graph_module.recompile()
+    plain = torch.fx.GraphModule(program.graph_module, graph)
     if casts:
         plain = _with_casts(plain, tuple(examples))
     # Where a kernel writes, it would have done so before anybody knew.
@@ -258,6 +241,42 @@ class _Open:
         """The one of ``open_sizes`` that a place of the trace is."""
         place, dimension = self._open[self.traced.index(traced)]
         return place, dimension
+
+
+def _has_casts(rebuilt: Transferred, open_sizes: Sequence[tuple[int, int]]) -> bool:
+    """Whether the call is under autocast. Raises CompileRefused for what does not go with it."""
+    casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    if casts and open_sizes:
+        raise CompileRefused("sizes are not left open under autocast")
+    if casts and rebuilt.writes:
+        raise CompileRefused("it writes into tensors of its arguments under autocast")
+    return casts
+
+
+def _export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    opens: _Open,
+    rebuilt: Transferred,
+) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...]]:
+    """The call as a program without writes, and the guards that it stands on."""
+    try:
+        shapes = dynamic_shapes(module, args, kwargs, opens.tensors, opens.traced)
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+    with torch.no_grad():
+        program, guards = export_strictly(module, args, kwargs, shapes, rebuilt.module)
+    return without_writes(program) if rebuilt.writes else program, guards
+
+
+def _name_sizes(symbolic: SymbolicSizes, opens: _Open, objects: CallObjects) -> None:
+    """Ties what objects hold to each other, and names open sizes as the call has them."""
+    if objects.found:
+        held = {id(tensor) for tensor in argument_tensors(objects.found, {})}
+        members = [index for index, tensor in enumerate(opens.tensors) if id(tensor) in held]
+        symbolic.tie(dict(enumerate(opens.tensors)), members)
+    symbolic.open_sizes = tuple(map(opens.place_of, symbolic.open_sizes))
 
 
 def _structure_of_new(answer: Any, rebuilt: Transferred, changes: Sequence[Change]) -> Structure:

@@ -76,29 +76,10 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     versions = [slot.tensor._version for slot in identity.slots]
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
     given = [tensor.detach().clone() for tensor in arguments]
-    output, errors = Listener(), Listener()
-    saved: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with drawing_from(0):
-        states = torch_states(), random_states()
-        with (
-            contextlib.redirect_stdout(output),
-            contextlib.redirect_stderr(errors),
-            FunctionRecorder() as recorder,
-            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        ):
-            answer = module(*rebuilt.args, **rebuilt.kwargs)
-        draws = torch_states() != states[0]
-        if not draws and random_states() != states[1]:
-            raise Unfit("it draws random numbers")
+    recorder = FunctionRecorder()
+    answer, saved, draws = _run(rebuilt, recorder)
     first = outcome_of(answer, rebuilt.objects)
     check_names(recorder, rebuilt.attributes)
-    if output.wrote or errors.wrote:
-        raise Unfit("it prints")
     recorder.check_effects()
     if identify(module).digest != expected:
         raise Unfit("it changes attributes of its own")
@@ -115,13 +96,7 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     if any(not same_bits(a, s.tensor.detach()) for a, s in zip(after, identity.slots, strict=True)):
         raise Unfit("what it writes differs from run to run")
     _restore(identity, before)
-    try:
-        functions = read_beside(recorder, module)
-    except Unfit:
-        _refuse_custom_operators(rebuilt)  # whose code is such
-        raise
-    if len(functions) > MAX_FUNCTIONS:
-        raise Unfit("its forward runs too many different functions")
+    functions = _functions(rebuilt, recorder)
     own = [slot.tensor for slot in identity.slots]
     refuse_shared(first, [*own, *arguments])
     if any(leaf.storage_offset() != 0 for leaf in tensor_leaves(first)):
@@ -144,6 +119,49 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         version_steps=steps,
         draws=draws,
     )
+
+
+def _run(
+    rebuilt: Transferred, recorder: FunctionRecorder
+) -> tuple[Any, dict[int, torch.Tensor], bool]:
+    """The answer, what autograd keeps for the backward by its memory's address, whether it draws.
+
+    The recorder sees the call.
+    """
+    output, errors = Listener(), Listener()
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with drawing_from(0):
+        states = torch_states(), random_states()
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            recorder,
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            answer = rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+        draws = torch_states() != states[0]
+        if not draws and random_states() != states[1]:
+            raise Unfit("it draws random numbers")
+    if output.wrote or errors.wrote:
+        raise Unfit("it prints")
+    return answer, saved, draws
+
+
+def _functions(rebuilt: Transferred, recorder: FunctionRecorder) -> list[list[str]]:
+    """The functions that the forward ran."""
+    try:
+        functions = read_beside(recorder, rebuilt.module)
+    except Unfit:
+        _refuse_custom_operators(rebuilt)  # whose code is such
+        raise
+    if len(functions) > MAX_FUNCTIONS:
+        raise Unfit("its forward runs too many different functions")
+    return functions
 
 
 def _refuse_custom_operators(rebuilt: Transferred) -> None:

@@ -19,6 +19,7 @@ from eagercache.calls.numerics import (
     CannotProve,
     NotBitwise,
     ProofFailed,
+    Tolerance,
     in_double,
     same_bits,
     same_bytes,
@@ -101,13 +102,13 @@ def prove(
     """
     reduces = reduces or accumulates(call)
     tolerance = tolerance_of(call, natives[0].outputs, reduces, composed)
-    numerics = "bitwise"
-    by_luck = (reduces or approximates) and rounding_hides_bits(natives[0])
     made = [*natives[0].outputs, *tensors_at(natives[0].after, call.written)]
+    by_luck = (reduces or approximates) and rounding_hides_bits(natives[0])
     if calls_functions and not computes_alike(call, made, reduces=reduces, others=others):
         by_luck = True
         if any(tensor.dtype not in FORMATS and not _is_exact(tensor.dtype) for tensor in made):
             raise ProofFailed(f"bitwise by luck at best: a rounded function of {made[0].dtype}")
+    numerics = "bitwise"
     if in_double(call) or by_luck:
         if must_be_bitwise(call):
             rounded = "function" if calls_functions or not reduces else "sum"
@@ -130,22 +131,9 @@ def prove(
         if not is_ordinary(call, native.sample):
             _must_leave_to_native(call, probe, native)
             continue
-        outputs, left = _answer(call, probe, native)
-        compare_metadata(native.outputs, outputs, native.fill)
-        if not composed:  # a function's own in-place steps count on what it returns
-            compare_versions(native.outputs, outputs, native.fill)
-        outputs += left
-        expected = [*native.outputs, *written_statistics(call, native.after)]
-        if all(same_bits(a, b) for a, b in zip(expected, outputs, strict=True)):
-            continue
-        if must_be_bitwise(call):
-            raise NotBitwise(f"not bitwise ({native.fill} data), {WRITES}")
-        numerics = "accurate"
-        allowed = tolerance
-        if tolerance.reduces and native.fill in HARD_FILLS:
-            allowed = replace(tolerance, ulps=HARD_FACTOR * tolerance.ulps)
-        error, native_error = compare_values(call, native, expected, outputs, allowed)
-        worst, native_worst = max(worst, error), max(native_worst, native_error)
+        if (errors := _compare(call, probe, native, tolerance, composed)) is not None:
+            numerics = "accurate"
+            worst, native_worst = max(worst, errors[0]), max(native_worst, errors[1])
     must_raise_too(call, probe, natives[0].sample, rejected)
     _compare_in_inference_mode(call, probe, natives[0])
     return Proof(
@@ -155,6 +143,25 @@ def prove(
         largest_error=worst,
         native_error=native_worst,
     )
+
+
+def _compare(
+    call: Call, probe: Probe, native: Native, tolerance: Tolerance, composed: bool
+) -> tuple[float, float] | None:
+    """The kernel's error in this sample, and native's; None where they are equal bit for bit."""
+    outputs, left = _answer(call, probe, native)
+    compare_metadata(native.outputs, outputs, native.fill)
+    if not composed:  # a function's own in-place steps count on what it returns
+        compare_versions(native.outputs, outputs, native.fill)
+    outputs += left
+    expected = [*native.outputs, *written_statistics(call, native.after)]
+    if all(same_bits(a, b) for a, b in zip(expected, outputs, strict=True)):
+        return None
+    if must_be_bitwise(call):
+        raise NotBitwise(f"not bitwise ({native.fill} data), {WRITES}")
+    if tolerance.reduces and native.fill in HARD_FILLS:
+        tolerance = replace(tolerance, ulps=HARD_FACTOR * tolerance.ulps)
+    return compare_values(call, native, expected, outputs, tolerance)
 
 
 def _is_exact(dtype: torch.dtype) -> bool:
