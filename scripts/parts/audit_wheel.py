@@ -1,6 +1,6 @@
 """Whether a wheel asks of a system only what its platform tag lets it: the exit status says so.
 
-python scripts/audit_wheel.py --auditwheel PROGRAM WHEEL
+python scripts/parts/audit_wheel.py --auditwheel PROGRAM WHEEL
 
 auditwheel says which tag the versions of symbols allow, and which libraries are needed from
 elsewhere: those may be torch's, which the metadata requires, and no others. It does not see a

@@ -6,7 +6,7 @@ What depends on torch (the extension module, its build information, the library 
 C++ programs) goes to eagercache/_torch/MINOR/, from where the import takes the one that fits
 (eagercache.base.load). The rest has to be the same in all of them and is there once. The metadata
 admits the torch versions that are in it and no others. With --platform it gets that tag instead of
-linux_x86_64, which scripts/audit_wheel.py has to agree with; --sbom goes into it, too (PEP 770).
+linux_x86_64, which audit_wheel.py has to agree with; --sbom goes into it, too (PEP 770).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a released wheel is made of and needs, as CycloneDX 1.5.
 
-python scripts/sbom.py --output FILE WHEEL...
+python scripts/parts/sbom.py --output FILE WHEEL...
 
 Said are the libraries whose code is compiled into the extension (headers of pybind11 and
 nlohmann-json, parts of libstdc++), each torch that it was compiled against, and what pip installs

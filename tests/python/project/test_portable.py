@@ -29,8 +29,8 @@ def _script(path: str) -> Any:
 
 
 libraries = _script("cmake/older/libraries.py")
-audit_wheel = _script("scripts/audit_wheel.py")
-check_changelog = _script("scripts/check_changelog.py")
+audit_wheel = _script("scripts/parts/audit_wheel.py")
+check_changelog = _script("scripts/parts/check_changelog.py")
 
 
 def _g(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -222,6 +222,6 @@ def test_the_changelog_has_an_entry_for_what_is_released(
 
 
 def test_the_changelog_here_has_one() -> None:
-    command = [sys.executable, str(ROOT / "scripts/check_changelog.py")]
+    command = [sys.executable, str(ROOT / "scripts/parts/check_changelog.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
