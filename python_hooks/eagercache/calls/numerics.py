@@ -270,10 +270,10 @@ def in_double(call: Call) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, in Python or in torch's CPU allocator."""
-    return isinstance(
-        error, (MemoryError, torch.OutOfMemoryError)
-    ) or "can't allocate memory" in str(error)
+    """Whether an allocation failed, in Python, in torch's allocators, or in a kernel's own code."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(text in str(error) for text in ("can't allocate memory", "CUDA out of memory"))
 
 
 def is_device_error(error: BaseException) -> bool:

@@ -63,9 +63,8 @@ class Worker:
         {"at": its index}; None where it is done for all. Never raises for what a request asks.
         """
         from eagercache.base.worker_variables import as_in_program
-        from eagercache.worker.jobs import gpu_memory
         from eagercache.worker.jobs.kinds import make_job
-        from eagercache.worker.timing import idle_threads
+        from eagercache.worker.timing import gpu_memory, idle_threads
 
         idle_threads.keep_asleep()
         jobs: dict[int, Job] = {}

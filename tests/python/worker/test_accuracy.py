@@ -171,6 +171,18 @@ def test_the_infinity_of_a_sum_passes_for_the_nan_of_a_running_mean(reduces: boo
         compare_values(call, reverse, reverse.outputs, [running], tolerance)
 
 
+def test_memory_that_ran_out_says_nothing_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def invoke(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    call = Call(describe("tanh", tensor((4, 8))))
+    values = torch.ones(4, 8)
+    answer = Native("unit", 1, Sample([values], [values]), [values.tanh()], None)
+    monkeypatch.setattr(Call, "invoke", invoke)
+    with pytest.raises(torch.OutOfMemoryError):
+        compare_values(call, answer, answer.outputs, [values], Tolerance())
+
+
 @pytest.mark.parametrize("second", [-math.inf, 1.0])
 def test_nan_passes_for_natives_infinity_where_the_reference_has_it_too(second: float) -> None:
     call = Call(describe("mean.dim", tensor((4, 8)), integers(-1), boolean(False), NONE))

@@ -42,6 +42,23 @@ def test_beyond_it_counts_what_the_forward_moves_by() -> None:
     assert 0 not in asked
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+def test_what_is_compared_in_parts_is_judged_as_a_whole(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagercache.calls.numerics._AT_ONCE", at_once)
+    native, mine = off_by(3), off_by(5)
+    mine[50], native[50] = torch.nan, torch.nan
+    found = compare(mine, native, REFERENCE, LENGTH, "here")
+    assert found == (pytest.approx(5.0, abs=0.2), pytest.approx(3.0, abs=0.2))
+    with pytest.raises(ProofFailed, match=r"off by 99.9 ulp, the forward by 2.88, 3.88 \(here\)"):
+        compare(off_by(100), off_by(3), REFERENCE, LENGTH, "here", lambda: [off_by(4)])
+    with pytest.raises(ProofFailed, match="NaN or infinity"):
+        compare(off_by(3), native, REFERENCE, LENGTH, "here")
+    nothing = torch.full_like(native, torch.nan)
+    assert compare(nothing, nothing, REFERENCE, LENGTH, "here") == (0.0, 0.0)
+
+
 def test_a_forward_that_overflows_when_moved_allows_nothing() -> None:
     native = REFERENCE.to(torch.float32)
     endless = torch.full_like(native, float("inf"))

@@ -34,3 +34,18 @@ def test_an_error_of_the_forward_is_no_reference() -> None:
 
     with pytest.raises(ProofFailed, match="no wider reference"):
         in_float64(lambda: linear(torch.ones(4, 9)))
+
+
+@pytest.mark.parametrize("on", [1, 2])
+def test_memory_that_ran_out_says_nothing_of_the_kernel(on: int) -> None:
+    calls = []
+
+    def forward() -> torch.Tensor:
+        calls.append(on)
+        if len(calls) == on:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise RuntimeError("expected another dtype")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        in_float64(forward)
+    assert len(calls) == on

@@ -25,6 +25,7 @@ from eagercache.worker.inductor.commands import (
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan
 from eagercache.worker.timing import bandwidth, timing
+from eagercache.worker.timing.gpu_memory import with_room
 from eagercache.worker.validation import validate
 from eagercache.worker.validation.native import Reshaped, native_answers
 
@@ -319,14 +320,17 @@ class Job:
         outcome = Outcome("kernel", kernel=kernel)
         with self.clock.step("prove"):
             self._load(probe, kernel)
-            outcome.proof = validate.prove(
-                call,
-                probe,
-                natives,
-                reduces=kernel.lowered.text.reduces,
-                approximates=kernel.lowered.text.approximates,
-                calls_functions=kernel.lowered.text.calls_functions,
-                composed=self._composed,
+            text = kernel.lowered.text
+            outcome.proof = with_room(
+                lambda: validate.prove(
+                    call,
+                    probe,
+                    natives,
+                    reduces=text.reduces,
+                    approximates=text.approximates,
+                    calls_functions=text.calls_functions,
+                    composed=self._composed,
+                )
             )
         return outcome
 

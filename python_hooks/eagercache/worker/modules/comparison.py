@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.callables.module_transfer import Transferred
-from eagercache.calls.numerics import ProofFailed, same_bits
+from eagercache.calls.numerics import ProofFailed, in_parts, same_bits
 
 _MOVES = 3
 # A kernel sums in another order, often in longer runs; so are single sums judged (validate.py).
@@ -73,36 +73,56 @@ def compare(
         return 0.0, 0.0
     if reference.size() != native.size():
         raise ProofFailed(f"the reference has other sizes ({where})")
-    wide = reference.to(torch.float64)
-    a, b = mine.to(torch.float64), native.to(torch.float64)
     for test in (torch.isnan, torch.isposinf, torch.isneginf):
-        if not torch.equal(test(a), test(b)):
+        if not torch.equal(test(mine), test(native)):
             raise ProofFailed(f"NaN or infinity where the forward has none ({where})")
-    known = torch.isfinite(b) & torch.isfinite(wide)
-    if not bool(known.any()):
+    scale = _scale(native, reference)
+    if scale is None:
         return 0.0, 0.0
-    scale = float(wide[known].abs().max()) or 1.0
-    unit = scale * 2.0**-bits
-    mine_error, native_error = (a - wide)[known] / unit, (b - wide)[known] / unit
+    unit = (scale or 1.0) * 2.0**-bits
+    own, natives = (_errors(one, native, reference, unit) for one in (mine, native))
     floor = max(1.0, math.log2(max(length, 2)))
-    for reduce in (
-        lambda error: float(error.abs().max()),
-        lambda error: float(error.square().mean().sqrt()),
-    ):
-        if reduce(mine_error) <= max(2.0 * reduce(native_error), floor):
+    for measure, error in enumerate(own):
+        if error <= max(2.0 * natives[measure], floor):
             continue
-        others = [
-            error
-            for other in moved()
-            if math.isfinite(error := reduce((other.to(torch.float64) - wide)[known] / unit))
-        ]
-        if not reduce(mine_error) <= _MOVED_FACTOR * max(others, default=0.0):
+        among = (_errors(other, native, reference, unit)[measure] for other in moved())
+        others = list(filter(math.isfinite, among))
+        if not error <= _MOVED_FACTOR * max(others, default=0.0):
             text = "".join(f", {other:.3g}" for other in others)
             raise ProofFailed(
-                f"off by {reduce(mine_error):.3g} ulp, the forward by "
-                f"{reduce(native_error):.3g}{text} ({where})"
+                f"off by {error:.3g} ulp, the forward by {natives[measure]:.3g}{text} ({where})"
             )
-    return float(mine_error.abs().max()), float(native_error.abs().max())
+    return own[0], natives[0]
+
+
+def _scale(native: torch.Tensor, reference: torch.Tensor) -> float | None:
+    """The largest number of ``reference`` where both are finite; None where they nowhere are."""
+    parts = zip(in_parts(native), in_parts(reference), strict=True)
+    known = (wide[torch.isfinite(one) & torch.isfinite(wide)] for one, wide in parts)
+    return max((float(part.abs().max()) for part in known if part.numel()), default=None)
+
+
+def _errors(
+    answer: torch.Tensor, native: torch.Tensor, reference: torch.Tensor, unit: float
+) -> tuple[float, float]:
+    """The largest error and the root of the mean square one, where `_scale` looks, in ``unit``.
+
+    NaN where one is. What is made of the numbers in float64 takes many times their own memory.
+    """
+    worst = squares = 0.0
+    count = 0
+    parts = zip(in_parts(answer), in_parts(native), in_parts(reference), strict=True)
+    for mine, forward, exact in parts:
+        wide = exact.to(torch.float64)
+        known = torch.isfinite(forward) & torch.isfinite(wide)
+        error = (mine[known].to(torch.float64) - wide[known]).abs() / unit
+        if error.numel():
+            largest = float(error.max())
+            worst = largest if math.isnan(largest) else max(largest, worst)
+            if math.isnan(worst):
+                return math.nan, math.nan
+            squares, count = squares + float(error.square().sum()), count + error.numel()
+    return worst, math.sqrt(squares / count)
 
 
 def equal_answers(a: Any, b: Any) -> bool:

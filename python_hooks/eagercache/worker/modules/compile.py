@@ -49,6 +49,7 @@ from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.tensor_names import tensor_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.timing import timing
+from eagercache.worker.timing.gpu_memory import with_room
 
 MAX_FUNCTIONS = 400
 
@@ -256,7 +257,7 @@ def _judge(
     try:
         answers.install(path, traced, strides)
         begin = time.process_time()
-        numerics, error, native_error = prove_calls(rebuilt, answers, identity)
+        numerics, error, native_error = with_room(lambda: prove_calls(rebuilt, answers, identity))
         seconds["prove"] = round(time.process_time() - begin, 3)
         rebuilt.draw(seed=0)
         measured = time_answers(answers, traced)

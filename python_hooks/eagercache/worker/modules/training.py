@@ -45,6 +45,7 @@ from eagercache.worker.modules.training_answers import TrainingAnswers
 from eagercache.worker.modules.training_graphs import TrainingGraphs
 from eagercache.worker.modules.training_proof import prove_training
 from eagercache.worker.modules.training_watch import Watched, watch_training
+from eagercache.worker.timing.gpu_memory import with_room
 
 
 def compile_training(
@@ -241,7 +242,9 @@ def _judge(
             )
             answers.put(kernel)
             with _clocked(seconds, "prove"):
-                numerics, error, native_error = prove_training(answers, watched, rebuilt)
+                numerics, error, native_error = with_room(
+                    lambda: prove_training(answers, watched, rebuilt)
+                )
             with _clocked(seconds, "time"):
                 answers.draw(SEEDS[0], SPREADS[0])
                 measured = time_answers(answers, graphs)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagercache.callables.module_identity import own_tensors
-from eagercache.calls.numerics import ProofFailed
+from eagercache.calls.numerics import ProofFailed, is_out_of_memory
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -35,16 +35,16 @@ def in_float64(run: Callable[[], Answer]) -> Answer:
     """
     try:
         return run()
-    except ProofFailed:
-        raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ProofFailed) or is_out_of_memory(error):
+            raise
         try:
             with _Widened():
                 return run()
-        except ProofFailed:
-            raise
-        except Exception as error:
-            raise ProofFailed("not equal bit for bit, and there is no wider reference") from error
+        except Exception as again:
+            if isinstance(again, ProofFailed) or is_out_of_memory(again):
+                raise
+            raise ProofFailed("not equal bit for bit, and there is no wider reference") from again
 
 
 class _Widened(TorchDispatchMode):

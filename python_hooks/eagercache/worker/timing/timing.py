@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +12,7 @@ from typing import Protocol
 
 from eagercache.worker.timing import idle_threads
 from eagercache.worker.timing.scheduler import Watch
+from eagercache.worker.timing.turns import turn
 
 # The probe times boxed C++ calls on both sides. A C++ caller reaches native unboxed and the hook
 # through a boxing step; the difference is the median over the operators of measured.md section 4
@@ -102,20 +101,10 @@ class Timing:
 def machine_to_itself() -> Iterator[None]:
     """Takes turns at timing with this user's other workers on the machine.
 
-    The lock is a name in the abstract socket space, which dies with its holder. After
-    `TURN_TIMEOUT` seconds the caller goes on without it: the holder may not be one of ours. In the
-    block OpenMP's threads spin as they do in callers.
+    In the block OpenMP's threads spin as they do in callers.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
-        deadline = time.monotonic() + TURN_TIMEOUT
-        while time.monotonic() < deadline:
-            try:
-                turn.bind(f"\0eagercache-timing-{os.getuid()}")
-                break
-            except OSError:
-                time.sleep(0.02)
-        with idle_threads.spinning():
-            yield
+    with turn("timing", TURN_TIMEOUT), idle_threads.spinning():
+        yield
 
 
 def time_on_each(probe: Probe, data: Iterable[Callable[[], None]], margin: float) -> Timing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from eagercache.calls.numerics import (
     Tolerance,
     compare_with_reference,
     in_parts,
+    is_out_of_memory,
     same_bits,
     size_of_terms,
 )
@@ -57,6 +58,8 @@ def compare_values(
                     for magnitude, least in zip(magnitudes, moved, strict=True)
                 ]
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         line = (str(error).splitlines() or [""])[0][:100]
         raise ProofFailed(
             f"not equal bit for bit, and there is no wider reference ({native.fill} data; "
@@ -91,28 +94,26 @@ def _invoke(call: Call, wide: Call, values: Sequence[Any]) -> list[torch.Tensor]
 
 
 def _magnitudes(
-    call: Call, wide: Call, values: Sequence[Any], references: Sequence[torch.Tensor]
+    call: Call, wide: Call, values: list[Any], references: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """How large the terms are that each element of the answers was summed from.
 
     The answers of ``wide`` for the absolute values of its floating-point tensors, and at least the
-    root mean square of the answer itself and what a loss's terms are.
+    root mean square of the answer itself and what a loss's terms are. ``values`` are used up.
     """
     unreduced = wide.unreduced()
     terms = unreduced.invoke(values) if unreduced is not None else references
-    absolute = [
-        value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-        for value in values
-    ]
-    largest = max((_largest(value) for value in absolute), default=0.0)
+    for place, value in enumerate(values):  # one at a time: each may take much memory
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            values[place] = value.abs()
+    largest = max((_largest(value) for value in values), default=0.0)
     magnitudes = []
-    answers = _invoke(call, wide, absolute)
+    answers = _invoke(call, wide, values)
     for answer, reference, each in zip(answers, references, terms, strict=True):
         if not reference.is_floating_point():
             magnitudes.append(answer)
             continue
-        known = reference[torch.isfinite(reference)].to(torch.float64)
-        floor = float(known.square().mean().sqrt()) if known.numel() else 0.0
+        floor = _root_mean_square(in_parts(reference))
         # What is left in float64 of a result that is zero is no measure either.
         floor = floor if math.isfinite(floor) and floor > largest * FLOAT64_NOISE else largest
         magnitudes.append(answer.abs().clamp_min(max(floor, size_of_terms(reference, each))))
@@ -130,17 +131,28 @@ def _moves(
     moved: list[Value] = []
     for value, spec in zip(wide.widen(sample), call.tensors, strict=True):
         if spec.dtype in FORMATS and isinstance(value, torch.Tensor):
-            signs = torch.randint(0, 2, value.size(), generator=generator).to(value.device) * 2 - 1
-            value = value * (1 + signs * 2.0 ** -FORMATS[spec.dtype][0])
+            step = 2.0 ** -FORMATS[spec.dtype][0]
+            ups = torch.randint(0, 2, value.size(), generator=generator, dtype=torch.int8)
+            value = value * ups.to(value.device, torch.float64).mul_(2 * step).add_(1 - step)
         moved.append(value)
     sizes = []
     for answer, reference in zip(_invoke(call, wide, moved), references, strict=True):
-        change = (answer - reference).to(torch.float64)
-        known = change[torch.isfinite(change)] if reference.is_floating_point() else change[:0]
-        size = float(known.square().mean().sqrt()) if known.numel() else 0.0
+        size = 0.0
+        if reference.is_floating_point():
+            pairs = zip(in_parts(answer), in_parts(reference), strict=True)
+            size = _root_mean_square(one - other for one, other in pairs)
         bits = FORMATS.get(_narrowest(call), (23, 0))[0]
         sizes.append(size * 2.0**bits if math.isfinite(size) else 0.0)
     return sizes
+
+
+def _root_mean_square(parts: Iterable[torch.Tensor]) -> float:
+    """Of the finite numbers among them; 0 where there are none."""
+    total, count = 0.0, 0
+    for part in parts:
+        known = part[torch.isfinite(part)].to(torch.float64)
+        total, count = total + float(known.square().sum()), count + known.numel()
+    return math.sqrt(total / count) if count else 0.0
 
 
 def _narrowest(call: Call) -> torch.dtype:
