@@ -45,13 +45,16 @@ class CallTaker {
   CallTaker* next_ = nullptr;
 };
 
-// Is told of every call that has a key, whatever answered it. Lives as long as the process; any
+// Is told of every call of a hook, whatever answered it. Lives as long as the process; any
 // thread.
 class CallRecorder {
  public:
   // `native_ns` is what native took, 0 when not timed.
   virtual void record(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                       CallOutcome outcome, std::uint64_t native_ns) noexcept = 0;
+  // The same of a call that has no key, by rule; native answered it.
+  virtual void record_aside(OperatorHook& hook, AsideReason reason,
+                            std::uint64_t native_ns) noexcept = 0;
   // Whether the hook should time the native call that it is about to make.
   virtual bool wants_time() noexcept = 0;
 

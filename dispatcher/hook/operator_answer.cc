@@ -140,8 +140,7 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   }
   CallView view;
   if (const AsideReason reason = read_call(*stack, view); reason != AsideReason::kNone) {
-    count_aside(index_, reason);
-    call_native(keys, stack);
+    answer_aside(reason, keys, stack);
     return;
   }
   const std::uint64_t hash = hash_words(view.key.words());
@@ -168,6 +167,24 @@ void OperatorHook::count(const CallView& view, std::uint64_t hash, CallOutcome o
   if (CallRecorder* const recorder = call_recorder.load(std::memory_order_relaxed)) [[unlikely]] {
     recorder->record(*this, view.key.words(), hash, outcome, 0);
   }
+}
+
+void OperatorHook::answer_aside(AsideReason reason, c10::DispatchKeySet keys,
+                                torch::jit::Stack* stack) {
+  count_aside(index_, reason);
+  CallRecorder* const recorder = call_recorder.load(std::memory_order_relaxed);
+  if (recorder == nullptr) [[likely]] {
+    call_native(keys, stack);
+    return;
+  }
+  std::uint64_t native_ns = 0;
+  // What a custom operator calls is recorded itself.
+  if (guard_native_ && recorder->wants_time()) {
+    native_ns = recorded_time(time_native(keys, stack));
+  } else {
+    call_native(keys, stack);
+  }
+  recorder->record_aside(*this, reason, native_ns);
 }
 
 void OperatorHook::answer_decided(const CallView& view, std::uint64_t hash,

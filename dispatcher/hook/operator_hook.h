@@ -165,6 +165,8 @@ class OperatorHook {
                    torch::jit::Stack* stack);
   // Counts a call that a kernel answered, and records it while calls are recorded.
   void count(const CallView& view, std::uint64_t hash, CallOutcome outcome) noexcept;
+  // Native answers a call that steps aside by rule; counts, and records as answer_decided does.
+  void answer_aside(AsideReason reason, c10::DispatchKeySet keys, torch::jit::Stack* stack);
   // Native answers a call that is decided; counts, and records with native's time now and then.
   void answer_decided(const CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack);

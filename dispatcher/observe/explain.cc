@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dispatcher/base/log.h"
+#include "dispatcher/runtime/denied_call.h"
 #include "dispatcher/runtime/runtime.h"
 
 namespace eagercache {
@@ -54,8 +55,18 @@ Nearest nearest_known(const OperatorHook& hook, std::span<const Word> words) {
   return nearest;
 }
 
+// How often a known key was met.
+std::uint64_t calls_of(const OperatorHook& hook, std::span<const Word> words) {
+  std::uint64_t found = 0;
+  hook.table().for_each([&](std::span<const Word> key, Found /*found*/, std::uint64_t calls) {
+    found = std::ranges::equal(words, key) ? calls : found;
+  });
+  return found;
+}
+
 // Why a key has no verdict in this process yet.
-std::string missing_reason(EntryState state, const CallExplanation& explained) {
+std::string missing_reason(const OperatorHook& hook, std::span<const Word> words, EntryState state,
+                           const CallExplanation& explained) {
   const Runtime& runtime = Runtime::instance();
   const std::shared_ptr<DiskStore> store = runtime.store();
   if (store) {
@@ -66,8 +77,16 @@ std::string missing_reason(EntryState state, const CallExplanation& explained) {
   }
   const bool compiles = store && runtime.policy().on_miss != OnMiss::kNative;
   if (state == EntryState::kPending) {
-    return compiles ? "it was met before; its verdict is not there yet"
-                    : "it was met before, and nothing is compiled";
+    if (!compiles) {
+      return "it was met before, and nothing is compiled";
+    }
+    const std::uint64_t calls = calls_of(hook, words);
+    const std::uint64_t enough = runtime.calls_before_compile(hook);
+    if (calls < enough) {
+      return "a kernel is asked for once it was made " + std::to_string(enough) +
+             " times; so far: " + std::to_string(calls);
+    }
+    return "it was met before; its verdict is not there yet";
   }
   return compiles ? "it was not met before" : "it was not met before, and nothing is compiled";
 }
@@ -101,9 +120,13 @@ void explain_key(OperatorHook& hook, const CallView& view, CallExplanation& expl
     explained.outcome = answers ? "hit" : "native";
     explained.reason = answers ? "a kernel that takes the call's numbers as arguments answers"
                                : "a kernel that takes the call's numbers was not faster";
+  } else if (std::string denial = denied_call(hook, words); !denial.empty()) {
+    // What the loader finds once the call is made.
+    explained.outcome = "native";
+    explained.reason = std::move(denial);
   } else {
     explained.outcome = "miss";
-    explained.reason = missing_reason(found.state, explained);
+    explained.reason = missing_reason(hook, words, found.state, explained);
     const Nearest nearest = nearest_known(hook, words);
     if (nearest.state != EntryState::kAbsent) {
       explained.difference = first_difference(words, nearest.words, hook.plan().names);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "dispatcher/base/thread_blocks.h"
 #include "dispatcher/hook/call_observer.h"
@@ -13,8 +15,12 @@
 namespace eagercache {
 namespace {
 
-// One in so many native calls is timed: reading the clock twice costs a twentieth of a small one.
-constexpr unsigned kTimedShare = 4;
+// A quarter of native calls is timed: reading the clock twice costs a twentieth of a small one.
+constexpr unsigned kTimedShareBits = 2;
+// A call's number times this, in 64 bits, decides whether it is one of them. Multiples of the
+// golden ratio fall into all quarters evenly, and unlike every fourth call they meet each call of a
+// loop.
+constexpr std::uint64_t kGoldenRatio = 0x9E3779B97F4A7C15U;
 
 // Looked up by reference, so that a known key costs no copy.
 struct KeyView {
@@ -33,7 +39,7 @@ struct Key {
 struct KeyHash {
   using is_transparent = void;
   std::size_t operator()(const KeyView& key) const noexcept {
-    return static_cast<std::size_t>(key.hash ^ key.hook->index() * 0x9E3779B97F4A7C15U);
+    return static_cast<std::size_t>(key.hash ^ key.hook->index() * kGoldenRatio);
   }
 };
 
@@ -52,6 +58,15 @@ struct Tally {
   std::uint64_t total_ns = 0;  // of those
   std::uint64_t first_ns = 0;
 
+  void add_call(std::uint64_t native_ns) noexcept {
+    const bool first = calls++ == 0;
+    if (native_ns != 0 && first) {
+      first_ns = native_ns;
+    } else if (native_ns != 0) {
+      ++timed;
+      total_ns += native_ns;
+    }
+  }
   void add(const Tally& other) noexcept {
     calls += other.calls;
     hits += other.hits;
@@ -63,11 +78,14 @@ struct Tally {
 };
 
 using Tallies = std::unordered_map<Key, Tally, KeyHash, KeyEqual>;
+// Calls without a key, by operator and rule: few.
+using AsideTallies = std::map<std::pair<OperatorHook*, AsideReason>, Tally>;
 
 // One thread's counts.
 struct TallyBlock {
   std::mutex mutex;
-  Tallies tallies;  // guarded by mutex
+  Tallies tallies;      // guarded by mutex
+  AsideTallies asides;  // guarded by mutex
 };
 
 std::atomic<std::size_t> num_keys{0};
@@ -95,14 +113,8 @@ class Recorder final : public CallRecorder {
       TallyBlock& block = ThreadBlocks<TallyBlock>::own();
       const std::lock_guard lock(block.mutex);
       if (Tally* const tally = tally_of(block, hook, words, hash)) [[likely]] {
-        const bool first = tally->calls++ == 0;
+        tally->add_call(native_ns);
         tally->hits += outcome == CallOutcome::kHit ? 1 : 0;
-        if (native_ns != 0 && first) {
-          tally->first_ns = native_ns;
-        } else if (native_ns != 0) {
-          ++tally->timed;
-          tally->total_ns += native_ns;
-        }
         return;
       }
     } catch (const std::exception&) {
@@ -111,9 +123,20 @@ class Recorder final : public CallRecorder {
     num_lost.fetch_add(1, std::memory_order_relaxed);
   }
 
+  void record_aside(OperatorHook& hook, AsideReason reason,
+                    std::uint64_t native_ns) noexcept override {
+    try {
+      TallyBlock& block = ThreadBlocks<TallyBlock>::own();
+      const std::lock_guard lock(block.mutex);
+      block.asides[{&hook, reason}].add_call(native_ns);
+    } catch (const std::exception&) {
+      // Without memory. The call is counted all the same (counters.h).
+    }
+  }
+
   bool wants_time() noexcept override {
-    thread_local unsigned calls = 0;
-    return ++calls % kTimedShare == 0;
+    thread_local std::uint64_t calls = 0;
+    return (++calls * kGoldenRatio) >> (64 - kTimedShareBits) == 0;
   }
 };
 
@@ -141,10 +164,28 @@ std::vector<RecordedCall> recorded_calls() {
   return calls;
 }
 
+std::vector<RecordedAside> recorded_asides() {
+  AsideTallies sum;
+  ThreadBlocks<TallyBlock>::for_each([&](TallyBlock& block) {
+    const std::lock_guard lock(block.mutex);
+    for (const auto& [key, tally] : block.asides) {
+      sum[key].add(tally);
+    }
+  });
+  std::vector<RecordedAside> rows;
+  rows.reserve(sum.size());
+  for (const auto& [key, tally] : sum) {
+    const std::uint64_t timed = tally.timed == 0 && tally.first_ns != 0 ? 1 : tally.timed;
+    rows.push_back({key.first, key.second, tally.calls, timed, tally.native_ns()});
+  }
+  return rows;
+}
+
 void forget_recorded_calls() {
   ThreadBlocks<TallyBlock>::for_each([](TallyBlock& block) {
     const std::lock_guard lock(block.mutex);
     block.tallies.clear();
+    block.asides.clear();
   });
   num_keys.store(0, std::memory_order_relaxed);
   num_lost.store(0, std::memory_order_relaxed);

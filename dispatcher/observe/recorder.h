@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "guards/builder/aside_reason.h"
 #include "guards/key/call_key.h"
 
 namespace eagercache {
@@ -18,6 +19,15 @@ struct RecordedCall {
   std::uint64_t native_ns = 0;  // mean of the timed calls that native answered; 0: none was
 };
 
+// Calls of one operator that stepped aside by one rule while calls were recorded.
+struct RecordedAside {
+  OperatorHook* hook = nullptr;
+  AsideReason reason = AsideReason::kNone;
+  std::uint64_t calls = 0;
+  std::uint64_t timed = 0;      // of them, those that native_ns is of
+  std::uint64_t native_ns = 0;  // their mean; 0: none was timed
+};
+
 // Whether hooks tell of their calls (call_observer.h). Every thread counts in memory of its own,
 // under a lock that only a reader contends for; without memory a call is lost. The first time of a
 // key counts only while there is no other, since it holds what native does once.
@@ -29,6 +39,7 @@ inline constexpr std::size_t kMaxRecordedKeys = 262'144;
 // All calls recorded since the process began or forget_recorded_calls(), those of threads that have
 // ended included; keys in no order.
 std::vector<RecordedCall> recorded_calls();
+std::vector<RecordedAside> recorded_asides();
 void forget_recorded_calls();
 std::uint64_t lost_calls() noexcept;
 

@@ -111,6 +111,9 @@ class Runtime final : public MissQueue {
   void complete(const std::string& digest, const std::string& decision, const std::string& reason,
                 double cpu_seconds = 0);
 
+  // How often a key is met before a kernel is asked for, at the least.
+  std::uint64_t calls_before_compile(const OperatorHook& hook) const noexcept;
+
   // Verdicts of one hook met so far.
   std::vector<VerdictRecord> verdicts(const OperatorHook& hook) const;
   // Keys queued for the loader or given to the compile service.

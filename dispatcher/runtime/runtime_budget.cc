@@ -17,14 +17,17 @@ constexpr std::uint64_t kSpentNs = 1'000'000;
 
 }  // namespace
 
-// How long a call keeps a GPU busy is not known here, and who waits has asked for a kernel.
-std::uint64_t Runtime::enough_calls(const OperatorHook& hook, std::uint64_t native_ns) const {
+std::uint64_t Runtime::calls_before_compile(const OperatorHook& hook) const noexcept {
   const Policy now = policy();
-  if (now.on_miss == OnMiss::kWait) {
-    return 1;
-  }
-  const std::uint64_t calls = now.compile_after * hook.compile_cost();
-  if (requests_.load(std::memory_order_relaxed) < kRequestsAtOnce ||
+  // Who waits has asked for a kernel.
+  return now.on_miss == OnMiss::kWait ? 1 : now.compile_after * hook.compile_cost();
+}
+
+// How long a call keeps a GPU busy is not known here.
+std::uint64_t Runtime::enough_calls(const OperatorHook& hook, std::uint64_t native_ns) const {
+  const std::uint64_t calls = calls_before_compile(hook);
+  if (policy().on_miss == OnMiss::kWait ||
+      requests_.load(std::memory_order_relaxed) < kRequestsAtOnce ||
       hook.device_type() != c10::DeviceType::CPU) {
     return calls;
   }

@@ -85,8 +85,7 @@ MissQueue::Ask Runtime::ask_for(const OperatorHook& hook, const MissNote& note) 
   if (now.on_miss == OnMiss::kNative || frozen()) {
     return Ask::kNothing;
   }
-  const std::uint64_t threshold =
-      now.on_miss == OnMiss::kWait ? 1 : now.compile_after * hook.compile_cost();
+  const std::uint64_t threshold = calls_before_compile(hook);
   // Asked again at every doubling: a request may have been dropped, or its worker lost.
   const bool doubled = note.calls > threshold && std::has_single_bit(note.calls);
   if (!note.inserted && note.calls != threshold && !doubled) {

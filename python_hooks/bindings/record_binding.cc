@@ -28,6 +28,27 @@ std::vector<std::pair<std::string, std::uint64_t>> recorded() {
   return rows;
 }
 
+// A row for each operator and rule by which calls of it stepped aside.
+py::list asides() {
+  std::vector<RecordedAside> found;
+  {
+    const WithoutGil no_gil;
+    found = recorded_asides();
+  }
+  py::list rows;
+  for (const RecordedAside& aside : found) {
+    py::dict row;
+    row["op"] = aside.hook->full_name();
+    row["dispatch_key"] = std::string(c10::toString(aside.hook->dispatch_key()));
+    row["rule"] = std::string(aside_reason_name(aside.reason));
+    row["calls"] = aside.calls;
+    row["timed"] = aside.timed;
+    row["native_ns"] = aside.native_ns;
+    rows.append(row);
+  }
+  return rows;
+}
+
 // The store's key of a described call. Hooks the operator, which answers nothing by that.
 std::string call_digest(const std::string& op, const std::string& overload,
                         const std::string& dispatch_key, const std::string& description,
@@ -57,6 +78,7 @@ std::string call_digest(const std::string& op, const std::string& overload,
 void bind_record(py::module_& module) {
   module.def("set_recording", &set_recording);
   module.def("recorded_calls", &recorded);
+  module.def("recorded_asides", &asides);
   module.def("forget_recorded_calls", [] {
     const WithoutGil no_gil;
     forget_recorded_calls();

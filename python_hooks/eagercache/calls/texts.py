@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+# What is said of a key that has no verdict, because its kernel is being made.
+NOT_YET = "not yet"
+
+# What each rule by which a call steps aside is about (guards/builder/aside_reason.h).
+ASIDE_RULES: Mapping[str, str] = {
+    "tensor_kind": "a tensor is sparse, quantized, nested, a subclass, conjugated or the like",
+    "mixed_devices": "a tensor is on another device",
+    "named_tensor": "a tensor has names",
+    "empty_tensor": "a tensor has no elements",
+    "no_storage": "a tensor has no memory",
+    "large_extent": "a tensor reaches past 2**31 elements",
+    "dtype": "a tensor has a rare dtype",
+    "integer_division": "all operands are integers: native raises on a zero divisor",
+    "symbolic": "a number is symbolic",
+    "unexpected_value": "an argument is not what the schema promises",
+    "key_too_long": "the call has too many tensors or dimensions",
+    "dispatch_state": "a function transform or a Python mode is active",
+    "floating_point_mode": "denormals are flushed, or the rounding mode is not the default",
+    "parallel_region": "it was called from inside a parallel region",
+    "overlap": "memory that it writes is also another argument's, or overlaps itself",
+}
 
 
 def argument_texts(arguments: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from eagercache.calls.texts import counted
+
 Item = TypeVar("Item")
 
 
@@ -139,7 +141,7 @@ def bisect(
     by_operator: dict[str, list[Mapping[str, Any]]] = {}
     for entry in kernels:
         by_operator.setdefault(entry["facts"].get("op", "?"), []).append(entry)
-    say(f"{len(kernels)} kernels of {len(by_operator)} operators")
+    say(f"{counted(len(kernels), 'kernel')} of {counted(len(by_operator), 'operator')}")
     if passes(()):
         raise NothingToFind("the command passes with all kernels")
     if not passes([entry["key"] for entry in kernels]):

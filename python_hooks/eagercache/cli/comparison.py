@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from eagercache.calls.texts import counted
 from eagercache.cli.compared_output import OutputComparison, compare_outputs
 from eagercache.cli.measured_process import Run
 from eagercache.cli.progress_bars import times_of_steps
@@ -230,8 +231,8 @@ class Comparison:
             said = f"slower: {text} of native's speed {ends} from the second process on"
         else:
             said = (
-                f"no difference in speed that {len(self.pairs)} pairs of runs can tell: {text} "
-                f"{ends} from the second process on"
+                f"no difference in speed that {counted(len(self.pairs), 'pair')} of runs can tell: "
+                f"{text} {ends} from the second process on"
             )
         memory, gpu = self.memory_ratio(), self.gpu_ratio()
         if memory is not None:

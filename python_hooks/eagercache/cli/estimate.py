@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from eagercache.calls.texts import counted
 from eagercache.cli import program
 from eagercache.cli.common import Unusable, json_option, print_json, require_core, table
 from eagercache.cli.program_options import PROGRAM, command_of, enable_arguments
@@ -36,11 +37,14 @@ def estimate_command(module: bool, as_json: bool, words: tuple[str, ...]) -> Non
 
     The tables go to standard error, with --json as JSON; the exit code is the program's.
     """
-    require_core()
     command = command_of(words, module)
-    from eagercache.cli.estimates.estimation import Estimate
+    with (
+        program.Runner() as runner,
+        tempfile.TemporaryDirectory(prefix="eagercache-estimate-") as folder,
+    ):
+        require_core()
+        from eagercache.cli.estimates.estimation import Estimate
 
-    with tempfile.TemporaryDirectory(prefix="eagercache-estimate-") as folder:
         said = Path(folder, "said")
         said.mkdir()
         # An empty cache, so that none of the program's calls has a kernel.
@@ -49,7 +53,7 @@ def estimate_command(module: bool, as_json: bool, words: tuple[str, ...]) -> Non
             enable={**arguments, "on_miss": "native"}, estimate=str(said.absolute())
         )
         try:
-            code = program.run(command, program.environment_of(settings, os.environ))
+            code = runner.run(command, program.environment_of(settings, os.environ))
         except OSError as error:
             raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
         estimate = Estimate.read(said)
@@ -57,7 +61,7 @@ def estimate_command(module: bool, as_json: bool, words: tuple[str, ...]) -> Non
         print_json(estimate.as_dict(), err=True)
     else:
         _print(estimate)
-    sys.exit(code)
+    program.end_as(code)
 
 
 def _print(estimate: Estimate) -> None:
@@ -106,7 +110,7 @@ def lines_of(estimate: Estimate) -> Iterator[str]:
         )
     untimed = sum(part.untimed for part in estimate.operators)
     if untimed:
-        yield f"{untimed:,} calls of operators were not timed, on a GPU for one: no gain is assumed"
+        yield f"not timed, on a GPU for one, so that no gain is assumed: {counted(untimed, 'call')}"
     if any(part.name.endswith("(training)") for part in estimate.modules):
         yield "modules that need gradients have kernels with --training alone"
     yield "the two overlap, and are no sum; measured in " + ", ".join(estimate.sources)

@@ -19,7 +19,7 @@ from eagercache.cli.common import Unusable, Wish
 _HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 # Commands whose standard output is a program's, and those that are followed by a program too.
 _OF_PROGRAMS = ("run", "record")
-_BEFORE_PROGRAMS = (*_OF_PROGRAMS, "compare")
+_BEFORE_PROGRAMS = (*_OF_PROGRAMS, "compare", "estimate", "bisect")
 
 
 class OneLine(click.Group):
@@ -31,8 +31,29 @@ class OneLine(click.Group):
         name = next((word for word in words if not word.startswith("-")), "")
         Wish.err = name in _OF_PROGRAMS
         # Bad usage is found before options are read. What follows a program is the program's.
-        Wish.json = "--json" in (words[1:2] if name in _BEFORE_PROGRAMS else words)
+        Wish.json = "--json" in words and (
+            name not in _BEFORE_PROGRAMS or "--json" in self._before_program(name, words)
+        )
         return super().main(words, *more, **extra)
+
+    def _before_program(self, name: str, words: Sequence[str]) -> list[str]:
+        """The words of a command that runs a program which are options of its own."""
+        command = self.get_command(click.Context(self, resilient_parsing=True), name)
+        with_value = {
+            option
+            for parameter in (command.params if command is not None else ())
+            if isinstance(parameter, click.Option) and not parameter.is_flag
+            for option in parameter.opts
+        }
+        own: list[str] = []
+        rest = iter(words[words.index(name) + 1 :])
+        for word in rest:
+            if not word.startswith("-") or word in ("-m", "-c", "-", "--"):
+                break
+            own.append(word)
+            if word in with_value:
+                next(rest, None)
+        return own
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Reads this command's own options."""

@@ -159,7 +159,7 @@ def bench_command(directory: Path | None, as_json: bool, op: str, limit: int) ->
     if as_json:
         print_json({"store": store.root, "left_out": len(rows) - len(results), "kernels": results})
         return
-    title = f"{len(results)} of {len(rows)} kernels in {store.root}"
+    title = f"{len(results)} of {counted(len(rows), 'kernel')} in {store.root}"
     columns = [("operator", ""), ("call", "")]
     columns += [(name, "right") for name in ("native us", "kernel us", "speed-up", "when stored")]
     table(title, columns, [_bench_cells(row) for row in results])

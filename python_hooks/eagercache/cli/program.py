@@ -8,8 +8,11 @@ imported and then calls `begin` here. What begins with ``-S``, ``-I`` or ``-E`` 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -18,8 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 VARIABLE = "EAGERCACHE_PROGRAM"
 SITE = Path(__file__).absolute().parent.parent / "_site"
@@ -51,10 +53,15 @@ class Settings:
 
 
 def command_of(words: Sequence[str], *, module: bool) -> list[str]:
-    """What to start for ``script.py ARGS``, ``-m module ARGS`` or ``executable ARGS``."""
+    """What to start for ``script.py ARGS``, ``-m module ARGS`` or ``executable ARGS``.
+
+    Python's own ``-c TEXT`` and ``-``, which is standard input, are taken too.
+    """
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     if module:
         return [*python, "-m", *words]
+    if words[0] in ("-c", "-"):
+        return [*python, *words]
     script = Path(words[0])
     if script.is_file() or (script.is_dir() and (script / "__main__.py").is_file()):
         return [*python, *words]
@@ -75,28 +82,63 @@ def environment_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, 
     }
 
 
-def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs a command to its end; its exit status, 128 + N when signal N ended it.
+# What somebody may send to the process that they started, and mean for the program.
+_HANDED_ON = {
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+}
+_PR_SET_PDEATHSIG = 1
 
-    The signals that end programs are handed on.
+
+class Runner:
+    """Runs a program in the place of this process.
+
+    Signals that a process sends to this one are handed on. Those of the terminal, as Ctrl-C, reach
+    the program too, which decides what they mean. It is entered before torch is imported: a signal
+    would end this process in a thread of torch's that was started before.
     """
-    process = subprocess.Popen(command, env=dict(environ))
 
-    def hand_on(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
+    def __enter__(self) -> Runner:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_HANDED_ON, signal.SIGCHLD})
+        return self
 
-    # The terminal sends Ctrl-C to the program too, which decides what it means.
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, hand_on),
-        signal.SIGHUP: signal.signal(signal.SIGHUP, hand_on),
-    }
-    try:
-        code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Runs a command to its end; its exit status, -N when signal N ended it."""
+        library = ctypes.CDLL(None)
+
+        def begin_as_program() -> None:
+            # Who kills this process with signal 9 means the program.
+            library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+        process = subprocess.Popen(command, env=dict(environ), preexec_fn=begin_as_program)
+        while process.poll() is None:
+            seen = signal.sigwaitinfo({*_HANDED_ON, signal.SIGCHLD})
+            # A code above 0 is the kernel's, for the terminal.
+            if seen.si_signo in _HANDED_ON and seen.si_code <= 0:
+                process.send_signal(seen.si_signo)
+        return int(process.returncode)
+
+
+def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs a command to its end as `Runner` does."""
+    with Runner() as runner:
+        return runner.run(command, environ)
+
+
+def end_as(code: int) -> NoReturn:
+    """Ends this process as `run` says that a program ended: by a signal, too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's own core is the one wanted
+        with contextlib.suppress(OSError, ValueError):  # signals 9 and 19 have no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code if code >= 0 else 128 - code)
 
 
 def begin(body: Mapping[str, Any]) -> None:
@@ -143,6 +185,7 @@ def counters() -> dict[str, Any]:
 
 def _report_at_exit(folder: Path, began: float) -> None:
     from eagercache.base.load import core
+    from eagercache.cli.reports.report_file import ReportFile
     from eagercache.cli.reports.reported_process import process_report
     from eagercache.cli.reports.timeline import Timeline
     from eagercache.frontend import recording
@@ -150,8 +193,11 @@ def _report_at_exit(folder: Path, began: float) -> None:
     if core is None:
         return
     recording.listen()
-    timeline = Timeline()
-    _write_at_exit(folder, lambda: process_report(time.monotonic() - began, timeline))
+    file = ReportFile(
+        folder, lambda end: process_report(time.monotonic() - began, timeline, at_end=end)
+    )
+    timeline = Timeline(file.refresh)
+    file.begin()
     timeline.begin()
 
 

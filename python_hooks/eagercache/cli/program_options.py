@@ -111,8 +111,13 @@ def command_of(words: tuple[str, ...], module: bool) -> list[str]:
         rest, module = rest[1:], True
     if not rest:
         raise Unusable("-m needs the name of a module")
-    if not module and rest[0].startswith("-"):
-        where = click.get_current_context().command_path
+    if rest[:1] == ["-c"] and len(rest) == 1:
+        raise Unusable("-c needs a program's text")
+    if not module and rest[0].startswith("-") and rest[0] not in ("-c", "-"):
+        context = click.get_current_context()
+        where = context.command_path
+        if any(rest[0] in parameter.opts for parameter in context.command.params):
+            raise Unusable(f"{rest[0]} comes too late; name it first; see `{where} --help`")
         raise Unusable(f"there is no option {rest[0]}; see `{where} --help`")
     try:
         return program.command_of(rest, module=module)

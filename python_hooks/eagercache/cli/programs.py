@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from eagercache.calls import trace
 
 
-def _start(command: list[str], settings: program.Settings) -> int:
+def _start(runner: program.Runner, command: list[str], settings: program.Settings) -> int:
     try:
-        return program.run(command, program.environment_of(settings, os.environ))
+        return runner.run(command, program.environment_of(settings, os.environ))
     except OSError as error:
         raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
 
@@ -53,7 +54,7 @@ def _start(command: list[str], settings: program.Settings) -> int:
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where --report saves the picture; eagercache-report-PROGRAM-TIME.png if not given.",
+    help="Where --report saves the picture; eagercache-report-PROGRAM-TIME.svg if not given.",
 )
 @json_option
 @click.argument("words", metavar="PROGRAM [ARGUMENTS]...", nargs=-1, required=True)
@@ -67,29 +68,43 @@ def run_command(
 ) -> None:
     """Runs PROGRAM, unchanged, with eagercache enabled; its child processes have it too.
 
-    PROGRAM is a Python script, after -m a module, or a command that starts Python. The exit code is
-    the program's. --report ends with a table on standard error of where the time of hooked
-    operators went, which moved to kernels, the gain and the cost; with --json it is JSON. Where
-    eagercache does not fit the installed torch, PROGRAM runs as without it, and one line says so.
+    PROGRAM is a Python script, after -m a module, after -c a text, or a command that starts Python.
+    It ends with the program's exit code, or by the signal that ended it. --report ends with a table
+    on standard error of where the time of hooked operators went, which moved to kernels, the gain
+    and the cost; with --json it is JSON. Where eagercache does not fit the installed torch, PROGRAM
+    runs as without it, and one line says so.
     """
+    command = command_of(words, options["module"])
+    if not reports:
+        arguments = _arguments_of(options)
+        if arguments is not None:
+            settings = program.Settings(enable=arguments)
+            os.environ.update(program.environment_of(settings, os.environ))
+        _become(command)
+    code = None
+    with (
+        program.Runner() as runner,
+        tempfile.TemporaryDirectory(prefix="eagercache-report-") as folder,
+    ):
+        arguments = _arguments_of(options)
+        if arguments is not None:
+            code = _start(runner, command, program.Settings(enable=arguments, report=folder))
+            stem = _new_stem(words, options["module"])
+            page, picture = page or Path(f"{stem}.html"), picture or Path(f"{stem}.svg")
+            _show_report(Path(folder), page, picture, as_json)
+    if code is None:
+        _become(command)
+    program.end_as(code)
+
+
+def _arguments_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `enable()` is given; None, which is said, where eagercache fits no torch."""
     from eagercache.base import load
 
     if load.core is None:
         click.echo(f"eagercache: is not active: {load.refusal}", err=True)
-        _become(command_of(words, options["module"]))
-    require_core()
-    arguments = chosen_arguments(options)
-    command = command_of(words, options["module"])
-    if not reports:
-        settings = program.Settings(enable=arguments)
-        os.environ.update(program.environment_of(settings, os.environ))
-        _become(command)
-    with tempfile.TemporaryDirectory(prefix="eagercache-report-") as folder:
-        code = _start(command, program.Settings(enable=arguments, report=folder))
-        stem = _new_stem(words)
-        page, picture = page or Path(f"{stem}.html"), picture or Path(f"{stem}.png")
-        _show_report(Path(folder), page, picture, as_json)
-    sys.exit(code)
+        return None
+    return chosen_arguments(options)
 
 
 def _become(command: list[str]) -> NoReturn:
@@ -102,15 +117,22 @@ def _become(command: list[str]) -> NoReturn:
         raise Unusable(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def _new_stem(words: tuple[str, ...]) -> str:
+def _new_stem(words: tuple[str, ...], module: bool) -> str:
     """A name that no file has: reports of several runs lie side by side."""
-    program_name = Path(next((word for word in words if not word.startswith("-")), "")).stem
-    stem = f"eagercache-report-{program_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"eagercache-report-{_name_of(words, module)}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (f"{stem}{f'-{number}' if number else ''}" for number in itertools.count())
     return next(n for n in names if not any(Path(f"{n}.{end}").exists() for end in _ENDS))
 
 
-_ENDS = ("html", "png")
+def _name_of(words: tuple[str, ...], module: bool) -> str:
+    """What the program is called: the module, or the file without its folder and ending."""
+    first, *rest = words if words[0] != "--" else words[1:]
+    if module or first == "-m":
+        return first if module else rest[0]
+    return {"-c": "command", "-": "stdin"}.get(first) or Path(first).stem or "program"
+
+
+_ENDS = ("html", "svg")
 
 
 def _show_report(folder: Path, page: Path, picture: Path, as_json: bool) -> None:
@@ -156,16 +178,17 @@ def record_command(
     Every process of the program adds its calls. Kernels that the store has are used, nothing is
     compiled. The exit code is the program's; 1 when that is 0 and nothing was recorded.
     """
-    require_core()
-    arguments = enable_arguments(ops, skip, devices, directory)
-    command = command_of(words, module)
-    _prepare(path, append)
-    before = _read(path)
-    settings = program.Settings(
-        enable={**arguments, "on_miss": "native"}, trace=str(path.absolute())
-    )
-    os.environ.setdefault("EAGERCACHE_ON_MISS", "native")  # also where the program enables itself
-    code = _start(command, settings)
+    with program.Runner() as runner:
+        require_core()
+        arguments = enable_arguments(ops, skip, devices, directory)
+        command = command_of(words, module)
+        _prepare(path, append)
+        before = _read(path)
+        settings = program.Settings(
+            enable={**arguments, "on_miss": "native"}, trace=str(path.absolute())
+        )
+        os.environ.setdefault("EAGERCACHE_ON_MISS", "native")  # where the program enables itself
+        code = _start(runner, command, settings)
     after = _read(path)
     calls = _calls(after) - _calls(before)
     if as_json and (calls or code):
@@ -179,7 +202,7 @@ def record_command(
         click.echo(f"{counted(calls, 'call')} recorded; {path} holds {held}", err=True)
     if calls == 0 and code == 0:
         raise Stopped("nothing was recorded: no process of the program called a hooked operator")
-    sys.exit(code)
+    program.end_as(code)
 
 
 def _prepare(path: Path, append: bool) -> None:

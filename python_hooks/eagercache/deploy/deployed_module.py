@@ -283,7 +283,7 @@ class DeployedModule:
         """Names of inputs and outputs, and how many constants there are."""
         return (
             f"DeployedModule({', '.join(self.input_names)} -> {', '.join(self.output_names)}; "
-            f"{len(self.constants)} constants)"
+            f"constants: {len(self.constants)})"
         )
 
 

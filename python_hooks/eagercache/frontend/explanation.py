@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,28 +12,10 @@ import torch
 
 from eagercache.base import operators
 from eagercache.base.load import core
+from eagercache.calls.texts import ASIDE_RULES, counted
 from eagercache.frontend.tables import html_table
 from eagercache.runtime.left_native import left_native
 from eagercache.runtime.session import session
-
-# What each rule by which a call steps aside is about (guards/builder/aside_reason.h).
-ASIDE_RULES: Mapping[str, str] = {
-    "tensor_kind": "a tensor is sparse, quantized, nested, a subclass, conjugated or the like",
-    "mixed_devices": "a tensor is on another device",
-    "named_tensor": "a tensor has names",
-    "empty_tensor": "a tensor has no elements",
-    "no_storage": "a tensor has no memory",
-    "large_extent": "a tensor reaches past 2**31 elements",
-    "dtype": "a tensor has a rare dtype",
-    "integer_division": "all operands are integers: native raises on a zero divisor",
-    "symbolic": "a number is symbolic",
-    "unexpected_value": "an argument is not what the schema promises",
-    "key_too_long": "the call has too many tensors or dimensions",
-    "dispatch_state": "a function transform or a Python mode is active",
-    "floating_point_mode": "denormals are flushed, or the rounding mode is not the default",
-    "parallel_region": "it was called from inside a parallel region",
-    "overlap": "memory that it writes is also another argument's, or overlaps itself",
-}
 
 _LEFT_NATIVE = (
     "it is left alone, because native was faster in all calls that earlier processes made; name it "
@@ -119,7 +101,7 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> Explanation:
     explainer = core.Explainer()
     explainer.start()
     try:
-        function(*args, **kwargs)
+        result = function(*args, **kwargs)
     finally:
         calls = explainer.stop()
     met = tuple(_explanation(row) for row in calls)
@@ -127,13 +109,15 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> Explanation:
     if len(met) == 1 and (not wanted or met[0].op in wanted):
         return met[0]
     if met:
-        reason = f"it is not hooked itself; {len(met)} operators that it calls are"
+        are = "is" if len(met) == 1 else "are"
+        reason = f"it is not hooked itself; {counted(len(met), 'operator')} that it calls {are}"
         if left_native.holds(names):
             reason = _LEFT_NATIVE
         return Explanation(_shown(op, names), "native", reason, parts=met)
-    return Explanation(
-        _shown(op, names), "native", _why_not_hooked(names or _operators_of_name(op))
-    )
+    meant = _plain(names or _operators_of_name(op), kwargs)
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return Explanation(_shown(op, names), "native", _why_not_hooked(meant, tensors))
 
 
 def _operators_of_name(function: Any) -> list[operators.OperatorName]:
@@ -177,8 +161,8 @@ def _shown(op: Any, names: list[operators.OperatorName]) -> str:
     return names[0][0] if names else getattr(op, "__name__", str(op))
 
 
-def _why_not_hooked(names: list[operators.OperatorName]) -> str:
-    """For a call that met no hook."""
+def _why_not_hooked(names: list[operators.OperatorName], tensors: list[torch.Tensor]) -> str:
+    """For a call that met no hook, of such overloads, with these arguments and results."""
     assert core is not None
     if not names and not core.answering():
         return "nothing is enabled; see enable()"
@@ -186,17 +170,41 @@ def _why_not_hooked(names: list[operators.OperatorName]) -> str:
         return "it calls no operator that is hooked"
     if left_native.holds(names):
         return _LEFT_NATIVE
-    # The form without out= comes first: its overload has the shortest name.
-    for name in sorted(names, key=lambda name: len(name[1]), reverse=True):
-        eligible, composite, reason = core.eligibility(name[0], name[1], "CPU")
-        if eligible and not core.answering():
-            return "nothing is enabled; see enable()"
-        if eligible:
-            return "it is not among the enabled operators, or the call did not reach a backend"
-        if composite:
-            part = "none of its parts is hooked" if core.answering() else "nothing is enabled"
-            return f"{reason}; {part}"
+    judged = [(name, *core.eligibility(name[0], name[1], "CPU")) for name in names]
+    eligible = [name for name, takes_kernels, _, _ in judged if takes_kernels]
+    if eligible and not core.answering():
+        return "nothing is enabled; see enable()"
+    if eligible and any(map(_has_no_data, tensors)):
+        return "its tensors hold no data (meta or fake ones), so no kernel of a device is called"
+    if eligible and _hooked(eligible):
+        return "it is hooked, but another way of PyTorch's answered this call before a device's"
+    if eligible:
+        return (
+            "it can have kernels, but is not among the enabled operators; name it in "
+            "enable(ops=[...])"
+        )
+    _, _, composite, reason = min(judged, key=lambda row: len(row[0][1]))
+    if composite:
+        part = "none of its parts is hooked" if core.answering() else "nothing is enabled"
+        return f"{reason}; {part}"
     return str(reason)
+
+
+def _plain(names: list[operators.OperatorName], keywords: Iterable[str]) -> list[Any]:
+    """Of overloads those that a call means: with out= only where it is given, without names."""
+    writes = "out" in keywords
+    rare = [("out" in overload) is not writes or "name" in overload for _, overload in names]
+    return [name for name, left in zip(names, rare, strict=True) if not left] or names
+
+
+def _has_no_data(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor)
+
+
+def _hooked(names: Iterable[operators.OperatorName]) -> bool:
+    assert core is not None
+    active = {row["op"] for row in core.operator_stats() if row["active"]}
+    return any(operators.full_name(name) in active for name in names)
 
 
 def _explanation(row: Mapping[str, Any]) -> Explanation:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from eagercache.base.load import core
 from eagercache.base.operators import described_name, full_name
+from eagercache.calls.texts import NOT_YET
 from eagercache.runtime.session import session
 
 if TYPE_CHECKING:
     from eagercache.frontend.report import KernelInfo
-
-NOT_YET = "not yet"
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class ModuleTotals:
         not_yet: kernels that are being made.
         refused: modules that are left to their forward for good.
         seconds_saved: by kernels, estimated as in `Stats`; negative where they lose.
+        seconds_by_kernels: what the calls took that kernels answered, estimated in the same way.
     """
 
     modules: int = 0
@@ -42,6 +42,7 @@ class ModuleTotals:
     not_yet: int = 0
     refused: int = 0
     seconds_saved: float = 0.0
+    seconds_by_kernels: float = 0.0
 
 
 @dataclass
@@ -110,19 +111,25 @@ def module_totals(unfinished: Unfinished) -> dict[str, ModuleTotals]:
     loaded = sys.modules.get("eagercache.modules.manager")
     if loaded is None:
         return {}
-    from eagercache.modules.gains import seconds_saved
+    from eagercache.modules.gains import seconds
 
     sums: dict[str, Counter[str]] = defaultdict(Counter)
-    saved: Counter[str] = Counter()
+    by_forward: Counter[str] = Counter()
+    by_kernels: Counter[str] = Counter()
     for _, row in loaded.manager.stats():
         native = row.pending + row.native + sum(row.aside_reasons.values())
         sums[row.name].update(
             modules=1, hits=row.hits, native=native, refused=int(row.state == "refused")
         )
-        saved[row.name] += seconds_saved(row)  # type: ignore[assignment]
+        forward, kernels = seconds(row)
+        by_forward[row.name] += forward  # type: ignore[assignment]
+        by_kernels[row.name] += kernels  # type: ignore[assignment]
     totals = {
         name: ModuleTotals(
-            **counts, not_yet=unfinished.modules[name], seconds_saved=float(saved[name])
+            **counts,
+            not_yet=unfinished.modules[name],
+            seconds_saved=float(by_forward[name] - by_kernels[name]),
+            seconds_by_kernels=float(by_kernels[name]),
         )
         for name, counts in sums.items()
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from eagercache.calls.texts import counted
 from eagercache.frontend.tables import html_table
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ModuleInfo:
         saved = self.total_seconds_saved()
         return (
             f"<{self.path or '(root)'}: {self.name.rpartition('.')[2]}, "
-            f"{self.hits:,} of {self.calls:,} calls by kernel{faster}"
+            f"{self.hits:,} of {counted(self.calls, 'call')} by kernel{faster}"
             + (f", {saved:.3g} s saved" if saved else "")
             + (f", {len(self.children)} below" if self.children else "")
             + ">"
@@ -148,7 +149,8 @@ class ModuleReport(list[str]):
         saved = sum(info.seconds_saved for _, info in infos)
         hits = sum(info.hits for _, info in infos)
         lines = [
-            f"eagercache: {len(infos)} modules, {hits:,} calls by kernels, {saved:.3g} s saved"
+            f"eagercache: {counted(len(infos), 'module')}, {counted(hits, 'call')} by kernels, "
+            f"{saved:.3g} s saved"
         ]
         lines += [f"{'  ' * (depth + 1)}{info!r}" for depth, info in infos[:_MOST_SHOWN]]
         left = len(infos) - _MOST_SHOWN

@@ -13,9 +13,8 @@ from eagercache.base.entry_facts import number
 from eagercache.base.load import core
 from eagercache.base.operators import full_name
 from eagercache.base.warn import warn_once
-from eagercache.calls.texts import argument_texts, counted
+from eagercache.calls.texts import NOT_YET, argument_texts, counted
 from eagercache.frontend.gains import (
-    NOT_YET,
     ModuleTotals,
     Unfinished,
     key_counts,

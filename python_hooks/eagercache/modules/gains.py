@@ -35,13 +35,22 @@ def times(identity: str, gradients: bool) -> tuple[float, float] | None:
 def seconds_saved(stats: ModuleStats) -> float:
     """An estimate: calls answered by kernels, times what a call saved when it was measured.
 
-    Negative where kernels take longer than the forward. Where a module has several kernels each
-    call counts as the mean of them; 0 where none was timed.
+    Negative where kernels take longer than the forward.
     """
-    total = 0.0
+    by_forward, by_kernels = seconds(stats)
+    return by_forward - by_kernels
+
+
+def seconds(stats: ModuleStats) -> tuple[float, float]:
+    """Of the calls answered by kernels: what they would take by the forward, and what they took.
+
+    Where a module has several kernels each call counts as the mean of them; 0 where none was timed.
+    """
+    by_forward = by_kernels = 0.0
     calls = {True: stats.training_hits, False: stats.hits - stats.training_hits}
     for gradients, count in calls.items():
         known = times(stats.identity, gradients)
         if known is not None:
-            total += count * (known[0] - known[1]) / 1e9
-    return total
+            by_forward += count * known[0] / 1e9
+            by_kernels += count * known[1] / 1e9
+    return by_forward, by_kernels

@@ -50,6 +50,19 @@ TEST_F(ExplainTest, ACallThatStepsAsideNamesTheRule) {
   EXPECT_EQ(call.digest, "");
 }
 
+TEST_F(ExplainTest, ACallThatTheTableOfDeniedOperatorsNamesIsNoMiss) {
+  (void)hook("aten::prod");
+  const auto said = [](at::ScalarType dtype) {
+    Explainer explainer;
+    (void)at::prod(at::ones({7}, dtype));
+    return explainer.calls().at(0);
+  };
+  EXPECT_EQ(said(at::kDouble).outcome, "miss");
+  EXPECT_EQ(said(at::kFloat).outcome, "native");
+  EXPECT_NE(said(at::kFloat).reason.find("order of the factors"), std::string::npos)
+      << said(at::kFloat).reason;
+}
+
 TEST_F(ExplainTest, AMissNamesTheFieldThatDiffersFromTheNearestKnownKey) {
   install(sin_, {x_}, filling_kernel(42));
   install(sin_, {at::zeros({4, 8}, at::kDouble)}, filling_kernel(43));

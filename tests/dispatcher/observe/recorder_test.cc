@@ -97,6 +97,39 @@ TEST_F(RecorderTest, NothingIsRecordedUnlessAskedFor) {
   EXPECT_TRUE(recorded_calls().empty());
 }
 
+TEST_F(RecorderTest, CallsThatStepAsideAreCountedByRuleAndAQuarterOfThemIsTimed) {
+  const OperatorHook& divide = hook("aten::floor_divide");
+  const at::Tensor empty = at::zeros({0});
+  const at::Tensor integers = at::ones({100'000}, at::kInt);
+  constexpr int kRounds = 400;
+  for (int i = 0; i < kRounds; ++i) {
+    (void)at::floor_divide(integers, integers);
+    for (int j = 0; j < 3; ++j) {  // a loop of four calls, each of which is timed now and then
+      (void)at::sin(empty);
+    }
+  }
+  RecordedAside small;
+  RecordedAside large;
+  for (const RecordedAside& aside : recorded_asides()) {
+    if (aside.hook == &divide) {
+      large = aside;
+    } else if (aside.hook == &sin_) {
+      small = aside;
+    }
+  }
+  EXPECT_EQ(small.reason, AsideReason::kEmptyTensor);
+  EXPECT_EQ(large.reason, AsideReason::kIntegerDivision);
+  EXPECT_EQ(small.calls, 3U * kRounds);
+  EXPECT_EQ(large.calls, 1U * kRounds);
+  for (const RecordedAside& aside : {small, large}) {
+    EXPECT_GT(aside.timed, aside.calls / 6);
+    EXPECT_LT(aside.timed, aside.calls / 3);
+  }
+  EXPECT_GT(large.native_ns, small.native_ns);
+  forget_recorded_calls();
+  EXPECT_TRUE(recorded_asides().empty());
+}
+
 TEST_F(RecorderTest, ACallThatNativeRefusesIsNotRecorded) {
   (void)hook("eagercache_test::refuse");
   EXPECT_ANY_THROW(call("eagercache_test::refuse", at::ones({3})));

@@ -408,6 +408,8 @@ def test_completion_names_commands_and_options_without_torch() -> None:
         ("explain no_such_operator --json", "no_such_operator"),
         ("run --json nothing.py", "there is no program nothing.py"),
         ("record --json trace nothing.py", "there is no program nothing.py"),
+        ("run --op sin --json --choose never x.py", "'never' is not one of"),
+        ("record --dir folder --json", "Missing argument 'TRACE'"),
     ],
 )
 def test_errors_are_json_where_json_is_asked_for(words: str, said: str) -> None:
@@ -420,14 +422,17 @@ def test_errors_are_json_where_json_is_asked_for(words: str, said: str) -> None:
 
 
 def test_a_programs_own_json_option_is_not_ours() -> None:
-    result = run("run", "nothing.py", "--json")
-    assert result.output.startswith("Error: there is no program nothing.py")
+    for words in (["run"], ["run", "--op", "--json"], ["estimate"], ["compare", "--runs", "2"]):
+        result = run(*words, "nothing.py", "--json")
+        assert result.output.startswith("Error: there is no"), result.output
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("keygen", "No such command 'keygen', but `eagercache bundle keygen`; see"),
+        ("record trace --json", "--json comes too late; name it first; see"),
+        ("run -c", "-c needs a program's text"),
         ("lss", "No such command 'lss'. Did you mean ls? See"),
         ("bundle keygen /nowhere/at/all", "there is no folder /nowhere/at; make it, or name"),
         ("clear --dir /nowhere/at/all", "there is no cache at /nowhere/at/all; name one with"),

@@ -14,13 +14,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 from conftest import PACKAGE_ROOT, clean_environment
 from eagercache.calls import trace
 from eagercache.cli import main as cli
-from eagercache.cli import program
+from eagercache.cli import program, programs
 from eagercache.cli.reports import (
     program_report,
     report_page,
@@ -128,9 +129,9 @@ def test_run_takes_modules_and_reports(cache: Path, folder: Path) -> None:
     assert done.stdout == "['--report', 'x'] 0.0\n"
     assert "aten::sin" in done.stderr and "41" in done.stderr
     assert "cost: 0 compiles" in done.stderr
-    (picture,) = folder.glob("eagercache-report-package-*-*.png")
+    (picture,) = folder.glob("eagercache-report-package-*-*.svg")
     assert f"picture: {picture.name}" in done.stderr
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "aten::sin" in picture.read_text()
     (page,) = folder.glob("eagercache-report-package-*-*.html")
     assert f"page: {page.name}" in done.stderr and page.stem == picture.stem
     assert "aten::sin" in page.read_text()
@@ -287,6 +288,45 @@ def test_a_report_adds_up_times_and_processes() -> None:
     assert unknown.rows[0].native == 0 and unknown.rows[0].untimed == 10
 
 
+def test_calls_that_step_aside_and_modules_have_shares_of_the_time() -> None:
+    aside = {"dispatch_key": "CPU", "rule": "dtype", "timed": 25, "native_ns": 1e6}
+    asides = [
+        {"op": "aten::var", "calls": 100, **aside},
+        {"op": "my::op", "calls": 3, **aside, "timed": 0, "native_ns": 0},
+        {"op": "aten::sin", "calls": 10, **aside, "rule": "overlap"},
+    ]
+    parts = [{**part(), "asides": asides}, {**part(), "asides": asides[:1]}]
+    parts[0]["modules"]["torch.nn.Sequential"]["seconds_by_kernels"] = 0.25
+    report = program_report.Report.of(parts)
+    assert report.seconds_aside() == {"dtype": pytest.approx(0.2), "overlap": pytest.approx(0.01)}
+    assert [(row.op, row.calls, row.timed, row.seconds) for row in report.asides] == [
+        ("aten::var", 200, 50, pytest.approx(0.2)),
+        ("aten::sin", 10, 25, pytest.approx(0.01)),
+        ("my::op", 3, 0, None),
+    ]
+    text = report_page.page_of(report)
+    assert "stepped aside by rule, about (dtype 0.20, overlap 0.01): 0.21 s" in text
+    assert "whole modules, answered by kernels: 0.25 s" in text
+    rest = 2.0 - report.total().now - 0.25 - 0.21
+    assert f"waiting: {rest:.2f} s" in text
+    widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+    assert "a tensor has a rare dtype" in text
+    assert "(dtype 6), about 0.21 s natively" in " ".join(report_text.report_lines(report))
+
+
+def test_forks_and_processes_that_were_killed_are_counted_apart() -> None:
+    forks = [{"fork": True, "wall_seconds": seconds} for seconds in (1.0, 2.5)]
+    report = program_report.Report.of([part(), {**part(), "ended": False}, *forks])
+    assert (report.processes, report.cut_off, report.forks) == (2, 1, 2)
+    assert report.fork_seconds == 3.5 and report.process_seconds == 2.0
+    said = report.processes_text()
+    assert "2 processes, of which 1 was ended" in said and "2 forked children" in said
+    assert said in report_page.page_of(report)
+    assert said in list(report_text.report_lines(report))
+    assert program_report.Report.of([part()]).processes_text() == "1 process"
+
+
 def test_a_report_tells_not_yet_from_failed_and_native() -> None:
     verdicts = ("not yet", "failed", "native", "kernel")
     report = program_report.Report.of([part(decision=one, hits=0) for one in verdicts])
@@ -341,10 +381,41 @@ def test_a_missing_matplotlib_is_named_with_the_remedy(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     problem = report_picture.save_picture(report, tmp_path / "picture.png")
     assert "matplotlib is not installed (pip install matplotlib)" in problem
+    assert report_picture.save_picture(report, tmp_path / "picture.svg") == ""
     monkeypatch.undo()
     assert report_picture.save_picture(report, tmp_path / "picture.png") == ""
-    nowhere = report_picture.save_picture(report, tmp_path / "no" / "picture.png")
-    assert "cannot be written" in nowhere
+    for name in ("picture.png", "picture.svg"):
+        nowhere = report_picture.save_picture(report, tmp_path / "no" / name)
+        assert "cannot be written" in nowhere
+
+
+def test_a_picture_has_a_bar_for_native_and_one_for_now() -> None:
+    row = program_report.Report.of([part(op="aten::<b>")]).rows[0]
+    tree = ElementTree.fromstring(report_picture.picture_of([row]))
+    bars = {
+        bar.attrib["class"]: float(bar.attrib["width"])
+        for bar in tree.iter("{http://www.w3.org/2000/svg}rect")
+        if float(bar.attrib["width"]) > 12
+    }
+    assert bars["now"] / bars["native"] == pytest.approx(row.now / row.native, abs=0.01)
+    assert "aten::<b>" in [text.text for text in tree.iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["folder/train.py", "x"], "train"),
+        (["-m", "package.train"], "package.train"),
+        (["--", "-m", "package.train"], "package.train"),
+        (["-c", "import os; print('a/b')"], "command"),
+        (["-"], "stdin"),
+        (["bash", "-c", "x"], "bash"),
+        (["."], "program"),
+    ],
+)
+def test_a_report_has_the_name_of_its_program(words: list[str], name: str) -> None:
+    assert programs._name_of(tuple(words), False) == name
+    assert programs._name_of(("package.train", "x"), True) == "package.train"
 
 
 def test_a_gain_is_of_times_that_were_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:

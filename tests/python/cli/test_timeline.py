@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import clean_environment
-from eagercache.cli.reports import timeline, timeline_picture
+from eagercache.cli.reports import ticks, timeline, timeline_picture
 
 pytestmark = pytest.mark.once
 
@@ -168,7 +168,7 @@ def test_many_processes_are_counted_and_the_longest_are_shown() -> None:
     ("seconds", "tick"), [(0.05, 0.005), (1.0, 0.1), (7.0, 1.0), (162.0, 20.0), (5000.0, 500.0)]
 )
 def test_marks_are_round_numbers(seconds: float, tick: float) -> None:
-    assert timeline_picture._tick(seconds) == pytest.approx(tick)
+    assert ticks.tick(seconds) == pytest.approx(tick)
 
 
 def test_what_a_service_answered_is_on_the_clock_of_the_process() -> None:

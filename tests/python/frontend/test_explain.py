@@ -66,6 +66,49 @@ def test_a_miss_in_a_fresh_process_is_compared_with_what_the_store_knows(
     assert result["known"][0] == "miss" and "store has a verdict" in result["known"][1]
 
 
+# What decides calls that have no verdict, and never will: (call, outcome, words of the reason).
+RULES = """
+    torch.rand, 3 | native | it draws random numbers
+    torch.empty, 3 | native | unspecified
+    torch.sort, x | native | can have kernels, but is not among the enabled
+    torch.var, x.to("meta"), -1 | native | no data
+    torch.var, FakeTensorMode().from_tensor(x), -1 | native | no data
+    torch.sigmoid, x, out=torch.empty_like(x) | native | not among the enabled
+    torch.mm, x, x.T | native | library call
+    torch.prod, x, 0 | native | depends on the order of the factors
+    torch.pow, x.double(), x.double() | native | its last bit is not always native's
+    torch.prod, x.double(), 0 | miss | not met before
+    torch.Tensor.item, x.sum() | native | it is composite
+    torch.Tensor.view, x, -1 | native | view
+    torch.nonzero, x | native | depends on values
+    torch.var, x[:0], -1 | aside | no elements
+    torch.floor_divide, torch.arange(4), torch.arange(1, 5) | aside | integers
+    torch.clone, x.to(torch.float8_e4m3fn) | aside | rare dtype
+    torch.clone, torch.quantize_per_tensor(x, 0.1, 0, torch.qint8) | native | another way of
+"""
+
+
+def test_what_a_rule_decides_is_not_said_to_be_unknown(program: Program) -> None:
+    rows = [[cell.strip() for cell in line.split("|")] for line in RULES.strip().splitlines()]
+    result = program(
+        f"""
+        import torch, eagercache
+        eagercache.enable(["var", "prod", "pow.Tensor_Tensor", "floor_divide", "clone"])
+        x = torch.randn(64, 96)
+        from torch._subclasses import FakeTensorMode
+        said = []
+        for call in {[call for call, _, _ in rows]!r}:
+            one = eval(f"eagercache.explain({{call}})")
+            said.append([one.outcome, one.reason])
+        torch.var(x, -1)
+        report(said=said, once=eagercache.explain(torch.var, x, -1).reason)
+        """
+    )
+    for (call, outcome, words), (found, reason) in zip(rows, result["said"], strict=True):
+        assert (found, words in reason) == (outcome, True), (call, found, reason)
+    assert result["once"] == "a kernel is asked for once it was made 2 times; so far: 1"
+
+
 def test_errors_of_native_pass_and_later_calls_are_answered_as_ever(warm_program: Program) -> None:
     result = warm_program(
         """

@@ -76,7 +76,7 @@ def test_modules_are_lines_and_a_table(cache: Path) -> None:
     assert said._repr_html_().count("<tr>") == 1 + len(said)
     (root,) = said.tree
     assert (root.path, root.calls, root.hits, root.native_ns) == ("", 1, 0, None)
-    assert "(root): Sequential, 0 of 1 calls by kernel" in repr(said) and len(repr(root)) < 100
+    assert "(root): Sequential, 0 of 1 call by kernel" in repr(said) and len(repr(root)) < 100
 
 
 def module_stats(**more: Any) -> ModuleStats:
@@ -104,7 +104,7 @@ def test_modules_are_a_tree_with_times_and_seconds_saved() -> None:
     assert root.total_seconds_saved() == pytest.approx(0.3)
     assert repr(report).splitlines()[:3] == [
         "eagercache: 4 modules, 150 calls by kernels, 0.3 s saved",
-        "  <(root): Block, 0 of 1 calls by kernel, 0.3 s saved, 2 below>",
+        "  <(root): Block, 0 of 1 call by kernel, 0.3 s saved, 2 below>",
         "    <layers.0: Block, 100 of 101 calls by kernel, 3.00 times as fast, "
         "0.2 s saved, 1 below>",
     ]

@@ -209,13 +209,12 @@ def _other_environments(
 ) -> Iterator[Check]:
     others = sorted({entry["environment"] for entry in entries} - {mine})
     for other in others:
-        count = sum(entry["environment"] == other for entry in entries)
+        number = sum(entry["environment"] == other for entry in entries)
+        count = counted(number, "entry", "entries")
         try:
             stored = (path / "v1" / other / "ENV").read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            yield Check(
-                "environment", "note", f"{other}: {count} entries; ENV is unreadable: {error}"
-            )
+            yield Check("environment", "note", f"{other}: {count}; ENV is unreadable: {error}")
             continue
         there, here = environment.parse(stored), environment.parse(text)
         fields = "; ".join(
@@ -225,6 +224,6 @@ def _other_environments(
         yield Check(
             "environment",
             "note",
-            f"{other}: {count} entries that this process does not use, because these fields differ "
+            f"{other}: {count} that this process does not use, because these fields differ "
             f"(there, here): {fields}",
         )

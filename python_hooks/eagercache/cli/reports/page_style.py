@@ -5,9 +5,10 @@ from __future__ import annotations
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2330; --soft: #5d6675; --back: #ffffff;
   --line: #d9dee6; --band: #f3f5f8; --kernels: #2563a8; --native: #9aa5b4; --open: #c98a1b;
-  --rest: #dfe4eb; --lost: #b3261e; }
+  --modules: #6a4fb0; --aside: #3f8f6b; --rest: #dfe4eb; --lost: #b3261e; }
 @media (prefers-color-scheme: dark) { :root { --text: #e3e8ef; --soft: #98a3b3; --back: #14181f;
   --line: #313945; --band: #1c222b; --kernels: #5b9de0; --native: #6b7787; --open: #d9a441;
+  --modules: #a48be0; --aside: #62bd94;
   --rest: #2b333f; --lost: #f2857d; } }
 body { margin: 0 auto; max-width: 72rem; padding: 1.5rem; font: 15px/1.5 system-ui, sans-serif;
   color: var(--text); background: var(--back); }
@@ -21,7 +22,8 @@ p.soft, caption, .key { color: var(--soft); } p.soft { margin: .2rem 0 1rem; }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1.5rem; margin-top: .5rem; }
 .key i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; }
 .kernels { background: var(--kernels); } .native { background: var(--native); }
-.open { background: var(--open); } .rest { background: var(--rest); }
+.open { background: var(--open); } .modules { background: var(--modules); }
+.aside { background: var(--aside); } .rest { background: var(--rest); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { padding: .3rem .6rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from eagercache.calls.texts import ASIDE_RULES, NOT_YET
 from eagercache.cli.reports.program_report import Report, Row
-from eagercache.frontend.gains import NOT_YET
 
 # What a cell shows, and what it is sorted by.
 Cell = tuple[str, object]
@@ -97,9 +97,19 @@ def module_table(report: Report) -> str:
 
 
 def aside_table(report: Report) -> str:
-    """Calls that no kernel may answer, by rule."""
-    rows = report.aside_reasons.items()
-    return _table(("rule", "calls"), [[_word(name), _number(count)] for name, count in rows])
+    """Calls that no kernel may answer, by rule and operator."""
+    return _table(
+        ("rule", "because", "operator", "calls", "timed", "about s"),
+        [
+            [
+                *(_word(text) for text in (row.rule, ASIDE_RULES.get(row.rule, ""), row.op)),
+                *(_number(count) for count in (row.calls, row.timed)),
+                _seconds(row.seconds or 0.0),
+            ]
+            for row in report.asides
+        ],
+        words=3,
+    )
 
 
 def native_table(report: Report) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eagercache.frontend.gains import NOT_YET
+from eagercache.calls.texts import NOT_YET, counted
 
 # Rows of the table and bars of the picture; the rest is one row.
 MOST_ROWS = 25
@@ -107,6 +107,35 @@ class Row:
         }
 
 
+@dataclass
+class AsideRow:
+    """Calls of one operator that stepped aside by one rule.
+
+    Attributes:
+        timed: so many of them were timed, drawn evenly.
+        seconds: of all: an estimate from those; None where none was timed.
+    """
+
+    rule: str
+    op: str
+    calls: int = 0
+    timed: int = 0
+    seconds: float | None = None
+
+    @staticmethod
+    def of(parts: Iterable[Mapping[str, Any]]) -> list[AsideRow]:
+        """Those of all processes, longest first."""
+        rows: dict[tuple[str, str], AsideRow] = {}
+        for one in (one for part in parts for one in part.get("asides", ())):
+            name = _shown_name(one["op"], one["dispatch_key"])
+            row = rows.setdefault((one["rule"], name), AsideRow(one["rule"], name))
+            row.calls += one["calls"]
+            row.timed += one["timed"]
+            if one["timed"]:
+                row.seconds = (row.seconds or 0.0) + one["calls"] * one["native_ns"] / 1e9
+        return sorted(rows.values(), key=lambda row: (-(row.seconds or 0.0), -row.calls))
+
+
 _TIMES = (
     *("native", "by_kernels", "by_native", "undecided", "saved", "lost"),
     *("moved_bytes", "moved_seconds", "copy_seconds"),
@@ -119,13 +148,17 @@ def _shown_name(op: str, dispatch_key: str) -> str:
 
 @dataclass
 class Report:
-    """What all processes of a program did together; forked children answer natively alone.
+    """What all processes of a program did together.
 
     Attributes:
+        cut_off: processes that were ended from outside: what they said last is a little old.
+        forks: forked children, which answer natively alone, and in no other figure here.
+        fork_seconds: of all of them together; of one that was killed only its beginning is known.
         wall_seconds: of the longest process.
         process_seconds: of all processes together.
         not_yet: kernels that were being made when their process ended.
         aside_reasons: calls that stepped aside, by rule.
+        asides: the same by rule and operator, with times.
         modules: by class what became of the calls of whole modules; see `ModuleTotals`.
         why_native: by (operator, verdict, reason): how many calls native answers for good.
         differences: kernels whose answer was found to differ from native's.
@@ -136,6 +169,9 @@ class Report:
 
     rows: list[Row]
     processes: int = 0
+    cut_off: int = 0
+    forks: int = 0
+    fork_seconds: float = 0.0
     wall_seconds: float = 0.0
     process_seconds: float = 0.0
     compiles: int = 0
@@ -144,6 +180,7 @@ class Report:
     compile_seconds: float = 0.0
     aside: int = 0
     aside_reasons: dict[str, int] = field(default_factory=dict)
+    asides: list[AsideRow] = field(default_factory=list)
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     why_native: dict[tuple[str, str, str], int] = field(default_factory=dict)
     differences: list[dict[str, str]] = field(default_factory=list)
@@ -152,8 +189,10 @@ class Report:
     command: list[str] = field(default_factory=list)
 
     @staticmethod
-    def of(parts: Sequence[Mapping[str, Any]]) -> Report:
+    def of(all_parts: Sequence[Mapping[str, Any]]) -> Report:
         """Adds up what processes reported."""
+        parts = [part for part in all_parts if not part.get("fork")]
+        forks = [part["wall_seconds"] for part in all_parts if part.get("fork")]
         rows: dict[str, Row] = {}
         modules: dict[str, Counter[str]] = defaultdict(Counter)
         reasons: Counter[str] = Counter()
@@ -179,6 +218,9 @@ class Report:
         return Report(
             rows=sorted(rows.values(), key=lambda row: (-row.native, -row.calls, row.op)),
             processes=len(parts),
+            cut_off=sum(not part.get("ended", True) for part in parts),
+            forks=len(forks),
+            fork_seconds=sum(forks),
             wall_seconds=longest.get("wall_seconds", 0.0),
             process_seconds=sum(part["wall_seconds"] for part in parts),
             compiles=sum(part["compiles"] for part in parts),
@@ -187,6 +229,7 @@ class Report:
             compile_seconds=sum(part["compile_seconds"] for part in parts),
             aside=sum(sum(part["aside"].values()) for part in parts),
             aside_reasons=dict(reasons.most_common()),
+            asides=AsideRow.of(parts),
             modules={name: dict(counts) for name, counts in modules.items()},
             why_native=dict(why_native.most_common()),
             differences=[one for part in parts for one in part.get("differences", ())],
@@ -201,12 +244,38 @@ class Report:
         files = sorted(folder.glob("*.json"))
         return Report.of([json.loads(file.read_text()) for file in files])
 
+    def processes_text(self) -> str:
+        """How many, and what is not known of them."""
+        text = counted(self.processes, "process", "processes")
+        if self.cut_off:
+            were = "was" if self.cut_off == 1 else "were"
+            text += (
+                f", of which {self.cut_off:,} {were} ended from outside and told their last state"
+            )
+        if self.forks:
+            text += (
+                f"; {counted(self.forks, 'forked child', 'forked children')} beside, all native, "
+                f"{self.fork_seconds:.1f} s"
+            )
+        return text
+
     def total(self) -> Row:
         """All operators in one row."""
         total = Row("all")
         for row in self.rows:
             total.take(row)
         return total
+
+    def seconds_aside(self) -> dict[str, float]:
+        """By rule, what calls took that stepped aside; an estimate, longest first."""
+        seconds: Counter[str] = Counter()
+        for row in self.asides:
+            seconds[row.rule] += row.seconds or 0.0  # type: ignore[assignment]
+        return {rule: float(sum) for rule, sum in seconds.most_common() if sum}
+
+    def seconds_by_modules(self) -> float:
+        """What the calls of whole modules took that kernels answered; an estimate."""
+        return float(sum(sums.get("seconds_by_kernels", 0.0) for sums in self.modules.values()))
 
     def seconds_saved(self) -> float:
         """By operators and modules, less what was lost; an estimate."""
@@ -224,7 +293,9 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            **{k: v for k, v in self.__dict__.items() if k not in ("rows", "why_native")},
+            **{k: v for k, v in self.__dict__.items() if k not in ("rows", "why_native", "asides")},
+            "asides": [row.__dict__ for row in self.asides],
+            "seconds_aside": self.seconds_aside(),
             "why_native": [
                 {"op": op, "decision": decision, "reason": reason, "calls": calls}
                 for (op, decision, reason), calls in self.why_native.items()

@@ -36,7 +36,7 @@ def page_of(report: Report) -> str:
     parts = [
         f"<h1>{escape(program)}</h1>",
         f'<p class="soft">eagercache, {time.strftime("%Y-%m-%d %H:%M")}, '
-        f"{counted(report.processes, 'process', 'processes')}</p>",
+        f"{escape(report.processes_text())}</p>",
         _figures(report),
         _bar(report),
         "<h2>What to do next</h2>",
@@ -51,8 +51,8 @@ def page_of(report: Report) -> str:
         parts += ["<h2>Whole modules</h2>", module_table(report)]
     if report.why_native:
         parts += ["<h2>Native for good, and why</h2>", native_table(report)]
-    if report.aside_reasons:
-        parts += ["<h2>Calls that stepped aside by rule</h2>", aside_table(report)]
+    if report.asides:
+        parts += ["<h2>Calls that stepped aside by rule</h2>", _ASIDE, aside_table(report)]
     parts += ["<h2>Differences found</h2>", _differences(report)]
     facts = (f"{escape(name)} {escape(str(value))}" for name, value in report.environment.items())
     parts += ["<h2>Environment</h2>", f"<p>{', '.join(facts)}</p>"]
@@ -69,6 +69,12 @@ _BANDWIDTH = (
     '<p class="soft">GB/s: what kernels of an operator read and write in a second, in calls of '
     "8 MiB and more; beside it the share of a copy&rsquo;s speed on the same machine, which is the "
     "most that memory gives.</p>"
+)
+
+
+_ASIDE = (
+    '<p class="soft">About a quarter of them is timed, drawn evenly, and the seconds are those of '
+    "all at the mean of these. Calls on a GPU and of custom operators are not timed.</p>"
 )
 
 
@@ -100,23 +106,33 @@ def _figures(report: Report) -> str:
 
 def _bar(report: Report) -> str:
     total = report.total()
-    rest = max(0.0, report.process_seconds - total.now)
+    asides = report.seconds_aside()
+    by_modules = report.seconds_by_modules()
+    known = total.now + by_modules + sum(asides.values())
+    rules = ", ".join(f"{rule} {seconds:.2f}" for rule, seconds in asides.items())
     parts = [
         ("kernels", "answered by kernels", total.by_kernels),
+        ("modules", "whole modules, answered by kernels", by_modules),
         ("native", "hooked, native for good", total.by_native),
         ("open", "hooked, no verdict yet or not asked for", total.undecided),
-        ("rest", "all else: other operators, whole modules, Python, waiting", rest),
+        ("aside", f"stepped aside by rule, about ({rules})", sum(asides.values())),
+        ("rest", _REST, max(0.0, report.process_seconds - known)),
     ]
-    whole = sum(seconds for _, _, seconds in parts) or 1.0
+    shown = [part for part in parts if part[2] or part[0] not in ("modules", "aside")]
+    whole = sum(seconds for _, _, seconds in shown) or 1.0
     bars = "".join(
-        f'<span class="{name}" style="width:{seconds / whole:.3%}" title="{text}"></span>'
-        for name, text, seconds in parts
+        f'<span class="{name}" style="width:{seconds / whole:.3%}" '
+        f'title="{escape(text)}: {seconds:.2f} s"></span>'
+        for name, text, seconds in shown
     )
     keys = "".join(
-        f'<span><i class="{name}"></i>{text}: {seconds:.2f} s</span>'
-        for name, text, seconds in parts
+        f'<span><i class="{name}"></i>{escape(text)}: {seconds:.2f} s</span>'
+        for name, text, seconds in shown
     )
     return f'<h2>Where the time goes</h2><div class="bar">{bars}</div><div class="key">{keys}</div>'
+
+
+_REST = "not hooked: other operators, forwards of modules, Python, waiting"
 
 
 def next_steps(report: Report) -> Iterator[str]:

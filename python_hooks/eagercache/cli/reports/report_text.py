@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from eagercache.calls.texts import counted
+from eagercache.calls.texts import NOT_YET, counted
 from eagercache.cli.reports.program_report import MOST_ROWS, Report, Row
-from eagercache.frontend.gains import NOT_YET
 from eagercache.frontend.remedies import remedy_of_short_programs
 
 if TYPE_CHECKING:
@@ -97,7 +96,11 @@ def report_lines(report: Report) -> Iterator[str]:
         have = "is" if total.untimed == 1 else "are"
         yield f"{counted(total.untimed, 'call')} {have} of no known time and not in the times above"
     if report.aside:
-        calls = counted(report.aside, "call")
-        yield f"{calls} stepped aside by rule; eagercache.explain() says which one"
+        seconds = sum(report.seconds_aside().values())
+        rules = ", ".join(f"{rule} {count:,}" for rule, count in report.aside_reasons.items())
+        about = f", about {seconds:.2f} s natively" if seconds else ""
+        yield f"{counted(report.aside, 'call')} stepped aside by rule ({rules}){about}"
+    if report.cut_off or report.forks:
+        yield report.processes_text()
     if remedy := remedy_of_short_programs(report.not_yet, " ".join(report.command) or "PROGRAM"):
         yield remedy

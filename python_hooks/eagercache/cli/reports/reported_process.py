@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base.entry_facts import number
+from eagercache.calls.texts import NOT_YET
 from eagercache.cli.reports.class_times import kernel_of_class, kernels_of_classes
 from eagercache.version import __version__
 
@@ -20,17 +21,24 @@ if TYPE_CHECKING:
     from eagercache.frontend.report import KernelInfo
 
 
-def process_report(wall_seconds: float, timeline: Timeline | None = None) -> dict[str, Any]:
+def process_report(
+    wall_seconds: float, timeline: Timeline | None = None, *, at_end: bool = True
+) -> dict[str, Any]:
     """What this process did, for `Report.of`. Calls must have been recorded."""
+    from eagercache.base.load import core
     from eagercache.frontend import report
     from eagercache.frontend.gains import Unfinished
     from eagercache.runtime import differences
     from eagercache.runtime.session import session
 
+    assert core is not None
     stats, unfinished = report.stats(), Unfinished.now()
     services = session.services()
     verdicts = {info.digest: info for info in report.kernels()}
     answers = [answer for service in services for answer in service.answers()]
+    seen: dict[str, Any] = {}
+    if timeline is not None:
+        seen = timeline.ended(answers) if at_end else timeline.so_far(answers)
     return {
         "pid": os.getpid(),
         "command": sys.argv[:3],
@@ -41,13 +49,14 @@ def process_report(wall_seconds: float, timeline: Timeline | None = None) -> dic
         "aside_reasons": dict(
             sum((Counter(row.aside_reasons) for row in stats.operators.values()), Counter())
         ),
+        "asides": core.recorded_asides(),
         "modules": {name: asdict(row) for name, row in stats.modules.items()},
         "not_yet": stats.not_yet,
         "compiles": stats.compiles,
         "failures": stats.failures,
         "compile_seconds": sum(service.seconds for service in services),
         "differences": differences.found(),
-        "timeline": timeline.ended(answers) if timeline is not None else {},
+        "timeline": seen,
         "environment": _environment(),
     }
 
@@ -56,7 +65,6 @@ def _calls(verdicts: dict[str, KernelInfo], cut_off: set[str]) -> Iterable[dict[
     """A row for each key that was called."""
     from eagercache.base.load import core
     from eagercache.base.operators import described_name
-    from eagercache.frontend.gains import NOT_YET
 
     assert core is not None
     classes = kernels_of_classes(verdicts.values())

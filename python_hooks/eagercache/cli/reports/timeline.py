@@ -11,7 +11,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 # The first seconds are seen closely, and all of a long program at the same cost.
@@ -45,9 +45,13 @@ class Steps:
 
 
 class Timeline:
-    """One process's. `begin` and `ended` are called once each, by the process that it is of."""
+    """One process's. `begin` and `ended` are called once each, by the process that it is of.
 
-    def __init__(self) -> None:
+    ``each`` is called by the thread that looks, after each look.
+    """
+
+    def __init__(self, each: Callable[[], None] = lambda: None) -> None:
+        self._each = each
         self._began = time.monotonic()
         self._began_at = time.time()
         # (seconds, calls answered by kernels, all calls of hooked operators and watched modules)
@@ -79,6 +83,8 @@ class Timeline:
         while not self._over.wait(self._pause):
             with contextlib.suppress(Exception):
                 self._take_sample()
+            with contextlib.suppress(Exception):
+                self._each()
             if len(self._samples) >= MOST_SAMPLES:
                 del self._samples[1::2]
                 self._pause *= 2
@@ -88,10 +94,14 @@ class Timeline:
         self._samples.append((time.monotonic() - self._began, hits, calls))
 
     def ended(self, answers: Iterable[Any]) -> dict[str, Any]:
-        """For the report's file. ``answers`` are those of the compile services."""
+        """`so_far`, and no more looks."""
         self._over.set()
         with contextlib.suppress(Exception):
             self._take_sample()
+        return self.so_far(answers)
+
+    def so_far(self, answers: Iterable[Any]) -> dict[str, Any]:
+        """For the report's file. ``answers`` are those of the compile services."""
         compiles = [
             {
                 "op": one.op,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from eagercache.calls.texts import counted
+from eagercache.calls.texts import NOT_YET, counted
 from eagercache.cli.reports.page_tables import compile_table
+from eagercache.cli.reports.ticks import tick
 from eagercache.cli.reports.timeline import lanes, rates, step_lengths
-from eagercache.frontend.gains import NOT_YET
 
 # Of a program of many processes the longest are shown.
 MOST_PROCESSES = 4
@@ -167,21 +166,13 @@ def _line(height: float) -> str:
 
 def _axis(scale: _Scale, top: float) -> Iterator[str]:
     yield _line(top)
-    tick = _tick(scale.seconds)
-    for number in range(int(scale.seconds / tick + 1e-6) + 1):
-        place = scale.at(number * tick)
+    step = tick(scale.seconds)
+    for number in range(int(scale.seconds / step + 1e-6) + 1):
+        place = scale.at(number * step)
         yield (
             f'<text x="{place:.1f}" y="{top + 16:.0f}" text-anchor="middle">'
-            f"{number * tick:g}{' s' if not number else ''}</text>"
+            f"{number * step:g}{' s' if not number else ''}</text>"
         )
-
-
-def _tick(seconds: float) -> float:
-    """A round number of seconds between marks, so that there are five to ten."""
-    power: float = 10.0 ** math.floor(math.log10(seconds))
-    return next(
-        power * part for part in (0.1, 0.2, 0.5, 1.0, 2.0) if seconds / (power * part) <= 10
-    )
 
 
 def _duration(seconds: float) -> str:
