@@ -58,6 +58,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "models-h200": ("bench/modules/models.py", *OPERATORS),
     "modules-cpu": ("bench/modules/modules.py", *WHOLE),
     "modules-h200": ("bench/modules/modules.py", *WHOLE),
+    "new-keys-cpu": ("bench/compiling/new_keys.py", *SERVICE, *WHOLE),
     "operators-cpu": ("bench/operators/custom_operators.py", *OPERATORS),
     "overhead-cpu": ("bench/overhead/overhead.py", *CALLS),
     "profile-cpu": ("python_hooks/eagercache/frontend", *CALLS),
