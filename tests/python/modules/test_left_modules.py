@@ -74,3 +74,71 @@ def test_another_form_has_a_kernel_where_the_first_has_none(tmp_path: Path) -> N
     assert found["off"] < 1e-5
     assert found["printing"][0] == 0
     assert found["printing"][1] > 0
+
+
+REFUSED = """
+import os, sys
+import torch, eagercache
+from torch import nn
+
+class Prints(nn.Module):
+    def forward(self, x):
+        print(end="")
+        return x + 1
+
+class Asks(nn.Module):
+    def forward(self, what):
+        return what.x + 1
+
+class Thing:
+    __slots__ = ("x", "__weakref__")
+    def __getattribute__(self, name):
+        return object.__getattribute__(self, name)
+
+x = torch.zeros(3)
+thing = Thing()
+thing.x = x
+parts = [nn.ReLU() for _ in range(60)], [Prints() for _ in range(21)], [Asks() for _ in range(20)]
+
+def forward():
+    for part in (*parts[0], *parts[1]):
+        part(x)
+    for part in parts[2]:
+        part(thing)
+
+def seen():
+    ours = []
+    events = 0
+    def count(frame, event, argument):
+        nonlocal events
+        if event in ("call", "c_call"):
+            events += 1
+            name = frame.f_code.co_filename
+            if event == "call" and os.sep + "eagercache" + os.sep in name:
+                ours.append(f"{os.path.basename(name)} {frame.f_code.co_name}")
+    sys.setprofile(count)
+    try:
+        forward()
+    finally:
+        sys.setprofile(None)
+    return events, ours
+
+forward()
+native, _ = seen()
+eagercache.enable(["abs"], modules="auto")
+for _ in range(6):
+    forward()
+    eagercache.wait(60)
+events, ours = seen()
+totals = eagercache.stats().modules
+report(native=native, events=events, ours=sorted(set(ours)), count=len(ours),
+       watched={name: [row.modules, row.refused] for name, row in totals.items()})
+"""
+
+
+def test_a_refused_module_costs_its_wrapper_and_asks_nobody(cache: Path) -> None:
+    seen = run_program(REFUSED, cache, fills=True, timeout=400)
+    assert seen["ours"] == ["call_hooks.py call"], seen
+    assert seen["count"] == 101
+    # The wrapper, whether TorchDynamo traces, and the look at what is known of the module.
+    assert seen["events"] - seen["native"] <= 3 * 101, seen
