@@ -64,6 +64,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "profile-cpu": ("python_hooks/eagercache/frontend", *CALLS),
     "real-programs-cpu": ("bench/real_programs.py", "bench/programs", *SERVICE, *WHOLE),
     "real-programs-cuda": ("bench/real_programs.py", "bench/programs", *SERVICE, *WHOLE),
+    "release": ("scripts/release", "cmake", "tests/matrix"),
     "remotes": ("bench/store/remotes.py", *REMOTES),
     "replay": ("bench/modules/replay.py", *MODULES),
     "store": ("bench/store/store.py", *STORE),
