@@ -16,6 +16,7 @@ namespace eagercache {
 namespace {
 
 using CreateFunction = std::int32_t (*)(void**, std::size_t, const char*, const char*);
+using TextFunction = const char* (*)();
 using CountFunction = std::int32_t (*)(void*, std::size_t*);
 
 Status missing(const char* symbol) {
@@ -32,6 +33,11 @@ Status read_count(const SharedLibrary& library, const char* symbol, void* contai
     return {StatusCode::kIncompatible, std::string(symbol) + " failed"};
   }
   return Status::ok();
+}
+
+// What the C ABI calls a proxy executor: the object as its base class.
+void* proxy_of(OperatorCalls* calls) noexcept {
+  return static_cast<torch::aot_inductor::ProxyExecutor*>(calls);
 }
 
 void drop(std::span<ModelContainer::TensorHandle> handles) noexcept {
@@ -92,6 +98,13 @@ Result<std::unique_ptr<ModelContainer>> ModelContainer::open(const SharedLibrary
   model->run_ = reinterpret_cast<RunFunction>(library.symbol(kRun));
   if (model->run_ == nullptr) {
     return missing(kRun);
+  }
+  if (const auto calls = reinterpret_cast<TextFunction>(library.symbol(OperatorCalls::kSymbol))) {
+    auto parsed = OperatorCalls::parse(calls());
+    if (!parsed) {
+      return parsed.status();
+    }
+    model->operators_ = std::move(parsed).value();
   }
   const std::string device_text = device.str();
   std::optional<RelaxedCapture> relaxed;
@@ -181,15 +194,17 @@ LoadedKernel::Outcome ModelContainer::run_now(std::span<TensorHandle> inputs,
       frame.emplace(noted);
     }
     c10::SmallVector<TensorHandle, 16> output_handles(outputs.size(), nullptr);
+    OperatorCalls::take_raised();
     // The arrays stay ours; the container takes the inputs' tensors and gives us the outputs'.
     const std::int32_t error = run_(container_, inputs.data(), inputs.size(), output_handles.data(),
-                                    outputs.size(), stream, nullptr);
+                                    outputs.size(), stream, proxy_of(operators_.get()));
     take(output_handles, outputs, nullptr);
     if (error == 0) {
       return LoadedKernel::Outcome::kAnswered;
     }
-    return is_fault_of_device(device) ? LoadedKernel::Outcome::kNotStarted
-                                      : LoadedKernel::Outcome::kFailed;
+    return OperatorCalls::has_raised() || is_fault_of_device(device)
+               ? LoadedKernel::Outcome::kNotStarted
+               : LoadedKernel::Outcome::kFailed;
   } catch (...) {
     return LoadedKernel::Outcome::kFailed;
   }
@@ -204,8 +219,9 @@ LoadedKernel::Outcome ModelContainer::run_lent(std::span<const at::Tensor* const
     std::array<TensorHandle, ContainerFrame::kMostInputs> handles;
     const ContainerFrame frame(made_, inputs, handles.data());
     c10::SmallVector<TensorHandle, 16> output_handles(outputs.size(), nullptr);
-    const std::int32_t error = run_(container_, handles.data(), inputs.size(),
-                                    output_handles.data(), outputs.size(), nullptr, nullptr);
+    const std::int32_t error =
+        run_(container_, handles.data(), inputs.size(), output_handles.data(), outputs.size(),
+             nullptr, proxy_of(operators_.get()));
     take(output_handles, outputs, &frame);
     return error == 0 ? LoadedKernel::Outcome::kAnswered : LoadedKernel::Outcome::kFailed;
   } catch (...) {

@@ -15,6 +15,7 @@
 
 #include "dispatcher/kernels/container_frame.h"
 #include "dispatcher/kernels/loaded_kernel.h"
+#include "dispatcher/plans/operator_calls.h"
 #include "kernel_cache/base/status.h"
 #include "kernel_cache/loading/shared_library.h"
 
@@ -47,7 +48,8 @@ class ModelContainer {
   // exactly num_outputs() undefined tensors. A first run, which loads the GPU's code, is
   // kNotStarted when it meets another one or a graph capture of its stream; later ones may be
   // captured. So is a run on CUDA that ends for want of memory, or because earlier work has broken
-  // the device. Never throws; needs no GIL.
+  // the device, and one in which an operator of the program's raises (OperatorCalls::take_raised).
+  // Never throws; needs no GIL.
   LoadedKernel::Outcome run(std::span<TensorHandle> inputs, std::span<at::Tensor> outputs,
                             c10::Device device) noexcept;
 
@@ -63,6 +65,9 @@ class ModelContainer {
   // `watcher` learns of the beginning and the end of every run up to the first one that answers; it
   // must not throw. Before the container is given to other threads.
   void watch_first_run(std::function<void(bool begins)> watcher) { watcher_ = std::move(watcher); }
+
+  // Whether it calls operators of the program's own, which may do anything besides.
+  bool calls_operators() const noexcept { return operators_ != nullptr; }
 
   // The address of a function that the library has beside the C ABI, or nullptr.
   void* symbol(const char* name) const noexcept { return library_->symbol(name); }
@@ -95,6 +100,7 @@ class ModelContainer {
   std::atomic<bool> ran_once_{false};
   std::mutex first_run_mutex_;
   std::function<void(bool begins)> watcher_;  // may be empty
+  std::unique_ptr<OperatorCalls> operators_;  // nullptr: it calls none
 };
 
 }  // namespace eagercache

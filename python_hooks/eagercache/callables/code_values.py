@@ -93,6 +93,8 @@ def plain_value(value: Any) -> Any:
             str(value.__module__ or ""),
             value.name if isinstance(value, logging.Logger) else value.__qualname__,
         ]
+    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return ["operator", type_name(value), str(value)]
     if isinstance(value, slice):
         return ["slice", repr(value)]
     if value is Ellipsis or value is NotImplemented:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +40,47 @@ def adopt(name: str) -> None:
         return
     adopted = AdoptedOperator(function, name, definition._schema, autograd=False)
     adopted.identify()
+
+
+# ---- operators of torch.library that a module calls, on their way to a worker -------------------
+
+
+def reduced(definition: torch.library.CustomOpDef) -> tuple[Any, ...] | None:
+    """How an operator of `torch.library.custom_op` is pickled; None where it cannot be.
+
+    That of a script travels as its functions; others are found where they are defined.
+    """
+    module = str(definition._init_fn.__module__)
+    if module != "__main__":
+        return _imported, (module, definition._qualname)
+    if set(definition._backend_fns) != {None}:
+        return None
+    functions = (definition._init_fn, definition._abstract_fn)
+    return _defined, (definition._qualname, definition._schema, *functions)
+
+
+def of_script() -> list[torch.library.CustomOpDef]:
+    """The operators that the program's `__main__` defined, which it may call by their names."""
+    from torch._library.custom_ops import OPDEFS
+
+    found = [one for one in OPDEFS.values() if one._init_fn.__module__ == "__main__"]
+    return [one for one in found if reduced(one) is not None]
+
+
+def _imported(module: str, name: str) -> torch.library.CustomOpDef:
+    from torch._library.custom_ops import OPDEFS
+
+    importlib.import_module(module)
+    return OPDEFS[name]
+
+
+def _defined(
+    name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any] | None
+) -> torch.library.CustomOpDef:
+    made = torch.library.custom_op(name, function, mutates_args=(), schema=schema)
+    if fake is not None:
+        made.register_fake(fake)
+    return made
 
 
 def find(name: str) -> CustomOperator[Any, Any] | None:

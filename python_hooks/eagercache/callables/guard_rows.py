@@ -313,6 +313,7 @@ class EnvironmentReads:
     def __init__(self) -> None:
         self.names: dict[bytes, None] = {}
         self.all = False  # it went through all of them
+        self.recording = True  # may be switched off meanwhile
 
     def __enter__(self) -> EnvironmentReads:
         self._data = os.environ._data  # type: ignore[attr-defined]
@@ -324,6 +325,11 @@ class EnvironmentReads:
         self._data.clear()
         self._data.update(left)
         self._put(self._data)
+
+    def note(self, key: bytes) -> None:
+        """That a variable was asked for."""
+        if self.recording:
+            self.names[key] = None
 
     @staticmethod
     def _put(data: dict[bytes, bytes]) -> None:
@@ -349,14 +355,14 @@ class _Recording(dict[bytes, bytes]):
         self._reads = reads
 
     def __getitem__(self, key: bytes) -> bytes:
-        self._reads.names[key] = None
+        self._reads.note(key)
         return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
         if isinstance(key, bytes):
-            self._reads.names[key] = None
+            self._reads.note(key)
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[bytes]:
-        self._reads.all = True
+        self._reads.all = self._reads.all or self._reads.recording
         return super().__iter__()

@@ -22,7 +22,7 @@ import torch
 from torch.library import CustomOpDef
 
 from eagercache.base.load import core
-from eagercache.callables import parametrized
+from eagercache.callables import custom_operators, parametrized
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
 from eagercache.callables.function_transfer import Packer
@@ -142,8 +142,11 @@ class _Pickler(Packer):
 
     def reducer_override(self, value: Any) -> Any:
         """What is not pickled as it says itself. Raises NotTransferable."""
-        if isinstance(value, CustomOpDef):  # of a script, whose functions travel by value
-            raise NotTransferable(f"it calls the custom operator {value._qualname}")
+        if isinstance(value, CustomOpDef):
+            reduced = custom_operators.reduced(value)
+            if reduced is None:
+                raise NotTransferable(f"it calls the custom operator {value._qualname}")
+            return reduced
         kind = type(value)
         if is_model_output(kind) or is_named_tuple(kind) or kind in self.opened:
             return make_object, (kind, dict(fields_of(value)))
@@ -176,6 +179,7 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         pickler.dump((module, args, dict(kwargs)))
         pickler.dump(pickler.classes_of_main)
         values = collect(module)
+        operators = _operators_of_script(pickler)
     except NotTransferable:
         raise
     except Exception as error:
@@ -184,9 +188,27 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     if file.tell() > MAX_PICKLE_BYTES:
         raise NotTransferable("its code and attributes refer to too much data")
     whole = pickle.dumps(
-        (pickler.standins, file.getvalue(), values), protocol=pickle.HIGHEST_PROTOCOL
+        (pickler.standins, file.getvalue(), values, operators), protocol=pickle.HIGHEST_PROTOCOL
     )
     return base64.b64encode(whole).decode()
+
+
+def _operators_of_script(pickler: _Pickler) -> tuple[list[bytes], list[str]]:
+    """What a module of a script may call by name: operators in Python, and libraries of others.
+
+    Where one cannot be pickled, a module that calls it is refused for that.
+    """
+    if not pickler.classes_of_main:
+        return [], []
+    operators = []
+    for definition in custom_operators.of_script():
+        file = io.BytesIO()
+        with contextlib.suppress(Exception):
+            _Pickler(file).dump(definition)
+            operators.append(file.getvalue())
+    # A package loads its own when it is imported.
+    loaded = sorted(map(str, torch.ops.loaded_libraries))
+    return operators, [path for path in loaded if "site-packages" not in path]
 
 
 @dataclass
@@ -372,7 +394,11 @@ def _make(standin: _Standin) -> torch.Tensor:
 
 def unpack(text: str) -> Transferred:
     """Rebuilds what `pack` packed. Imports the modules that define its classes."""
-    standins, body, values = pickle.loads(base64.b64decode(text))
+    standins, body, values, (operators, libraries) = pickle.loads(base64.b64decode(text))
+    for path in libraries:
+        torch.ops.load_library(path)
+    for operator in operators:
+        _Unpickler(io.BytesIO(operator), []).load()
     tensors = [_make(standin) for standin in standins]
     unpickler = _Unpickler(io.BytesIO(body), tensors)
     module, args, kwargs = unpickler.load()

@@ -6,6 +6,8 @@ kernel is used elsewhere; what they do besides computing keeps a call from havin
 
 from __future__ import annotations
 
+import dis
+import functools
 import logging
 import sys
 import types
@@ -53,6 +55,28 @@ _NO_KEY_HAS = frozenset(
 # What code may ask a function or class for that is no guard's.
 _NO_GUARD_HAS = frozenset(("__annotations__", "__doc__"))
 _WARNING = (warnings.warn, warnings.warn_explicit)  # functions of C
+# How Python calls an operator by its name.
+_OPERATOR_CALLS = frozenset(
+    kind.__call__.__code__ for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+)
+# Not operators of programs: a graph's own, and such as wait for other processes.
+_NO_PROGRAMS = frozenset(
+    ("", "aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd")
+)
+
+
+def is_of_programs(operator: str) -> bool:
+    """Whether "space::name" is an operator of a program, or of a library beside PyTorch."""
+    return operator.partition("::")[0] not in _NO_PROGRAMS
+
+
+def _called_operator(frame: types.FrameType) -> str:
+    """The operator of a program that a frame is about to call; "" for none."""
+    if frame.f_code not in _OPERATOR_CALLS:
+        return ""
+    target = frame.f_locals.get("self")
+    name = getattr(target, "_qualified_op_name", None) or target._schema.name  # type: ignore[union-attr]
+    return name if is_of_programs(name) else ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +100,15 @@ def _is_made_for_a_named_tuple(frame: types.FrameType) -> bool:
         namespace.get("_tuple_new") is tuple.__new__
         and str(namespace.get("__name__", "")).startswith("namedtuple_")
         and isinstance(frame.f_locals.get("_cls"), type)
+    )
+
+
+@functools.cache
+def matches_by_place(code: types.CodeType) -> bool:
+    """Whether a pattern as `case Point(x)` reads `__match_args__`, which nothing guards."""
+    return any(
+        instruction.opname == "MATCH_CLASS" and instruction.arg
+        for instruction in dis.get_instructions(code)
     )
 
 
@@ -191,9 +224,16 @@ def indexed(
 
 
 class FunctionRecorder:
-    """Records the Python functions that run on this thread, as a context manager."""
+    """Records the Python functions that run on this thread, as a context manager.
 
-    def __init__(self) -> None:
+    With ``skips_operators`` what runs within operators of the program is left out: a kernel calls
+    them. ``operators`` are their names, in order.
+    """
+
+    def __init__(self, *, skips_operators: bool = False) -> None:
+        self.operators: list[str] = []
+        self._skips = skips_operators
+        self._inside: types.FrameType | None = None  # what calls an operator, while it runs
         self._codes: dict[types.CodeType, Mapping[str, Any]] = {}
         self.named_tuples: dict[type, None] = {}  # whose generated constructors ran
         self._effect = ""
@@ -209,6 +249,17 @@ class FunctionRecorder:
         self._environment.__exit__()
 
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if self._inside is not None:
+            if event == "return" and frame is self._inside:
+                self._inside, self._environment.recording = None, True
+            return
+        if self._skips and event == "call" and (operator := _called_operator(frame)):
+            self.operators.append(operator)
+            self._inside, self._environment.recording = frame, False
+            return
+        self._look(frame, event, argument)
+
+    def _look(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
             if _is_made_for_a_named_tuple(frame):
                 self.named_tuples[frame.f_locals["_cls"]] = None
@@ -218,6 +269,8 @@ class FunctionRecorder:
             self._codes.setdefault(frame.f_code, frame.f_globals)
             if not self._effect and not _NO_GUARD_HAS.isdisjoint(frame.f_code.co_names):
                 self._see("it reads annotations or documentation", _outside_of_python(frame))
+            if not self._effect and matches_by_place(frame.f_code):
+                self._see("it matches a class by places", _outside_of_python(frame))
             if frame.f_code in _LOGGING:
                 self._see("it logs", frame.f_back)
             elif frame.f_code in _ASKS_FOR_THE_TRACER:

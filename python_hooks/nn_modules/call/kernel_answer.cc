@@ -64,6 +64,7 @@ LoadedKernel::Outcome run_container(ModuleKernel& kernel, const ModuleGuard& gua
   auto handles = take_inputs(kernel, guard, form);
   const py::gil_scoped_release no_gil;
   const InsideGuard inside;
+  const CallersGradMode callers;
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return kernel.model->run({handles.data(), handles.size()}, {outputs.data(), outputs.size()},
@@ -87,6 +88,9 @@ LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& gua
   void* stream = nullptr;
   if (!current_stream(kernel.device, &stream)) {
     return LoadedKernel::Outcome::kNotStarted;
+  }
+  if (kernel.model->calls_operators()) {  // a replay would leave out what they do on the host
+    return run_container(kernel, guard, form, outputs);
   }
   c10::SmallVector<const at::Tensor*, 64> inputs;
   for (const ModuleKernel::Input& input : kernel.inputs) {
@@ -241,8 +245,9 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
                       : run_kernel(kernel, strides, *record.guard, form, &failed);
   }
   if (result != nullptr) [[likely]] {
-    // A forward that is asked too would change the call's objects once more.
-    if (verification_chosen() && !training && !kernel.takes_objects) [[unlikely]] {
+    // A forward that is asked too would change the call's objects once more, or call operators.
+    if (verification_chosen() && !training && !kernel.takes_objects &&
+        !kernel.model->calls_operators()) [[unlikely]] {
       return verified(record, kernel, call, result);
     }
     ++record.hits;

@@ -80,7 +80,6 @@ def test_a_checked_call_finds_what_was_not_noticed(
         ("ReturnsInput", "shares memory"),
         ("Conditional", "branches or loops on its data (cond)"),
         ("Loops", "branches or loops on its data (while_loop)"),
-        ("CallsCustom", "custom operator module_zoo.doubled"),
     ],
 )
 def test_a_forward_that_does_more_than_compute_is_left_alone(

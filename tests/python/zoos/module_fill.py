@@ -70,7 +70,6 @@ NAMES = [
     "Settles",
     "Conditional",
     "Loops",
-    "CallsCustom",
 ]
 
 

@@ -308,28 +308,6 @@ class Loops(nn.Module):
         return while_loop(lambda y: y.abs().max() > 0.5, lambda y: (y * 0.5,), (rows,))[0] + 1
 
 
-@torch.library.custom_op("module_zoo::doubled", mutates_args=())
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    """Twice its argument, by an operator that no compiler sees into."""
-    return x * 2
-
-
-@doubled.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-class CallsCustom(nn.Module):
-    """An operator of somebody's own between others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.module_zoo.doubled(x * self.weight).sin() + 1
-
-
 def make(name: str) -> nn.Module:
     """An instance with reproducible values, in eval mode."""
     torch.manual_seed(1)
@@ -358,7 +336,6 @@ def make(name: str) -> nn.Module:
             Unrolled,
             Conditional,
             Loops,
-            CallsCustom,
         )
     }[name]().eval()
 

@@ -66,6 +66,27 @@ def set_text_handler(handler: Callable[[str, str], str | tuple[str, str] | None]
     codecache.AotCodeCompiler.compile = staticmethod(compile_code)
 
 
+def proxied_operators() -> list[str]:
+    """In a text handler: what the text calls by the proxy executor, by number; "space::name"."""
+    from torch._inductor.virtualized import V
+
+    return [str(extern.node.target).removesuffix(".default") for extern in V.extern_kernel_nodes]
+
+
+def checked_proxy_calls(wrapper: str) -> str:
+    """The wrapper's text, where what fails in the proxy executor fails.
+
+    Before 2.15 nobody looks at what a call returns.
+    """
+    lines = wrapper.split("\n")
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith("aoti_torch_proxy_executor_call_function("):
+            if not line.endswith(");"):
+                raise ValueError("a call of the proxy executor is not one line")
+            lines[number] = f"AOTI_TORCH_ERROR_CODE_CHECK({line.strip().removesuffix(';')});"
+    return "\n".join(lines)
+
+
 @functools.cache
 def _aot_code_compile() -> Callable[..., Any]:
     """AotCodeCompiler's own method, before any handler is put in its place."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from eagercache.calls import contract as contracts
 from eagercache.calls.call import Call
+from eagercache.worker.compat import aot_inductor
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.container import SEAMS
 from eagercache.worker.inductor.generated_text import GeneratedText, admit, read_generated_text
@@ -45,6 +46,7 @@ class TextChecker:
         """The texts that AOTInductor is to make a container of."""
         self._check(read_generated_text(wrapper, kernel))
         self.checked = True
+        wrapper = aot_inductor.checked_proxy_calls(wrapper)
         beside = self._beside() if self._beside else ""
         return wrapper + beside + _made_for(self._contract), self._better(kernel)
 

@@ -35,6 +35,7 @@ from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.contract import module_contracts
 from eagercache.calls.description import decode_state
 from eagercache.calls.numerics import same_bits
+from eagercache.worker.compat import aot_inductor
 from eagercache.worker.graphs.indices import indexes
 from eagercache.worker.graphs.vector_products import use_vector_products
 from eagercache.worker.inductor.commands import CompileRefused
@@ -90,16 +91,21 @@ def compile_module(
         unpacked(description["payload"]) as rebuilt,
     ):
         with autocast(description["autocast"]):
-            identity, functions = watch_forward(rebuilt, description["identity"])
+            identity, functions, operators = watched_operators(rebuilt, description["identity"])
         begin = time.process_time()
         with (
             autocast(description["autocast"]),
             main_of(rebuilt.module, rebuilt.objects.found),
             call_hooks.originals(),
         ):
-            traced = trace_module(rebuilt, identity, open_sizes)
+            traced = trace_module(rebuilt, identity, open_sizes, operators)
         seconds = {"trace": round(time.process_time() - begin, 3)}
-        path = _compile(traced, directory, tools, _contract(description, rebuilt, traced, tools))
+        try:
+            contract = _contract(description, rebuilt, traced, tools)
+            path = _compile(traced, directory, tools, contract)
+        finally:
+            if traced.calls is not None:
+                traced.calls.close()
         seconds.update(tools.commands.seconds)
         with autocast(description["autocast"], keeps_casts=False):
             judge = judge or _judge
@@ -111,13 +117,20 @@ def compile_module(
 
 def watch_forward(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[str]]]:
     """Runs the forward. Raises CompileRefused when it does more than compute its answer."""
+    return watched_operators(rebuilt, expected)[:2]
+
+
+def watched_operators(
+    rebuilt: Transferred, expected: str
+) -> tuple[Identity, list[list[str]], list[str]]:
+    """As `watch_forward`, and the custom operators that it calls: none of what they do counts."""
     try:
         return _observe(rebuilt, expected)
     except Unfit as error:
         raise CompileRefused(str(error)) from error
 
 
-def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[str]]]:
+def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[str]], list[str]]:
     module = rebuilt.module
     identity = identify(module)
     if identity.digest != expected:
@@ -133,7 +146,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     with (
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
-        FunctionRecorder() as recorder,
+        FunctionRecorder(skips_operators=True) as recorder,
     ):
         first = rebuilt.run()
     check_names(recorder, rebuilt.attributes)
@@ -154,12 +167,12 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         functions = read_beside(recorder, module, rebuilt.objects.found)
     except Unfit:
         with call_hooks.originals():  # what made that code may be a reason that says more
-            trace_module(rebuilt, identity)
+            trace_module(rebuilt, identity, (), recorder.operators)
         raise
     if len(functions) > MAX_FUNCTIONS:
         raise Unfit("its forward runs too many different functions")
     refuse_shared(first, [*_tensors_of(identity), *arguments], views=True)
-    return identity, functions
+    return identity, functions, recorder.operators
 
 
 def read_beside(
@@ -223,8 +236,11 @@ def open_rows(rebuilt: Transferred, traced: ModuleGraph) -> list[list[int]]:
 
 def _compile(traced: ModuleGraph, directory: Path, tools: Tools, contract: str) -> Path:
     def check(text: GeneratedText) -> None:
-        if text.uses_proxy_executor:
+        proxied = aot_inductor.proxied_operators()
+        if text.uses_proxy_executor and traced.calls is None:
             raise CompileRefused(text.proxy_reason)
+        if traced.calls is not None:
+            traced.calls.check(proxied)
         if text.num_inputs != len(traced.inputs):
             raise CompileRefused("the generated code takes another number of tensors")
         if text.checks_values and not traced.ranges and not indexes(traced.graph.graph):
@@ -235,6 +251,8 @@ def _compile(traced: ModuleGraph, directory: Path, tools: Tools, contract: str) 
     if use_vector_products(traced.graph.graph):
         traced.graph.recompile()
     beside = traced.symbolic.shape_function if traced.symbolic is not None else None
+    if traced.calls is not None:
+        beside = traced.calls.text
     return tools.container(
         traced.graph, traced.examples, directory, check, beside, contract=contract
     )

@@ -20,6 +20,7 @@ from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, Change
 from eagercache.worker.compat import traced_graphs
+from eagercache.worker.graphs.custom_calls import CustomCalls, is_custom, take_custom_calls
 from eagercache.worker.graphs.indices import (
     Range,
     check_inside,
@@ -70,6 +71,7 @@ class ModuleGraph:
         writes: (argument tensor, how often) of those that the graph writes into.
         checks: whether its last output, which is not of the answer, says if all indices were
             inside (`indices.check_inside`).
+        calls: of custom operators, which the graph calls; `CustomCalls.close` is the taker's.
     """
 
     graph: torch.fx.GraphModule
@@ -81,6 +83,7 @@ class ModuleGraph:
     guards: tuple[tuple[str, ...], ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
     checks: bool = False
+    calls: CustomCalls | None = None
 
     @property
     def device(self) -> torch.device:
@@ -89,11 +92,15 @@ class ModuleGraph:
 
 
 def trace_module(
-    rebuilt: Transferred, identity: Identity, open_sizes: Sequence[tuple[int, int]] = ()
+    rebuilt: Transferred,
+    identity: Identity,
+    open_sizes: Sequence[tuple[int, int]] = (),
+    operators: Sequence[str] | None = None,
 ) -> ModuleGraph:
     """Traces one call. Raises CompileRefused when it is no pure function of its tensors.
 
-    Under autocast its casts are in the graph.
+    Under autocast its casts are in the graph. ``operators`` are the custom ones that the forward
+    calls, in order; None refuses them.
 
     ``open_sizes`` are the (place in `sized_values`, dimension) pairs whose sizes, at least 2, are
     to be left open: what is assumed of them is in the graph's ``symbolic``.
@@ -115,7 +122,7 @@ def trace_module(
         args, kwargs = tuple(arguments), {}
     casts = _has_casts(rebuilt, open_sizes)
     program, guards = _export(module, args, kwargs, opens, rebuilt)
-    _refuse_effects(program, casts)
+    _refuse_effects(program, casts, custom=operators is not None)
     graph = program.graph_module.graph
     without_empty_parts(graph)
     read = _read_inputs(program, list(user_leaves(program, args, kwargs)), identity, arguments)
@@ -150,10 +157,30 @@ def trace_module(
     plain.recompile()
     if symbolic is not None:
         symbolic.see_outputs(graph)
+    calls = take_custom_calls(plain.graph, operators, _why_no_operators(rebuilt, casts, symbolic))
+    plain.recompile()
     writes = tuple((write.index, write.times) for write in rebuilt.writes)
     return ModuleGraph(
-        plain, tuple(inputs), tuple(examples), ranges, outputs, symbolic, guards, writes, checks
+        plain,
+        tuple(inputs),
+        tuple(examples),
+        ranges,
+        outputs,
+        symbolic,
+        guards,
+        writes,
+        checks,
+        calls,
     )
+
+
+def _why_no_operators(rebuilt: Transferred, casts: bool, symbolic: SymbolicSizes | None) -> str:
+    """Why custom operators cannot be called in a kernel of such a call; "" where they can."""
+    if casts:
+        return "under autocast"
+    if symbolic is not None:
+        return "with open sizes, of which only the operator knows what follows"
+    return "and writes into tensors of its arguments" if rebuilt.writes else ""
 
 
 @dataclass
@@ -305,18 +332,21 @@ def _with_casts(
     return made
 
 
-def _refuse_effects(program: torch.export.ExportedProgram, casts: bool) -> None:
+def _refuse_effects(program: torch.export.ExportedProgram, casts: bool, *, custom: bool) -> None:
     for spec in program.graph_signature.output_specs:
         kind = spec.kind.name
         if kind != "USER_OUTPUT" and not is_write(spec):
             target = f" {spec.target}" if spec.target else ""
             raise CompileRefused(f"the forward writes to its state or arguments{target}")
     if not casts:  # else they are looked at where there are no blocks of autocast any more
-        refuse_operators(program.graph)
+        refuse_operators(program.graph, custom=custom)
 
 
-def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False) -> None:
-    """Raises CompileRefused for a graph that does more than compute, or draw where it ``draws``."""
+def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False, custom: bool = False) -> None:
+    """Raises CompileRefused for a graph that does more than compute.
+
+    It may draw where it ``draws``, and call ``custom`` operators.
+    """
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -342,7 +372,7 @@ def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False) -> None:
             raise CompileRefused(f"the forward uses {target}")
         if schema.is_mutable and not schema.name.startswith("aten::"):
             raise CompileRefused(f"the forward writes through {target}")
-        if not schema.name.startswith(("aten::", "prims::")):
+        if not schema.name.startswith(("aten::", "prims::")) and not (custom and is_custom(node)):
             raise CompileRefused(f"the forward calls the custom operator {target}")
 
 
