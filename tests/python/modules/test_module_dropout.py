@@ -276,3 +276,39 @@ def test_a_forward_that_draws_by_itself_draws_what_eager_draws(tmp_path: Path, c
     seen = run_program(STEPS, cache, timeout=600, PYTHONPATH=os.pathsep.join(paths))
     assert seen["hits"] == [5], seen["lines"]
     assert all(seen["after"]) and all(seen["close"]) and len(seen["close"]) > 20, seen
+
+
+EMBEDDED = """
+import copy, torch, eagercache
+from torch import nn
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.drop, self.head = nn.Embedding(50, 16), nn.Dropout(0.25), nn.Linear(16, 50)
+
+    def forward(self, tokens):
+        return self.head(self.drop(torch.tanh(self.table(tokens))))
+
+torch.set_num_threads(1)
+model, tokens = Embedded(), torch.randint(0, 50, (4, 8))
+other = copy.deepcopy(model)
+
+def step(called, seed):
+    torch.manual_seed(seed)
+    called(tokens).square().sum().backward()
+    return [parameter.grad for parameter in called.parameters()]
+
+with eagercache.enable((), modules=[Embedded], training=True, on_miss="wait", choose="always"):
+    mine = [step(model, seed) for seed in range(4)][-1]
+    lines = str(eagercache.explain_module(model))
+theirs = [step(other, seed) for seed in range(4)][-1]
+pairs = zip(mine, theirs)
+report(lines=lines, close=[torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs])
+"""
+
+
+def test_the_mask_of_a_dropout_is_no_index_of_the_embedding_behind_it(cache: Path) -> None:
+    seen = run_program(EMBEDDED, cache, timeout=600)
+    assert "with gradients" in seen["lines"] and "refused" not in seen["lines"], seen["lines"]
+    assert seen["close"] == [True] * 3, seen

@@ -220,6 +220,15 @@ def _uses(node: torch.fx.Node) -> list[_Use]:
     return [(given[argument], int(rows) if dimension is None else rows, False)]
 
 
+def indices_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What ``node`` indexes with; all that it takes where that is not told apart."""
+    name = operator_name(node)
+    if name in _LISTED:
+        return [index for index in node.args[1] if index is not None]
+    place = 1 if name == "aten::embedding_dense_backward" else _CHECKED.get(name, (None,))[0]
+    return list(node.all_input_nodes) if place is None else [node.args[place]]
+
+
 def _clamp(
     graph: torch.fx.Graph, node: torch.fx.Node, index: torch.fx.Node, ends: tuple[Any, Any]
 ) -> torch.fx.Node:

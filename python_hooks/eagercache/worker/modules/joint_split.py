@@ -16,6 +16,7 @@ from eagercache.worker.graphs.indices import (
     INDEXING,
     Range,
     index_ranges,
+    indices_of,
     trap_negative_indices,
 )
 from eagercache.worker.graphs.layout import is_channels_last
@@ -275,7 +276,9 @@ class Splitter:
             and not root.meta["val"].is_floating_point()
         }
         for node in backward.graph.nodes:
-            if operator_name(node) in _INDEXING_BACKWARD and _ancestors(node) & unchecked:
+            if operator_name(node) not in _INDEXING_BACKWARD:
+                continue
+            if any(_ancestors(index) & unchecked for index in indices_of(node)):
                 raise CompileRefused(f"the backward indexes with data ({node.target})")
 
 
