@@ -161,9 +161,22 @@ Result<Manifest> DiskStore::Impl::find(const Digest& key) {
   return elsewhere ? std::move(elsewhere) : std::move(hit);
 }
 
+Result<Manifest> DiskStore::Impl::find_untried(const Digest& key) {
+  if (!local.is_blocked(key)) {
+    const Result<FoundEntry> found = local.find_kernel_or_decision(key);
+    if (found && is_untried(found->manifest) &&
+        withdrawal(without_untried(found->manifest), /*tells=*/false).empty()) {
+      return found->manifest;
+    }
+  }
+  return Status(StatusCode::kNotFound, "no untried entry " + key.hex());
+}
+
 std::string DiskStore::Impl::withdrawal(const Manifest& manifest, bool tells) {
   std::string why = withdrawal_of(manifest, options.revoked, files.now());
   if (why.empty() || !tells || !options.on_withdrawn) return why;
+  // Nobody has to do anything about what is untried.
+  if (withdrawal_of(without_untried(manifest), options.revoked, files.now()).empty()) return why;
   const bool is_new = [&] {
     const std::lock_guard lock(told_mutex_);
     return told_.insert(why).second;
@@ -266,6 +279,10 @@ Result<std::unique_ptr<DiskStore>> DiskStore::open(StoreOptions options) {
 
 Result<Manifest> DiskStore::find(const Digest& key) {
   return guarded([&] { return impl_->find(key); });
+}
+
+Result<Manifest> DiskStore::find_untried(const Digest& key) {
+  return guarded([&] { return impl_->find_untried(key); });
 }
 
 Result<std::string> DiskStore::read_object(const Manifest& manifest, std::size_t index) {

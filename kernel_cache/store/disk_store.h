@@ -82,8 +82,13 @@ class DiskStore {
   // The entry for `key`: kernel, decision or unexpired failure. kNotFound is a miss. A damaged
   // manifest is quarantined and reported as kNotFound after being counted. A retry time more than a
   // day ahead counts as expired: some clock was wrong. Neither is an entry found whose bundle has
-  // expired or is revoked; the next one that is published for its key takes its place.
+  // expired or is revoked, nor one that is untried; the next one that is published for its key
+  // takes its place.
   Result<Manifest> find(const Digest& key);
+
+  // The store's own entry that another kind of machine made and that was not tried here, for which
+  // find() is a miss (withdrawal.h). kNotFound for any other, and once it is withdrawn.
+  Result<Manifest> find_untried(const Digest& key);
 
   // Reads and verifies one object: owner, mode, type, size, SHA-256 of the whole file. On damage
   // the entry is quarantined and kCorrupt is returned.
@@ -137,7 +142,7 @@ class DiskStore {
   // Changes nothing. Exceptions of `visit` pass through.
   Status for_each(bool all, const std::function<void(const EntryInfo&)>& visit);
 
-  // Why an entry of a bundle is not used any more (withdrawal.h); empty while it is.
+  // Why an entry of a bundle is not used any more, or not yet (withdrawal.h); empty while it is.
   std::string withdrawal(const Manifest& manifest) const;
 
   const std::filesystem::path& root() const;

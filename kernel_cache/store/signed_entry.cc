@@ -6,6 +6,7 @@
 #include "kernel_cache/base/digest.h"
 #include "kernel_cache/base/guarded.h"
 #include "kernel_cache/store/bundle.h"
+#include "kernel_cache/store/withdrawal.h"
 
 namespace eagercache {
 namespace {
@@ -50,7 +51,7 @@ Result<std::string> sign_entry(const Manifest& manifest, const std::string& envi
     return Status(StatusCode::kInvalidArgument,
                   manifest.key.hex() + " is a failure, or of another environment");
   }
-  const Result<std::string> text = encode_manifest(manifest);
+  const Result<std::string> text = encode_manifest(without_untried(manifest));
   if (!text) {
     return text.status();
   }
@@ -113,14 +114,20 @@ Result<SignedEntry> read_entry(std::string_view bytes, const SigningRules& rules
 }
 
 Result<bool> import_entry(const SignedEntry& entry, const std::vector<std::string>& objects,
-                          DiskStore& store) {
+                          DiskStore& store, const std::string& untried) {
   return guarded([&]() -> Result<bool> {
+    // What another machine signed says nothing about this one.
+    Manifest manifest = without_untried(entry.manifest);
+    if (!untried.empty()) {
+      if (store.find_untried(manifest.key)) return false;
+      note_untried(untried, &manifest);
+    }
     Bundle bundle;
     bundle.signer = entry.signer;
     bundle.digest = entry.digest;
     bundle.validity = entry.validity;
     bundle.environment = entry.environment;
-    bundle.manifests.push_back(entry.manifest);
+    bundle.manifests.push_back(std::move(manifest));
     if (objects.size() != entry.manifest.objects.size()) {
       return no_entry("it comes with another number of objects than it names");
     }

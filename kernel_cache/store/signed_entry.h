@@ -29,7 +29,8 @@ struct SignedEntry {
 // Largest entry that is written or read: an environment's text and a manifest.
 inline constexpr std::size_t kMaxSignedEntryBytes = std::size_t{256} << 10;
 
-// The bytes of a store's entry, of the environment whose text this is. kInvalidArgument for a
+// The bytes of a store's entry, of the environment whose text this is. What is untried here is
+// signed as it came: who reads it tries it. kInvalidArgument for a
 // failure, which is no other machine's business, for another environment's entry, and for a
 // validity that ends before it begins.
 Result<std::string> sign_entry(const Manifest& manifest, const std::string& environment,
@@ -43,10 +44,11 @@ Result<SignedEntry> read_entry(std::string_view bytes, const SigningRules& rules
 
 // Publishes an entry with the contents of its objects, in the manifest's order, into a store of
 // whatever environment: the caller has compared them. The entry says who signed it and when it
-// expires (withdrawal.h). False when the store had a verdict, which stays. kCorrupt, before
-// anything is written, when a content is not what the manifest names; kIncompatible when the kernel
-// needs a CPU feature that this machine does not have.
+// expires (withdrawal.h), and what is to be tried before it is used, where `untried` names that:
+// another kind of machine made it. False when the store had a verdict, which stays. kCorrupt,
+// before anything is written, when a content is not what the manifest names; kIncompatible when the
+// kernel needs a CPU feature that this machine does not have.
 Result<bool> import_entry(const SignedEntry& entry, const std::vector<std::string>& objects,
-                          DiskStore& store);
+                          DiskStore& store, const std::string& untried = {});
 
 }  // namespace eagercache

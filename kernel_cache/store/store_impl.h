@@ -33,6 +33,7 @@ class DiskStore::Impl {
 
   // Reading (disk_store.cc).
   Result<Manifest> find(const Digest& key);
+  Result<Manifest> find_untried(const Digest& key);
   Result<std::string> read_object(const Manifest& manifest, std::size_t index);
   Result<std::filesystem::path> verified_shared_object(const Manifest& manifest, std::size_t index);
 

@@ -12,6 +12,7 @@ namespace {
 constexpr const char* kBundle = "bundle";
 constexpr const char* kSigner = "signer";
 constexpr const char* kExpires = "expires";
+constexpr const char* kUntried = "untried";
 
 // Nothing where the fact is no time.
 std::optional<std::int64_t> expiry_of(const Manifest& manifest) {
@@ -59,7 +60,17 @@ std::string withdrawal_of(const Manifest& manifest, const Revocations& revoked, 
     if (!expires) return said("when it expires cannot be read");
     if (*expires <= now) return said("it expired on " + date_text(*expires));
   }
+  if (is_untried(manifest)) return "another kind of machine made it, and it was not tried here";
   return {};
+}
+
+void note_untried(const std::string& what, Manifest* manifest) { manifest->facts[kUntried] = what; }
+
+bool is_untried(const Manifest& manifest) { return manifest.facts.contains(kUntried); }
+
+Manifest without_untried(Manifest manifest) {
+  manifest.facts.erase(kUntried);
+  return manifest;
 }
 
 }  // namespace eagercache

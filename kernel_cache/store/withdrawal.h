@@ -21,8 +21,17 @@ struct Origin {
 // still does: who signs it anew does not make it younger.
 void note_origin(const Origin& origin, Manifest* manifest);
 
+// Says of an entry that another kind of machine made it, and that nobody has tried it here: the
+// fact "untried", which says what is to be tried. It is in no store's answers until a worker has
+// published it anew without that.
+void note_untried(const std::string& what, Manifest* manifest);
+bool is_untried(const Manifest& manifest);
+// As whoever made it published it.
+Manifest without_untried(Manifest manifest);
+
 // Why an entry that a bundle brought is not to be used any more: its bundle, or the key that signed
-// that, is revoked, or it has expired. Empty while it may be used, and for what was made here.
+// that, is revoked, or it has expired; or why it is not to be used yet: it is untried. Empty while
+// it may be used, and for what was made here.
 std::string withdrawal_of(const Manifest& manifest, const Revocations& revoked, std::int64_t now);
 
 }  // namespace eagercache

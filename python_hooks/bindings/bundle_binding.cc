@@ -95,8 +95,12 @@ py::tuple sign_one(DiskStore& store, const std::string& digest, const std::strin
   std::vector<std::string> objects;
   const Status status = [&] {
     const WithoutGil no_gil;
-    const Result<Manifest> manifest = store.find(*key);
-    if (!manifest) return manifest.status();
+    Result<Manifest> manifest = store.find(*key);
+    if (!manifest) {
+      Result<Manifest> untried = store.find_untried(*key);
+      if (!untried) return manifest.status();
+      manifest = std::move(untried);
+    }
     Result<std::string> bytes = sign_entry(manifest.value(), environment, signing, {0, expires});
     if (!bytes) return bytes.status();
     entry = std::move(bytes).value();
@@ -126,11 +130,11 @@ std::unique_ptr<SignedEntry> read_one(const std::string& bytes,
   return std::make_unique<SignedEntry>(value_of(read_entry(bytes, rules)));
 }
 
-bool import_one(const SignedEntry& entry, const std::vector<std::string>& objects,
-                DiskStore& store) {
+bool import_one(const SignedEntry& entry, const std::vector<std::string>& objects, DiskStore& store,
+                const std::string& untried) {
   Result<bool> stored = [&] {
     const WithoutGil no_gil;
-    return import_entry(entry, objects, store);
+    return import_entry(entry, objects, store, untried);
   }();
   return value_of(std::move(stored));
 }
@@ -149,7 +153,8 @@ void bind_signed_entry(py::module_& module) {
              py::arg("key"), py::arg("expires") = 0);
   module.def("read_entry", &read_one, py::arg("content"), py::arg("trusted"),
              py::arg("revoked") = "");
-  module.def("import_entry", &import_one, py::arg("entry"), py::arg("objects"), py::arg("store"));
+  module.def("import_entry", &import_one, py::arg("entry"), py::arg("objects"), py::arg("store"),
+             py::arg("untried") = "");
 }
 
 }  // namespace

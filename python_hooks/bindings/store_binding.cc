@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -135,6 +136,51 @@ py::object find(DiskStore& store, const std::string& digest) {
     return py::none();
   }
   throw StoreFailure(manifest.status());
+}
+
+py::object find_untried(DiskStore& store, const std::string& digest) {
+  const Digest key = parse_digest(digest);
+  const Result<Manifest> manifest = [&] {
+    const WithoutGil no_gil;
+    return store.find_untried(key);
+  }();
+  return manifest ? py::object(manifest_to_dict(manifest.value())) : py::object(py::none());
+}
+
+// A file with an object's verified content: of a shared object the one that may be loaded.
+std::string object_file_of(DiskStore& store, const std::string& digest, std::size_t index,
+                           const std::string& folder) {
+  const Digest key = parse_digest(digest);
+  const WithoutGil no_gil;
+  Result<Manifest> manifest = store.find(key);
+  if (!manifest) {
+    manifest = store.find_untried(key);
+  }
+  if (!manifest) {
+    throw StoreFailure(manifest.status());
+  }
+  if (index < manifest->objects.size() &&
+      manifest->objects[index].kind == ObjectKind::kSharedObject) {
+    const Result<std::filesystem::path> path =
+        store.verified_shared_object(manifest.value(), index);
+    if (!path) {
+      throw StoreFailure(path.status());
+    }
+    return path.value().string();
+  }
+  const Result<std::string> content = store.read_object(manifest.value(), index);
+  if (!content) {
+    throw StoreFailure(content.status());
+  }
+  const std::filesystem::path path =
+      std::filesystem::path(folder) / manifest->objects[index].digest.hex();
+  std::ofstream file(path, std::ios::binary);
+  file << content.value();
+  file.close();
+  if (!file) {
+    throw StoreFailure(Status(StatusCode::kIoError, path.string() + " cannot be written"));
+  }
+  return path.string();
 }
 
 py::dict publish(DiskStore& store, const py::dict& manifest,
@@ -312,6 +358,8 @@ void bind_store(py::module_& module) {
           },
           py::arg("entry"))
       .def("find", &find, py::arg("digest"))
+      .def("find_untried", &find_untried, py::arg("digest"))
+      .def("object_file", &object_file_of, py::arg("digest"), py::arg("index"), py::arg("folder"))
       .def("publish", &publish, py::arg("manifest"),
            py::arg("sources") = std::vector<std::pair<std::string, std::string>>{})
       .def("try_lock", &try_lock, py::arg("digest"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagercache import _C
+from eagercache.base.machine_kind import kind_for
 from eagercache.remote.entries import Exchange
 from eagercache.remote.plan import RemotePlan
 from eagercache.remote.tier import Tier
@@ -62,7 +63,7 @@ class World:
         """A store with a kernel of one object for each odd number, and else a decision."""
         store = self.store(name, text)
         for number in numbers:
-            facts = {"op": "aten::abs", "number": str(number)}
+            facts = {"op": "aten::abs", "number": str(number), "machine": kind_for("CPU")}
             if number % 2:
                 path = self.folder / f"{number}.so"
                 path.write_bytes(object_of(number))

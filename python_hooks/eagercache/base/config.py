@@ -228,6 +228,14 @@ VARIABLES: tuple[Variable, ...] = (
         "remotes, and what it signed is used, too.",
     ),
     Variable(
+        "EAGERCACHE_REMOTE_RETIME",
+        "remote_retime",
+        _flag,
+        False,
+        "1: whether a kernel is faster is measured here, too, where an entry of a remote is of "
+        "another kind of processor or GPU. That its values are right is tried at any rate.",
+    ),
+    Variable(
         "EAGERCACHE_ALLOW_UNTRUSTED",
         "allow_untrusted",
         _flag,
@@ -326,6 +334,7 @@ class Settings:
     remote: tuple[str, ...]
     remote_trust: tuple[Path, ...]
     remote_key: Path | None
+    remote_retime: bool
     allow_untrusted: bool
     revoked: Path | None
     metrics: Path | None

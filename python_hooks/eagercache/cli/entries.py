@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from eagercache.base import config, entry_facts
+from eagercache.base.machine_kind import UNTRIED
 from eagercache.calls.texts import counted
 from eagercache.cli.common import (
     Unusable,
@@ -59,7 +60,7 @@ def ls_command(directory: Path | None, as_json: bool, everything: bool, op: str)
                 row["key"][:12],
                 row["facts"].get("op", "?"),
                 call_text(row["facts"]),
-                row["kind"],
+                UNTRIED if UNTRIED in row["facts"] else row["kind"],
                 microseconds(row["facts"], "native_ns"),
                 microseconds(row["facts"], "kernel_ns"),
                 size_text(row["bytes"]),

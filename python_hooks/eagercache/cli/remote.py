@@ -199,7 +199,10 @@ def _pulled(outcome: Transfer) -> str:
         )
         groups[fields] = groups.get(fields, 0) + one.entries
     count = sum(groups.values())
-    text = f"{outcome.used} used, {count} unusable here"
+    text = f"{outcome.used} used"
+    if outcome.untried:
+        text += f" ({outcome.untried} of another kind of machine: tried here before they answer)"
+    text += f", {count} unusable here"
     if len(groups) == 1:
         text += f", because {next(iter(groups))}"
     elif groups:

@@ -61,6 +61,7 @@ class RemoteStats:
 
     Attributes:
         hits: kernels and decisions that came from a remote, and were not compiled for that.
+        untried: of these, kernels of another kind of machine, which a worker tries here at first.
         misses: keys that no remote had.
         refused: entries that were not used, by kind: "signature", "damaged", "version", "code" (no
             shared object, or for another processor), "rollback" (older than what its signer has
@@ -68,15 +69,19 @@ class RemoteStats:
         errors: keys that a remote did not answer for, or that could not be sent.
         sent: entries that a remote got.
         unsent: entries that wait for that; `eagercache push` sends what a program leaves.
+        requests, request_seconds: requests that were made, and what they took together.
         bytes_read, bytes_sent: bytes of entries, objects and lists.
     """
 
     hits: int = 0
+    untried: int = 0
     misses: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)
     errors: int = 0
     sent: int = 0
     unsent: int = 0
+    requests: int = 0
+    request_seconds: float = 0.0
     bytes_read: int = 0
     bytes_sent: int = 0
 

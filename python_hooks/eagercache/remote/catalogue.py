@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from eagercache.base import environment
+from eagercache.remote.place import PlaceError
 from eagercache.remote.tier import Tier
 
 ENVIRONMENTS = "v1/environments"
@@ -48,7 +49,11 @@ def object_name(item: Mapping[str, Any]) -> str:
 
 
 def keys(tier: Tier, identity: str) -> list[str]:
-    """The keys that the remote lists for an environment, sorted. Raises PlaceError."""
+    """The keys that the remote lists for an environment, sorted.
+
+    Raises PlaceError, also for what is no list: a server that answers everything, with a page to
+    log in say, must not pass for an empty remote.
+    """
     return _list(tier, f"v1/{identity}/keys", _KEY)
 
 
@@ -75,21 +80,25 @@ def text_of(tier: Tier, identity: str) -> str | None:
 def add_keys(tier: Tier, text: str, more: Collection[str]) -> None:
     """Adds keys of an environment, whose text this is, to the remote's lists. Raises PlaceError."""
     identity = environment_id(text)
-    listed = keys(tier, identity)
+    listed = _list(tier, f"v1/{identity}/keys", _KEY, mends=True)
     if not set(more) <= set(listed):
         _put(tier, f"v1/{identity}/keys", {*listed, *more})
     if text_of(tier, identity) is None:
         shared = environment.shared_text(text).encode("ascii", errors="replace")
         tier.put(f"v1/{identity}/environment", shared)
-    known = environments(tier)
+    known = _list(tier, ENVIRONMENTS, _ENVIRONMENT, mends=True)
     if identity not in known:
         _put(tier, ENVIRONMENTS, {*known, identity})
 
 
-def _list(tier: Tier, name: str, form: re.Pattern[str]) -> list[str]:
+def _list(tier: Tier, name: str, form: re.Pattern[str], *, mends: bool = False) -> list[str]:
+    """``mends``: what is no list is about to be replaced by one."""
     content = tier.get(name, _MOST_LIST_BYTES)
     lines = (content or b"").decode("ascii", errors="replace").split("\n")
-    return sorted({line for line in lines if form.fullmatch(line)})
+    rows = sorted({line for line in lines if form.fullmatch(line)})
+    if content is not None and not rows and not mends:
+        raise PlaceError(f"what it has at {name} is no list; is this a remote of eagercache's?")
+    return rows
 
 
 def _put(tier: Tier, name: str, lines: Collection[str]) -> None:

@@ -39,7 +39,8 @@ class LookedUp:
     """What came of looking a key up.
 
     Attributes:
-        verdict: "kernel" or "native" where the store has it now, else "".
+        verdict: "kernel" or "native" where the store has it now, else "", as where a worker has to
+            try first what the store has.
         refused: whether a remote has something under the key that was refused.
     """
 
@@ -56,6 +57,7 @@ class Counts:
     """
 
     hits: int = 0
+    untried: int = 0  # of the hits, those that another kind of machine made
     misses: int = 0
     errors: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # by kind, see `Refused`
@@ -122,11 +124,14 @@ class RemoteDesk:
             counts = self._counts
             return {
                 "hits": counts.hits,
+                "untried": counts.untried,
                 "misses": counts.misses,
                 "errors": counts.errors,
                 "refused": Counter(counts.refused),
                 "sent": counts.sent,
                 "unsent": len(self._unsent),
+                "requests": sum(tier.requests for tier in self._tiers),
+                "request_seconds": sum(tier.request_seconds for tier in self._tiers),
                 "bytes_read": sum(tier.bytes_read for tier in self._tiers),
                 "bytes_sent": sum(tier.bytes_sent for tier in self._tiers),
             }
@@ -204,10 +209,11 @@ class RemoteDesk:
                 if verdict is not None:
                     with self._changed:
                         self._counts.hits += 1
+                        self._counts.untried += verdict == "untried"
                     event(
                         logging.INFO, "remote_hit", remote=tier.shown, digest=key, verdict=verdict
                     )
-                    return LookedUp(verdict, refused)
+                    return LookedUp("" if verdict == "untried" else verdict, refused)
         with self._changed:
             if failed:
                 self._counts.errors += 1

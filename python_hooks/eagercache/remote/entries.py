@@ -14,6 +14,7 @@ from typing import Any
 
 from eagercache.base import environment
 from eagercache.base.load import core
+from eagercache.base.machine_kind import VALUES, VALUES_AND_TIMES, is_of_this_kind
 from eagercache.remote import catalogue
 from eagercache.remote.indices import Indices, WentBack, indices_of, signed_at
 from eagercache.remote.place import TooLarge
@@ -68,6 +69,9 @@ class Exchange:
     def fetch(self, tier: Tier, key: str) -> str | None:
         """Publishes a key's entry in the store, where the remote has it: "kernel" or "native".
 
+        "untried" where another kind of machine made it: the store has it then as nothing that is
+        used before a worker of this machine has tried it (worker/jobs/untried.py).
+
         None where the remote has none. Raises Refused, PlaceError, and StoreError where the store
         cannot take it.
         """
@@ -81,14 +85,27 @@ class Exchange:
             raise Refused("damaged", f"its objects are larger than {MOST_OBJECT_BYTES} bytes")
         contents = [self._object(tier, item) for item in row["objects"]]
         try:
-            core.import_entry(entry, contents, self.store)
+            untried = self._to_be_tried(row)
+            core.import_entry(entry, contents, self.store, untried)
         except core.StoreError as error:
             if error.code == "corrupt":
                 raise Refused("damaged", str(error)) from error
             if error.code == "incompatible":
                 raise Refused("code", str(error)) from error
             raise
-        return str(row["kind"])
+        return "untried" if untried else str(row["kind"])
+
+    def _to_be_tried(self, row: dict[str, Any]) -> str:
+        """What of an entry is only another kind of machine's word; "": nothing.
+
+        Native is right everywhere: whether it is faster is a hint, which is taken unless the plan
+        wants it measured.
+        """
+        if is_of_this_kind(row["facts"]):
+            return ""
+        if self.plan.retime:
+            return VALUES_AND_TIMES
+        return VALUES if row["kind"] == "kernel" else ""
 
     def _read(self, tier: Tier, key: str) -> tuple[Any, bytes] | None:
         """A key's checked entry and its bytes, or None. Raises Refused and PlaceError."""

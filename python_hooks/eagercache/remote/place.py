@@ -19,6 +19,9 @@ REDIS_SCHEMES = ("redis", "rediss")
 _REDIS_PREFIX = "eagercache"
 
 
+_MOST_REASON = 500  # characters
+
+
 class BadUrl(ValueError):
     """A URL that names no remote; one line with the remedy."""
 
@@ -31,7 +34,9 @@ class PlaceError(Exception):
     """
 
     def __init__(self, reason: str, *, retry_after: float | None = None) -> None:
-        super().__init__(reason)
+        # It may hold what a server sent, which must not reach a terminal as it is.
+        printable = "".join(c if c.isprintable() else "?" for c in reason)
+        super().__init__(printable[:_MOST_REASON])
         self.retry_after = retry_after
 
 

@@ -29,11 +29,14 @@ class Remote:
             EAGERCACHE_REMOTE_TRUST.
         key: a private key. With one, what is compiled here is signed and sent to the remotes, and
             what it has signed is believed, too. By default EAGERCACHE_REMOTE_KEY.
+        retime: whether what another kind of machine measured is measured here before it counts. By
+            default EAGERCACHE_REMOTE_RETIME.
     """
 
     urls: str | Sequence[str]
     trust: PathLike | Sequence[PathLike] = ()
     key: PathLike | None = None
+    retime: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class RemotePlan:
         trusted: public keys, in hexadecimal digits.
         key: the file of a private key; None: nothing is sent.
         revoked: the list of what is not to be believed any more (EAGERCACHE_REVOKED); "": none.
+        retime: whether another kind of machine's measurements are repeated here.
     """
 
     urls: tuple[str, ...]
     trusted: tuple[str, ...]
     key: str | None = None
     revoked: str = ""
+    retime: bool = False
 
 
 def plan_of(remote: Any, settings: config.Settings) -> RemotePlan | None:
@@ -78,7 +83,9 @@ def plan_of(remote: Any, settings: config.Settings) -> RemotePlan | None:
             "EAGERCACHE_REMOTE_TRUST (`eagercache bundle keygen` makes a pair)"
         )
     signs = str(key.absolute()) if key else None
-    return RemotePlan(urls, tuple(dict.fromkeys(trusted)), signs, settings.revoked_text)
+    retime = settings.remote_retime if remote.retime is None else bool(remote.retime)
+    trusted_once = tuple(dict.fromkeys(trusted))
+    return RemotePlan(urls, trusted_once, signs, settings.revoked_text, retime)
 
 
 def _urls(given: Any) -> tuple[str, ...]:

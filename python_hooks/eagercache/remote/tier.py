@@ -53,6 +53,18 @@ class Tier:
         self._lock = threading.Lock()
         self._bytes_read = 0
         self._bytes_sent = 0
+        self._requests = 0
+        self._request_seconds = 0.0
+
+    @property
+    def requests(self) -> int:
+        """Requests that were made, each attempt for itself."""
+        return self._requests
+
+    @property
+    def request_seconds(self) -> float:
+        """What they took together, with those that nobody answered."""
+        return self._request_seconds
 
     @property
     def bytes_read(self) -> int:
@@ -91,7 +103,7 @@ class Tier:
             raise PlaceError("it did not answer before, and is not asked for a while")
         for attempt in range(ATTEMPTS):
             try:
-                answer = ask()
+                answer = self._timed(ask)
             except (Denied, TooLarge):
                 self._breaker.succeeded()  # an answer, too
                 raise
@@ -109,6 +121,15 @@ class Tier:
                 self._breaker.succeeded()
                 return answer
         raise AssertionError
+
+    def _timed(self, ask: Callable[[], _T]) -> _T:
+        begin = time.monotonic()
+        try:
+            return ask()
+        finally:
+            with self._lock:
+                self._requests += 1
+                self._request_seconds += time.monotonic() - begin
 
     def _note_failure(self, error: BaseException) -> None:
         if self._breaker.failed():

@@ -10,6 +10,7 @@ from typing import Any
 
 from eagercache.base import environment
 from eagercache.base.load import core
+from eagercache.base.machine_kind import UNTRIED
 from eagercache.remote import catalogue
 from eagercache.remote.entries import Exchange, Refused, shortened
 from eagercache.remote.place import PlaceError
@@ -45,6 +46,8 @@ class Transfer:
 
     Attributes:
         fetched: entries that the store got.
+        untried: of what it has of the remotes, the entries of another kind of machine, which are
+            tried before they are used.
         present: entries of the remotes that it had.
         sent: entries that a remote got.
         refused: entries that must not be used or cannot be, by kind (see `Refused`).
@@ -55,6 +58,7 @@ class Transfer:
     """
 
     fetched: int = 0
+    untried: int = 0
     present: int = 0
     sent: int = 0
     missing: int = 0
@@ -80,6 +84,7 @@ class Transfer:
         return {
             "used": self.used,
             "fetched": self.fetched,
+            "untried": self.untried,
             "present": self.present,
             "sent": self.sent,
             "missing": self.missing,
@@ -106,11 +111,14 @@ def pull(
 ) -> Transfer:
     """Takes into the store what remotes list for this environment. Never raises for a remote."""
     transfer = Transfer()
-    had = frozenset(entry["key"] for entry in _verdicts(exchange.store))
+    entries = _verdicts(exchange.store)
+    had = frozenset(entry["key"] for entry in entries)
+    untried = frozenset(entry["key"] for entry in entries if UNTRIED in entry["facts"])
     counted: set[str] = set()
     for tier in tiers:
         try:
             keys = [key for key in catalogue.keys(tier, exchange.identity) if key not in counted]
+            transfer.untried += len(untried.intersection(keys))
             counted.update(_take(tier, exchange, keys, had, transfer, progress))
             transfer.unusable.extend(unusable(tier, exchange.text))
         except PlaceError as error:
@@ -144,6 +152,7 @@ def _take(
             transfer.missing += 1
         else:
             transfer.fetched += 1
+            transfer.untried += verdict == "untried"
             yield key
 
 

@@ -66,6 +66,8 @@ def message(request: Request) -> dict[str, Any]:
         "allow_untrusted": settings.allow_untrusted,
         "revoked": settings.revoked,
         "cxx": settings.cxx,
+        # A worker that was lost may have been so over another machine's kernel.
+        "tries": request.crashes == 0,
     }
     if runs_program_code(request.description):
         asked["variables"] = program_variables(os.environ)

@@ -76,6 +76,39 @@ TEST_F(SignedEntryTest, AKernelAndADecisionReachAnotherStore) {
   EXPECT_FALSE(import_entry(decision.value(), {}, *elsewhere_).value());
 }
 
+TEST_F(SignedEntryTest, WhatIsUntriedIsAMissUntilItIsPublishedAnew) {
+  const SignedEntry kernel = read_entry(signed_bytes(1), trusted()).value();
+  ASSERT_TRUE(import_entry(kernel, {answer_object(1)}, *elsewhere_, "values").value());
+  EXPECT_EQ(elsewhere_->find(key_of(1)).code(), StatusCode::kNotFound);
+  const Manifest untried = elsewhere_->find_untried(key_of(1)).value();
+  EXPECT_EQ(untried.fact("untried"), "values");
+  EXPECT_NE(elsewhere_->withdrawal(untried), "");
+  EXPECT_FALSE(import_entry(kernel, {answer_object(1)}, *elsewhere_, "values").value());
+  // It goes on to other machines as it came, and what they are told of it is their own business.
+  SignedEntry relayed =
+      read_entry(sign_entry(untried, options().environment, key()).value(), trusted()).value();
+  EXPECT_EQ(relayed.manifest.fact("untried"), "");
+  relayed.manifest.facts["untried"] = "nothing";
+  StoreOptions third = options();
+  third.root = directory_.path() / "third";
+  const std::unique_ptr<DiskStore> own_kind = StoreTest::open(third);
+  ASSERT_TRUE(import_entry(relayed, {answer_object(1)}, *own_kind).value());
+  EXPECT_EQ(use(*own_kind, 1).value(), 1U);
+  EXPECT_FALSE(own_kind->find_untried(key_of(1)));
+  // Once it was tried, or made here, it is an entry like others.
+  ASSERT_TRUE(publish_kernel(*elsewhere_, 1));
+  EXPECT_EQ(use(*elsewhere_, 1).value(), 1U);
+  EXPECT_FALSE(elsewhere_->find_untried(key_of(1)));
+}
+
+TEST_F(SignedEntryTest, AnUntriedEntryThatHasExpiredIsNotTried) {
+  SigningRules rules = trusted();
+  rules.now = 1500;
+  const SignedEntry entry = read_entry(signed_bytes(1, "own.pem", {1000, 2000}), rules).value();
+  ASSERT_TRUE(import_entry(entry, {answer_object(1)}, *elsewhere_, "values").value());
+  EXPECT_FALSE(elsewhere_->find_untried(key_of(1))) << "it expired in 1970";
+}
+
 TEST_F(SignedEntryTest, EveryAlteredByteIsRefused) {
   const std::string whole = signed_bytes(1);
   for (std::size_t i = 0; i < whole.size(); ++i) {

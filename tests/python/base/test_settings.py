@@ -108,6 +108,7 @@ def test_every_variable_sets_its_field() -> None:
             "EAGERCACHE_REMOTE": "http://one/a, memory://b",
             "EAGERCACHE_REMOTE_TRUST": "/one.pub:/two.pub",
             "EAGERCACHE_REMOTE_KEY": "/own.pem",
+            "EAGERCACHE_REMOTE_RETIME": "1",
         }
     )
     assert settings == config.Settings(
@@ -134,6 +135,7 @@ def test_every_variable_sets_its_field() -> None:
         remote=("http://one/a", "memory://b"),
         remote_trust=(Path("/one.pub"), Path("/two.pub")),
         remote_key=Path("/own.pem"),
+        remote_retime=True,
     )
     assert {v.field for v in config.VARIABLES} == set(vars(settings))
     table = config.environment_table()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,42 @@ def test_a_store_that_is_not_there_is_made_by_what_is_pulled(
 ) -> None:
     assert run("pull", "--dir", world.folder / "new").output == "0 used, 0 unusable here\n"
     assert _C.Store(str(world.folder / "new"), text, read_only=True).entries() == []
+
+
+@pytest.mark.parametrize("page", [b"<html>please log in</html>", b"", b"\x1f\x8b\x08\x00"])
+def test_a_server_that_answers_everything_is_no_empty_remote(
+    world: World, server: RemoteServer, page: bytes, text: str
+) -> None:
+    def log_in(request: BaseHTTPRequestHandler, content: bytes | None) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(page)))
+        request.end_headers()
+        request.wfile.write(page)
+
+    server.toxic = log_in
+    for command in ("pull", "doctor"):
+        result = run(command, "--dir", world.folder / "b")
+        assert result.exit_code == 1 and "is no list" in result.output, result.output
+    # Who may write mends a list that something has spoilt.
+    server.toxic = None
+    world.filled("a", 1, text=text)
+    identity = catalogue.environment_id(text)
+    for name in (catalogue.ENVIRONMENTS, f"v1/{identity}/keys"):
+        server.content[f"/cache/{name}"] = page
+    pushed = run("push", "--dir", world.folder / "a", "--key", world.folder / "own.pem")
+    assert pushed.exit_code == 0, pushed.output
+    assert run("pull", "--dir", world.folder / "c").output.startswith("1 used, 0 unusable")
+
+
+def test_what_a_server_says_reaches_no_terminal_as_it_is(
+    world: World, server: RemoteServer
+) -> None:
+    def escape(request: BaseHTTPRequestHandler, content: bytes | None) -> None:
+        request.wfile.write(b"\x1b[2J\x1b]0;owned\x07" + b"x" * 3000 + b"\r\n\r\n")
+        request.close_connection = True
+
+    server.toxic = escape
+    result = run("pull", "--dir", world.folder / "b")
+    assert result.exit_code == 1 and server.url in result.output
+    assert all(c.isprintable() or c == "\n" for c in result.output), repr(result.output)
+    assert len(result.output) < 1000

@@ -34,6 +34,7 @@ class CudaJob(Job):
     The worker's device 0 stands for the one that the call was made on.
     """
 
+    _forms: tuple[str, ...] = ("cuda", "container")
     _first_form = FIRST
     _made: CudaLowered | None = None  # of the first form, where there is a plan
 
@@ -51,20 +52,22 @@ class CudaJob(Job):
                     natives, probe = self._rebuild(call)
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
+                had_untried = self._untried is not None
+                if self._take_untried(call, probe, natives):
+                    return
+                if had_untried:  # a probe is for one kernel
+                    del probe
+                    natives, probe = self._rebuild(call, natives)
             try:
                 outcome = self._prove_first(call, probe, natives, graph, make_tools)
             except NotBitwise as differs:
                 raise CompileRefused(str(differs)) from differs
-            measured = self._time(call, probe, natives)
+            measured = self._time_call(call, probe, natives)
             with timing.machine_to_itself():
                 facts = bandwidth.facts_of(call, natives[0].outputs)
             outcome = self._best(call, probe, natives, graph, outcome, measured, facts)
             outcome.facts.update(facts)
-        assert isinstance(outcome.timing, CudaTiming)
-        measured = outcome.timing
-        faster, outcome.reason = decide_cuda(measured, float(self.request["margin"]))
-        if not faster and self.request["choose"] != "always":
-            outcome.verdict = "native"
+        self._decide(outcome)
         self.outcome = outcome
 
     def _prove_first(
@@ -88,7 +91,16 @@ class CudaJob(Job):
         self._first_form, self.lowered = APART, self._made.lowered
         return self._prove(call, probe, natives, built)
 
-    def _time(self, call: Call, probe: Any, natives: list[Native]) -> CudaTiming:
+    def _time(self, call: Call, probe: Any, natives: Sequence[Native], outcome: Outcome) -> None:
+        outcome.timing = self._time_call(call, probe, natives)
+
+    def _decide(self, outcome: Outcome) -> None:
+        assert isinstance(outcome.timing, CudaTiming)
+        faster, outcome.reason = decide_cuda(outcome.timing, float(self.request["margin"]))
+        if not faster and self.request["choose"] != "always":
+            outcome.verdict = "native"
+
+    def _time_call(self, call: Call, probe: Any, natives: Sequence[Native]) -> CudaTiming:
         with timing.machine_to_itself(), self.clock.step("time"):
             return time_cuda_call(call, probe, natives[0].sample)
 
@@ -120,7 +132,7 @@ class CudaJob(Job):
             if (identity := _identity_of(built)) in known:
                 return None
             self._load(probe, built)
-            return Tried(form, built, self._time(call, probe, natives), identity)
+            return Tried(form, built, self._time_call(call, probe, natives), identity)
 
         def prove(tried: Tried) -> None:
             outcomes[tried.form.name] = self._prove(call, probe, natives, tried.kernel)

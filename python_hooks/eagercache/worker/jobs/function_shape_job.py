@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class FunctionShapeJob(FunctionJob, ShapeJob):
     """A job whose kernel answers a shape class of a function's operator."""
 
+    _forms: tuple[str, ...] = ()  # on which sizes one is proved the traced function says
+
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         super().__init__(request, core)
         self._names: tuple[str, ...] = ()  # of the symbols, in the family's order

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from eagercache.worker.inductor.shape_plan import ShapePlan
     from eagercache.worker.validation.native import Native
 from eagercache.worker.jobs.clock import Clock
-from eagercache.worker.jobs.manifest import library_object, manifest_of
+from eagercache.worker.jobs.manifest import found_facts, library_object, manifest_of
 from eagercache.worker.jobs.outcome import (
     Built,
     Failure,
@@ -47,6 +47,7 @@ from eagercache.worker.jobs.outcome import (
     one_line,
     response_of,
 )
+from eagercache.worker.jobs.untried import Untried, find_untried, note_left
 
 # Native's answers are kept from lowering to proof when all of their samples take at most this.
 KEPT_BYTES = 4 << 20
@@ -59,6 +60,7 @@ class Job:
     """
 
     _composed = False  # the operator is a function of several
+    _forms: tuple[str, ...] = ("bare", "container")  # of other machines' kernels that it can try
 
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         self.request = request
@@ -72,6 +74,7 @@ class Job:
         self._lock: Any = None
         self._publishes = False
         self._replaces = False  # what the store has of this key
+        self._untried: Untried | None = None  # another kind of machine's kernel
         self._measured = 0  # so often before, without a decision
         self._directory: Path | None = None
         self._call: Call | None = None
@@ -95,9 +98,12 @@ class Job:
             self._graph = self._trace(call)
             with self.clock.step("native"):
                 try:
-                    natives, _ = self._rebuild(call)
+                    natives, probe = self._rebuild(call)
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
+            if self._take_untried(call, probe, natives):
+                return
+            del probe
             tools = find_tools(store)
             self._strides_of_native = [list(output.stride()) for output in natives[0].outputs]
             self.lowered = self._lower(call, natives, tools, "bare", allow_bare=True)
@@ -148,7 +154,46 @@ class Job:
             return store
         self._publishes = True
         self._directory = Path(store.make_work_directory())
+        # One that a worker was lost over is not tried again.
+        if self.request.get("tries", True) and not self._replaces:
+            self._untried = find_untried(store, digest, str(self._directory))
         return store
+
+    def _take_untried(self, call: Call, probe: Any, natives: list[Native]) -> bool:
+        """Whether another kind of machine's kernel, tried on this call, is the outcome."""
+        return self._try_untried(lambda kernel: self._untried_outcome(call, probe, natives, kernel))
+
+    def _try_untried(self, prove: Callable[[Built], Outcome]) -> bool:
+        """The same, as ``prove`` tries it. What fails is left, and said."""
+        untried = self._untried
+        if untried is None:
+            return False
+        kernel = untried.built(self._forms)
+        if kernel is None:
+            self._untried = None
+            return False
+        try:
+            outcome = prove(kernel)
+        except Exception as error:
+            if is_device_error(error):
+                raise
+            note_left(untried.manifest, one_line(error))
+            forget_locals(error)
+            self._untried = None
+            return False
+        outcome.published = outcome.verdict == "kernel"  # by who made it
+        self.outcome = outcome
+        return True
+
+    def _untried_outcome(
+        self, call: Call, probe: Any, natives: list[Native], kernel: Built
+    ) -> Outcome:
+        """Raises what proving raises."""
+        outcome = self._prove(call, probe, natives, kernel)
+        if self._untried is not None and self._untried.times:
+            self._time(call, probe, natives, outcome)
+            self._decide(outcome)
+        return outcome
 
     @property
     def _searches_now(self) -> bool:
@@ -247,13 +292,17 @@ class Job:
             with self.clock.step("native"):
                 natives, probe = self._rebuild(call, self._natives)
             outcome = self._prove_some_form(call, probe, natives, find_tools)
-            with timing.machine_to_itself(), self.clock.step("time"):
-                outcome.timing = timing.time_on_each(
-                    probe, self._timed_data(call, probe, natives), float(self.request["margin"])
-                )
-                outcome.facts.update(bandwidth.facts_of(call, natives[0].outputs))
+            self._time(call, probe, natives, outcome)
         self._decide(outcome)
         self.outcome = outcome
+
+    def _time(self, call: Call, probe: Any, natives: Sequence[Native], outcome: Outcome) -> None:
+        """Times both sides; the outcome has what came of it."""
+        with timing.machine_to_itself(), self.clock.step("time"):
+            outcome.timing = timing.time_on_each(
+                probe, self._timed_data(call, probe, natives), float(self.request["margin"])
+            )
+            outcome.facts.update(bandwidth.facts_of(call, natives[0].outputs))
 
     def _timed_data(
         self, call: Call, probe: Any, natives: Sequence[Native]
@@ -392,6 +441,10 @@ class Job:
                 return  # what was known stays
             with contextlib.suppress(self._core.StoreError):
                 self.store.remove(self.description["digest"])
+        if self._untried is not None and outcome.published:
+            found = self._untried.tried(outcome, found_facts(outcome))
+            self.store.publish(found, list(self._untried.objects))
+            return
         manifest, sources = manifest_of(
             self.request, outcome, self.clock.seconds, self._cpu_features
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from eagercache.base.machine_kind import MACHINE, kind_for
 from eagercache.base.operators import described_name
 from eagercache.calls.integers import known_ranges
 from eagercache.worker.jobs.outcome import Outcome
@@ -38,10 +39,36 @@ def facts_of(
         "choose": request["choose"],
         "reason": outcome.reason,
         "torch": str(torch.__version__),
+        MACHINE: kind_for(description["dispatch_key"]),
     }
     if "integers" in description:
         facts["integers"] = json.dumps(known_ranges(description))
     facts.update({f"seconds_{name}": f"{value:.3f}" for name, value in seconds.items()})
+    facts.update(found_facts(outcome))
+    if outcome.module is not None:
+        facts.update(outcome.module.facts)
+    if outcome.kernel is not None:
+        text = outcome.kernel.lowered.text
+        facts["kernels"] = " ".join(text.kernels)[:2_000]
+        facts["extern_calls"] = " ".join(text.extern_calls)[:2_000]
+        for name in ("reduces", "calls_functions", "approximates"):  # untried.TEXT_FACTS
+            facts[name] = str(int(getattr(text, name)))
+        facts["form"] = outcome.kernel.form
+        if outcome.kernel.launch_plan:
+            facts["launch_plan"] = outcome.kernel.launch_plan
+        else:
+            facts["output_strides"] = outcome.kernel.output_strides
+        if outcome.kernel.lowered.why_container:
+            facts["why_container"] = outcome.kernel.lowered.why_container[:300]
+    # A call on hundreds of tensors is left out, where a manifest has no room beside the plan.
+    if sum(len(name) + len(value) + len("fact  \n") for name, value in facts.items()) > MAX_FACTS:
+        del facts["call"]
+    return facts
+
+
+def found_facts(outcome: Outcome) -> dict[str, str]:
+    """What this machine found out: by proving, by timing, and the outcome's own facts."""
+    facts: dict[str, str] = {}
     if outcome.proof is not None:
         facts["numerics"] = outcome.proof.numerics
         facts["fills"] = " ".join(outcome.proof.fills)
@@ -54,24 +81,7 @@ def facts_of(
         facts["spread"] = outcome.timing.spread
         facts["pairs"] = str(outcome.timing.pairs)
         facts.update(outcome.timing.facts())
-    facts.update(outcome.facts)
-    if outcome.module is not None:
-        facts.update(outcome.module.facts)
-    if outcome.kernel is not None:
-        text = outcome.kernel.lowered.text
-        facts["kernels"] = " ".join(text.kernels)[:2_000]
-        facts["extern_calls"] = " ".join(text.extern_calls)[:2_000]
-        facts["form"] = outcome.kernel.form
-        if outcome.kernel.launch_plan:
-            facts["launch_plan"] = outcome.kernel.launch_plan
-        else:
-            facts["output_strides"] = outcome.kernel.output_strides
-        if outcome.kernel.lowered.why_container:
-            facts["why_container"] = outcome.kernel.lowered.why_container[:300]
-    # A call on hundreds of tensors is left out, where a manifest has no room beside the plan.
-    if sum(len(name) + len(value) + len("fact  \n") for name, value in facts.items()) > MAX_FACTS:
-        del facts["call"]
-    return facts
+    return facts | outcome.facts
 
 
 def manifest_of(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.jobs.job import Job
-from eagercache.worker.jobs.outcome import Outcome
+from eagercache.worker.jobs.outcome import Outcome, one_line
+from eagercache.worker.jobs.untried import note_left, origin_of
 from eagercache.worker.modules.answers import decide
 from eagercache.worker.modules.compile import ModuleResult, compile_module
 from eagercache.worker.modules.sizes import JudgeSizes
@@ -26,7 +29,7 @@ class ModuleJob(Job):
         with self.clock.step("module"):
             tools = find_tools(store)
             try:
-                result = self._compile(tools)
+                tried, result = self._try_or_make(tools)
             finally:
                 tools.rest()
         self.clock.add({f"module.{step}": value for step, value in result.seconds.items()})
@@ -38,11 +41,28 @@ class ModuleJob(Job):
             reason = "" if faster else UNDECIDED if undecided else "slower"
         verdict = "kernel" if faster or self.request["choose"] == "always" else "native"
         self.outcome = Outcome(verdict, reason, module=result, timing=result.timing)
+        if tried and verdict == "kernel" and self._untried is not None:
+            self.outcome.facts.update(origin_of(self._untried.facts))
+            self.outcome.published = True
+        self._untried = None  # what is published is what was found here
         self._note_undecided(self.outcome)
 
-    def _compile(self, tools: Tools) -> ModuleResult:
+    def _try_or_make(self, tools: Tools) -> tuple[bool, ModuleResult]:
+        """(whether the kernel is another kind of machine's, what was found out about it)."""
+        untried = self._untried
+        if untried is not None and len(untried.objects) == 1:
+            path = Path(untried.objects[0][1])
+            try:
+                result = self._compile(tools, path)
+            except ProofFailed as error:
+                note_left(untried.manifest, one_line(error))
+            else:
+                return result.path == path, result
+        return False, self._compile(tools)
+
+    def _compile(self, tools: Tools, made: Path | None = None) -> ModuleResult:
         assert self._directory is not None
         if self.description.get("gradients"):
             return compile_training(self.description, self._directory, tools, self._core)
         judge = JudgeSizes(self.request) if self.description.get("open") else None
-        return compile_module(self.description, self._directory, tools, self._core, judge)
+        return compile_module(self.description, self._directory, tools, self._core, judge, made)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from eagercache.calls.call import Call
@@ -35,6 +36,8 @@ _OF_ALL = {"of_all_numbers": "1"}
 class ScalarJob(FamilyJob):
     """A job whose kernel answers a scalar class."""
 
+    _forms: tuple[str, ...] = ("scalars",)
+
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         super().__init__(request, core)
         self._family: ScalarFamily | None = None
@@ -53,6 +56,8 @@ class ScalarJob(FamilyJob):
                     natives = native_answers(call)
                 except Reshaped as reshaped:
                     raise CompileRefused(str(reshaped)) from reshaped
+            if self._try_untried(self._untried_numbers):
+                return
             with self.clock.step("compile"):
                 self.lowered = self._lower_marked(
                     family, len(natives[0].outputs), find_tools(store)
@@ -117,17 +122,38 @@ class ScalarJob(FamilyJob):
                     # Kernels for one number each would differ as much.
                     self.outcome = Outcome("native", str(differs), facts=_OF_ALL)
                     return
-            probe = self._probe()
-            sample = family.call.sample("unit", SEED)
-            validate.capture(family.call, probe, sample, self.request["choose"])
-            probe.load(str(self._library), launch_plan)
-            with timing.machine_to_itself(), self.clock.step("time"):
-                outcome.timing = timing.time_call(probe)
+            self._time_own(family, self._library, launch_plan, outcome)
         outcome.facts["proved_numbers"] = "; ".join(map(_text, proved))[:4_000]
         self._decide(outcome)
         if outcome.verdict == "native":
             outcome.facts.update(_OF_ALL)
         self.outcome = outcome
+
+    def _untried_numbers(self, kernel: Built) -> Outcome:
+        """What another machine's kernel is on the numbers on which one of ours is proved."""
+        assert self._family is not None and self._untried is not None
+        outcome = Outcome("kernel", kernel=kernel)
+        library = Path(kernel.objects[0][1])
+        for numbers in self._family.proof_numbers():
+            member, where = self._family.member(numbers), f"numbers {_text(numbers)}"
+            self._prove_member(member, library, kernel.launch_plan, outcome, where)
+        if self._untried.times:
+            self._time_own(self._family, library, kernel.launch_plan, outcome)
+            self._decide(outcome)
+            if outcome.verdict == "native":
+                outcome.facts.update(_OF_ALL)
+        return outcome
+
+    def _time_own(
+        self, family: ScalarFamily, library: Path, launch_plan: str, outcome: Outcome
+    ) -> None:
+        """Times the kernel on the call's own numbers."""
+        probe = self._probe()
+        sample = family.call.sample("unit", SEED)
+        validate.capture(family.call, probe, sample, self.request["choose"])
+        probe.load(str(library), launch_plan)
+        with timing.machine_to_itself(), self.clock.step("time"):
+            outcome.timing = timing.time_call(probe)
 
 
 def _text(numbers: Sequence[float]) -> str:

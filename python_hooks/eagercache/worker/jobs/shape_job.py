@@ -6,8 +6,10 @@ sizes near which it was faster.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagercache.base.toolchain import pick_isa
@@ -29,6 +31,7 @@ from eagercache.worker.samples.shape_class import (
     ShapeFamily,
     elements_of,
     proof_values,
+    read_sizes,
     sizes_text,
     timing_values,
 )
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 
 # Elements of the largest tensor of the calls that a kernel is timed on, beside the request's own.
 TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20)
+# That an entry names of those on which its kernel was proved.
+MOST_SIZES = 100
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 # By how much the strides are larger that sizes do not say, where a kernel is proved on others than
 # the call's own: an output that native gives such a stride has no kernel for all of them.
@@ -49,6 +54,8 @@ _FURTHER = (1, 4_099)
 
 class ShapeJob(FamilyJob):
     """A job whose kernel answers a shape class."""
+
+    _forms: tuple[str, ...] = ("shapes",)
 
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         super().__init__(request, core)
@@ -64,9 +71,39 @@ class ShapeJob(FamilyJob):
         if family.call.written:
             raise CompileRefused("operators that write have kernels for exact sizes only")
         self._register()
-        with family.call.state.applied(), self.clock.step("compile"):
-            self.lowered = self._lower_shapes(family, find_tools(store))
+        with family.call.state.applied():
+            if self._try_untried(self._untried_sizes):
+                return
+            with self.clock.step("compile"):
+                self.lowered = self._lower_shapes(family, find_tools(store))
         self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
+
+    def _untried_sizes(self, kernel: Built) -> Outcome:
+        """What another machine's kernel is on the sizes on which that one proved it, and our own.
+
+        For which sizes it is chosen is not measured again without a plan: then it is compiled.
+        """
+        assert self._family is not None and self._untried is not None
+        family = self._family
+        if self._untried.times:
+            raise CompileRefused("sizes are timed with a kernel that is made here")
+        proved = read_sizes(self._untried.facts["proved_sizes"], len(family.symbols))
+        apart = _FURTHER if family.has_open_strides else ()
+        tried = [(values, 0) for values in dict.fromkeys([*proved, tuple(family.values)])]
+        tried += [(tuple(family.values), n) for n in apart]
+        everywhere = json.dumps(
+            {**json.loads(kernel.launch_plan), "choice": [[1, True]]},
+            sort_keys=True,
+            separators=(",", ":"),
+        )
+        outcome = Outcome("kernel", kernel=kernel)
+        library = Path(kernel.objects[0][1])
+        for values, further in tried:
+            member = self._member(family, values, further)
+            where = f"sizes {sizes_text(values)}, strides + {further}"
+            others = len(tried) - 1
+            self._prove_member(member, library, everywhere, outcome, where, others)
+        return outcome
 
     @property
     def contract(self) -> str:
@@ -173,7 +210,7 @@ class ShapeJob(FamilyJob):
         outcome.kernel = Built(objects, self.lowered, "shapes", plan.to_json(choice))
         outcome.facts = {
             "guards": "; ".join(plan.guards)[:2_000],
-            "proved_sizes": " ".join(map(sizes_text, proved))[:4_000],
+            "proved_sizes": " ".join(map(sizes_text, proved[:MOST_SIZES])),
             **outcome.facts,
         }
         self.outcome = outcome

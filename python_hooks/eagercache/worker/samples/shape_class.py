@@ -249,3 +249,11 @@ def timing_values(
 def sizes_text(values: Sequence[int]) -> str:
     """Sizes as a person reads them: 4x128; "own" where none is open."""
     return "x".join(map(str, values)) or "own"
+
+
+def read_sizes(text: str, count: int) -> list[tuple[int, ...]]:
+    """The rows of ``count`` sizes in `sizes_text`s with spaces between. Raises ValueError."""
+    rows = [() if word == "own" else tuple(map(int, word.split("x"))) for word in text.split()]
+    if not rows or any(len(row) != count for row in rows):
+        raise ValueError(f"{text[:100]!r} are no rows of {count} sizes")
+    return rows
