@@ -30,7 +30,7 @@ if TYPE_CHECKING or not IS_COMMAND_LINE:
     )
     from eagercache.frontend.explanation import Explanation, explain
     from eagercache.frontend.gains import ModuleTotals
-    from eagercache.frontend.metrics import metrics
+    from eagercache.frontend.metrics import MetricsCollector, metrics
     from eagercache.frontend.module_report import ModuleInfo, ModuleReport, explain_module
     from eagercache.frontend.report import (
         KernelInfo,
@@ -68,6 +68,7 @@ __all__ = [
     "Exported",
     "KernelInfo",
     "KernelList",
+    "MetricsCollector",
     "ModuleInfo",
     "ModuleReport",
     "ModuleTotals",
@@ -130,6 +131,7 @@ _LATER = {
         "eagercache.frontend.report",
     ),
     "ModuleTotals": "eagercache.frontend.gains",
+    "MetricsCollector": "eagercache.frontend.metrics",
     "metrics": "eagercache.frontend.metrics",
     "wait": "eagercache.frontend.waiting",
     "CustomOperator": "eagercache.callables.function_operator",

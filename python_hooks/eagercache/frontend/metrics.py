@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from eagercache.base.warn import warn_once
 from eagercache.frontend.report import Stats, stats
@@ -87,7 +88,13 @@ def _families(counted: Stats) -> Iterator[tuple[str, str, str, list[_Sample]]]:
         *("remote_refused_total", "counter", "Entries of remotes that were not used."),
         [({"kind": kind}, count) for kind, count in remote.refused.items()],
     )
-    yield "remote_sent_total", "counter", "Entries that remotes got.", [({}, remote.sent)]
+    for name, said, value in (
+        ("remote_untried_total", "Hits that had to be tried here first.", remote.untried),
+        ("remote_sent_total", "Entries that remotes got.", remote.sent),
+        ("remote_requests_total", "Requests to remotes.", remote.requests),
+        ("remote_request_seconds_total", "Seconds of those requests.", remote.request_seconds),
+    ):
+        yield name, "counter", said, [({}, value)]
     moved = {"read": remote.bytes_read, "sent": remote.bytes_sent}
     yield (
         *("remote_bytes_total", "counter", "Bytes of entries, objects and lists."),
@@ -116,6 +123,29 @@ def _labels(labels: _Labels) -> str:
         for name, value in labels.items()
     )
     return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
+
+
+class MetricsCollector:
+    """The counters as prometheus_client's registries take them: `registry.register(...)`.
+
+    For programs that serve metrics of their own with that package: ours are in the same answer.
+    Raises ImportError where it is not installed.
+    """
+
+    def __init__(self) -> None:
+        from prometheus_client import core
+
+        self._kinds = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
+
+    def collect(self) -> Iterator[Any]:
+        """One family after the other; called by a registry, on its thread."""
+        for name, kind, said, samples in _families(stats()):
+            if samples:
+                labels = list(samples[0][0])
+                family = self._kinds[kind](f"eagercache_{name}", said, labels=labels)
+                for row, value in samples:
+                    family.add_metric([row[label] for label in labels], value)
+                yield family
 
 
 class MetricsFile:

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+import real_servers
 from conftest import Program, run_program
-from eagercache.frontend.metrics import text_of
+from eagercache.frontend.metrics import MetricsCollector, metrics, text_of
 from eagercache.frontend.report import OperatorStats, RemoteStats, Stats
 
 NAME = r"eagercache_[a-z_]+"
@@ -63,6 +64,18 @@ def test_counters_have_labels_and_odd_names_are_escaped() -> None:
     kind = 'kind="environment: torch.version"'
     assert found["eagercache_remote_refused_total", kind] == 7
     assert found["eagercache_remote_bytes_total", 'direction="read"'] == 1 << 40
+
+
+def test_a_registry_of_prometheus_client_says_the_same() -> None:
+    real_servers.require("prometheus_client")
+    import prometheus_client
+
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(MetricsCollector())
+    text = prometheus_client.generate_latest(registry).decode()
+    mine = read(metrics())
+    theirs = read(text)
+    assert theirs == mine and ("eagercache_remote_request_seconds_total", "") in theirs
 
 
 PROGRAM = """
