@@ -18,6 +18,7 @@ import pytest
 from conftest import clean_environment, with_prepared_workers
 
 SECONDS = 60.0
+_UNPACKED = Path(__file__).parents[2] / "build" / "servers"
 
 
 def require(*modules: str) -> None:
@@ -28,9 +29,13 @@ def require(*modules: str) -> None:
 
 
 def program(name: str) -> str:
-    """The file of a program in this environment or in PATH, or skips the test."""
+    """The file of a program in this environment, in PATH or of scripts/servers; else it skips."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
+    for folder in ("usr/sbin", "usr/bin"):
+        unpacked = _UNPACKED / folder / name
+        if found is None and unpacked.exists():
+            found = str(unpacked)
     if found is None:
         pytest.skip(f"NOT RUN: {name} is not installed")
     return found
@@ -250,10 +255,10 @@ def dask_cluster(folder: Path, **variables: str) -> Iterator[tuple[str, list[int
 def ray_cluster(folder: Path, **variables: str) -> Iterator[str]:
     """The URL of a cluster of Ray's with two workers on this machine."""
     require("ray", "grpc", "psutil")
-    ray = program("ray")
     # Paths of sockets are short.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
-        command = [ray, "start", "--head", "--block", "--num-cpus=2", "--disable-usage-stats"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command += ["--num-cpus=2", "--disable-usage-stats"]
         command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false"]
         command += [f"--temp-dir={short}", "--object-store-memory=100000000"]
         command += ["--min-worker-port=0", "--max-worker-port=0"]
