@@ -59,6 +59,9 @@ while not eagercache.stats().hits:
 print(json.dumps([time.monotonic() - begin, eagercache.stats().compiles]), flush=True)
 """
 
+# As that, without a program that is busy beside the compiler.
+FILL = FIRST_HIT.replace('choose="always"', 'choose="always", on_miss="wait"')
+
 
 class Server(ThreadingHTTPServer):
     """Keeps bytes under paths; waits before each answer as long as it is told."""
@@ -187,28 +190,41 @@ def callers(rounds: int, count: int, folder: Path, public: Path) -> list[str]:
     return lines
 
 
+def filled_store(first: Path, entries: int) -> tuple[Any, str, list[str]]:
+    """(a store of so many kernels, its environment's text, the keys).
+
+    One is a program's, and the others are copies that nobody asks for, each with its own object.
+    """
+    from eagercache import _C
+    from eagercache.base import config, environment
+
+    first.mkdir(mode=0o700)
+    run(FILL, first)
+    text = environment.environment_text(cxx=config.read_settings().cxx)
+    store = _C.Store(str(first), text)
+    (known,) = [row for row in store.entries() if row["kind"] == "kernel"]
+    (item,) = known["objects"]
+    library = next(first.rglob(f"{item['digest']}.so")).read_bytes()
+    keys = [known["key"]]
+    with tempfile.TemporaryDirectory(prefix="eagercache-remotes-") as folder:
+        copy = Path(folder) / "copy.so"
+        for number in range(entries - 1):
+            copy.write_bytes(library + f"{number}".encode())
+            facts = {"facts": known["facts"], "cpu_features": known["cpu_features"]}
+            keys.append(f"{number:064x}")
+            store.publish({"key": keys[-1], "kind": "kernel", **facts}, [("so", str(copy))])
+    return store, text, keys
+
+
 def second_machine(rounds: int, entries: int, folder: Path, keys: tuple[Path, Path]) -> list[str]:
     """How long a pull of so many entries takes, and the way to a first hit."""
     from eagercache import _C
-    from eagercache.base import config, environment
     from eagercache.remote import transfer
     from eagercache.remote.entries import Exchange
     from eagercache.remote.plan import RemotePlan
     from eagercache.remote.tier import Tier
 
-    first = folder / "first"
-    first.mkdir(mode=0o700)
-    run(FIRST_HIT, first)  # compiles its kernel
-    text = environment.environment_text(cxx=config.read_settings().cxx)
-    store = _C.Store(str(first), text)
-    (known,) = [row for row in store.entries() if row["kind"] == "kernel"]
-    (item,) = known["objects"]
-    library = next(first.rglob(f"{item['digest']}.so"))
-    for number in range(entries - 1):  # kernels that nobody asks for, each with its own object
-        copy = folder / "copy.so"
-        copy.write_bytes(library.read_bytes() + f"{number}".encode())
-        facts = {"facts": known["facts"], "cpu_features": known["cpu_features"]}
-        store.publish({"key": f"{number:064x}", "kind": "kernel", **facts}, [("so", str(copy))])
+    store, text, _ = filled_store(folder / "first", entries)
     private, public = keys
     pulls, hits = [], []
     with served() as server:
@@ -256,7 +272,8 @@ def main() -> None:
         folder = Path(name)
         keys = bundle.keygen(folder / "fleet")
         print("\n".join(second_machine(options.rounds, options.entries, folder, keys)), flush=True)
-        print("\n".join(callers(options.rounds, options.misses, folder, keys[1])))
+        if options.misses:
+            print("\n".join(callers(options.rounds, options.misses, folder, keys[1])))
 
 
 if __name__ == "__main__":
