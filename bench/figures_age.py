@@ -51,7 +51,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "deploy-cpu": ("bench/modules/deploy.py", *DEPLOY, *KERNELS),
     "drift-cpu": ("bench/modules/drift.py", *OPERATORS),
     "first-ten-minutes-cpu": ("scripts/parts/first_ten_minutes.py", *WHOLE),
-    "fleet": ("bench/store/fleet.py", *REMOTES),
+    "fleet": ("bench/store/fleet.py", "bench/store/fleet_simulation.py", *REMOTES),
     "fuzz-and-models-cpu": ("tests/fuzz", "tests/models", *WHOLE),
     "generate-cpu": ("bench/modules/generate.py", *WHOLE),
     "generate-cuda": ("bench/modules/generate.py", *WHOLE),

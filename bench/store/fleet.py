@@ -18,33 +18,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import heapq
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from eagercache.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE
-from eagercache.remote.desk import THREADS
-from eagercache.remote.tier import PROGRAM_SECONDS
-from eagercache.remote.transfer import PARALLEL
 
 from bench.compiling import cluster
 from bench.shared import frame
 from bench.store import remotes
+from bench.store.fleet_simulation import NODE_WORKERS, Cost, job, limit, warm_up
 
-BYTES_PER_SECOND = 10e9 / 8
-ROUND_TRIP = 0.0005  # of a network within a building
-NODE_WORKERS = 16  # processes that compile on a node
-MOST_NODES = 4096  # that are tried
 PYTHON_SERVER = """
 import sys; sys.path.insert(0, sys.argv[1])
 from bench.store import remotes
@@ -63,16 +51,6 @@ for step in range(8):
 print('{"done": true}', flush=True)
 import os; os._exit(0)
 """
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one entry takes: of the server, of who asks, in requests and in bytes."""
-
-    server: float
-    client: float
-    requests: float
-    bytes: float
 
 
 def cpu_of(pid: int) -> float:
@@ -200,141 +178,6 @@ def compile_seconds(folder: Path) -> list[float]:
     return [entry["cpu_seconds"] for entry in report["entries"] if entry["state"] == "compiled"]
 
 
-class Server:
-    """Cores that take requests in the order of arrival, and a network behind them."""
-
-    def __init__(self, cores: int) -> None:
-        self._cores = [0.0] * cores
-        self._network = 0.0
-        self.busy = 0.0
-
-    def answer(self, at: float, seconds: float, moved: float) -> float:
-        """When the answer to a request that comes at a time is there."""
-        begin = max(at, heapq.heappop(self._cores))
-        heapq.heappush(self._cores, begin + seconds)
-        self.busy += seconds
-        self._network = max(begin + seconds, self._network) + moved / BYTES_PER_SECOND
-        return self._network + ROUND_TRIP
-
-
-@dataclass
-class _Node:
-    waiting: deque[float]  # when keys are asked for, ascending
-    failures: int = 0
-    closed_until: float = 0.0
-    pause: float = FIRST_PAUSE
-
-
-def job(nodes: int, offsets: list[float], cost: Cost, cores: int) -> dict[str, float]:
-    """Nodes that start at once with empty caches: when the last key is there, and what failed."""
-    server = Server(cores)
-    steps = max(1, round(cost.requests))
-    each = cost.server / steps, cost.bytes / steps
-    # At, order, node, asked, steps that are left.
-    events: list[tuple[float, int, int, float, int]] = []
-    states = [_Node(deque(offsets)) for _ in range(nodes)]
-    order = 0
-    for index in range(nodes):
-        for _ in range(THREADS):
-            jitter = random.Random(order).uniform(0.0, 0.05)
-            events.append((jitter, order, index, -1.0, 0))
-            order += 1
-    heapq.heapify(events)
-    took: list[float] = []
-    failed, end = 0, 0.0
-    while events:
-        at, _, index, asked, left = heapq.heappop(events)
-        node = states[index]
-        if left == 0:  # a thread that has nothing under way
-            if not node.waiting:
-                continue
-            asked = max(at, node.waiting.popleft())
-            at, left = asked + cost.client, steps
-        if at < node.closed_until:
-            failed += 1
-            again, asked, left = at, -1.0, 0
-        else:
-            done = server.answer(at, *each)
-            if done - at > PROGRAM_SECONDS:
-                failed += 1
-                node.failures += 1
-                if node.failures >= FAILURES:
-                    node.closed_until = at + PROGRAM_SECONDS + node.pause
-                    node.pause = min(LONGEST_PAUSE, 2 * node.pause)
-                again, asked, left = at + PROGRAM_SECONDS, -1.0, 0
-            else:
-                node.failures, node.pause, left = 0, FIRST_PAUSE, left - 1
-                again = done
-                if left == 0:
-                    took.append(done - asked)
-                    end = max(end, done)
-        order += 1
-        heapq.heappush(events, (again, order, index, asked, left))
-    took.sort()
-    return {
-        "end": end,
-        "p50": took[len(took) // 2] if took else 0.0,
-        "p99": took[int(0.99 * (len(took) - 1))] if took else 0.0,
-        "failed": failed / (nodes * len(offsets)),
-        "busy": server.busy / (cores * end) if end else 0.0,
-    }
-
-
-def warm_up(
-    nodes: int, seconds: list[float], keys: int, cost: Cost, cores: int
-) -> dict[str, float]:
-    """A trace of so many keys, divided among nodes by their names, each sending at its end."""
-    draw = random.Random(nodes)
-    shares: list[list[float]] = [[] for _ in range(nodes)]
-    for _ in range(keys):
-        shares[draw.randrange(nodes)].append(draw.choice(seconds))
-    ready = []
-    for share in shares:
-        workers = [0.0] * NODE_WORKERS
-        for one in share:
-            heapq.heapreplace(workers, workers[0] + one)
-        ready.append(max(workers))
-    server, steps = Server(cores), max(1, round(cost.requests))
-    events = [
-        (ready[index], index * PARALLEL + thread, index, steps)
-        for index, share in enumerate(shares)
-        for thread in range(min(PARALLEL, len(share)))
-    ]
-    left = [len(share) - min(PARALLEL, len(share)) for share in shares]
-    heapq.heapify(events)
-    end, order = max(ready), nodes * PARALLEL
-    while events:
-        at, _, index, more = heapq.heappop(events)
-        done = server.answer(at, cost.server / steps, cost.bytes / steps)
-        end, more, order = max(end, done), more - 1, order + 1
-        if more == 0 and left[index] > 0:
-            left[index], more, done = left[index] - 1, steps, done + cost.client
-        if more:
-            heapq.heappush(events, (done, order, index, more))
-    alone = max(ready)
-    return {"compiled": alone, "sent": end, "added": (end - alone) / end if end else 0.0}
-
-
-def limit(offsets: list[float], cost: Cost, cores: int, alone: float) -> int:
-    """The largest number of nodes, by halving, that a remote does any good.
-
-    Of their keys not one of a hundred fails, and the last is there before a node that compiles them
-    all for itself is done, after ``alone`` seconds.
-    """
-
-    def good(nodes: int) -> bool:
-        row = job(nodes, offsets, cost, cores)
-        return row["failed"] < 0.01 and row["end"] <= alone
-
-    low, high = 0, 1
-    while high <= MOST_NODES and good(high):
-        low, high = high, 2 * high
-    while high - low > max(1, low // 16):
-        middle = (low + high) // 2
-        low, high = (middle, high) if good(middle) else (low, middle)
-    return low
-
-
 def main() -> None:
     """Prints what was measured and what was simulated."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -373,31 +216,48 @@ def main() -> None:
                 )
         alone = options.keys * mean / NODE_WORKERS
         print(f"\nA job, {options.keys} keys a node, all nodes at once (alone: {alone:.0f} s):\n")
-        print("| server | cores | nodes | last key, s | 50 %, ms | 99 %, ms | failed | busy |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-        for kind, found in costs.items():
-            for cores in _cores(kind, options.cores):
-                for nodes in map(int, options.nodes.split(",")):
-                    row = job(nodes, offsets, found["fetch"], cores)
-                    print(
-                        f"| {kind} | {cores} | {nodes} | {row['end']:.1f} | "
-                        f"{1e3 * row['p50']:.1f} | {1e3 * row['p99']:.0f} | "
-                        f"{row['failed']:.1%} | {row['busy']:.0%} |",
-                        flush=True,
-                    )
-                most = limit(offsets, found["fetch"], cores, alone)
-                print(f"| {kind} | {cores} | limit: {most} | | | | | |", flush=True)
-        print(f"\nA warm-up of 4,000 keys on nodes of {NODE_WORKERS} workers:\n")
-        print("| server | cores | nodes | compiled, s | sent, s | of it sending |")
-        print("| --- | --- | --- | --- | --- | --- |")
-        for kind, found in costs.items():
-            for nodes in map(int, options.nodes.split(",")):
-                row = warm_up(nodes, seconds, 4000, found["send"], 1)
+        nodes = [int(text) for text in options.nodes.split(",")]
+        _print_jobs(costs, nodes, options.cores, offsets, alone)
+        _print_warm_ups(costs, nodes, seconds)
+
+
+def _print_jobs(
+    costs: dict[str, dict[str, Cost]],
+    counts: list[int],
+    given: str,
+    offsets: list[float],
+    alone: float,
+) -> None:
+    print("| server | cores | nodes | last key, s | 50 %, ms | 99 %, ms | failed | busy |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for kind, found in costs.items():
+        for cores in _cores(kind, given):
+            for nodes in counts:
+                row = job(nodes, offsets, found["fetch"], cores)
                 print(
-                    f"| {kind} | 1 | {nodes} | {row['compiled']:.1f} | {row['sent']:.1f} | "
-                    f"{row['added']:.0%} |",
+                    f"| {kind} | {cores} | {nodes} | {row['end']:.1f} | "
+                    f"{1e3 * row['p50']:.1f} | {1e3 * row['p99']:.0f} | "
+                    f"{row['failed']:.1%} | {row['busy']:.0%} |",
                     flush=True,
                 )
+            most = limit(offsets, found["fetch"], cores, alone)
+            print(f"| {kind} | {cores} | limit: {most} | | | | | |", flush=True)
+
+
+def _print_warm_ups(
+    costs: dict[str, dict[str, Cost]], counts: list[int], seconds: list[float]
+) -> None:
+    print(f"\nA warm-up of 4,000 keys on nodes of {NODE_WORKERS} workers:\n")
+    print("| server | cores | nodes | compiled, s | sent, s | of it sending |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for kind, found in costs.items():
+        for nodes in counts:
+            row = warm_up(nodes, seconds, 4000, found["send"], 1)
+            print(
+                f"| {kind} | 1 | {nodes} | {row['compiled']:.1f} | {row['sent']:.1f} | "
+                f"{row['added']:.0%} |",
+                flush=True,
+            )
 
 
 def _cores(kind: str, given: str) -> list[int]:

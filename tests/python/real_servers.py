@@ -29,7 +29,7 @@ def require(*modules: str) -> None:
 
 
 def program(name: str) -> str:
-    """The file of a program in this environment, in PATH or of scripts/servers; else it skips."""
+    """The file of a program here, in PATH or of scripts/parts/servers; without it skips."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     for folder in ("usr/sbin", "usr/bin"):

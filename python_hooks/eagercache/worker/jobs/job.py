@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from eagercache.worker.inductor.commands import (
 )
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.launch_plan import IndexRange, LaunchPlan
-from eagercache.worker.timing import bandwidth, timing
+from eagercache.worker.timing import timing
 from eagercache.worker.timing.gpu_memory import with_room
 from eagercache.worker.validation import validate
 from eagercache.worker.validation.native import Reshaped, native_answers
@@ -32,7 +32,6 @@ from eagercache.worker.validation.native import Reshaped, native_answers
 if TYPE_CHECKING:
     import torch.fx
 
-    from eagercache.calls.samples import Sample
     from eagercache.worker.inductor.compile import Lowered
     from eagercache.worker.inductor.shape_plan import ShapePlan
     from eagercache.worker.validation.native import Native
@@ -47,20 +46,20 @@ from eagercache.worker.jobs.outcome import (
     one_line,
     response_of,
 )
-from eagercache.worker.jobs.untried import Untried, find_untried, note_left
+from eagercache.worker.jobs.trying import Trying
+from eagercache.worker.jobs.untried import find_untried
 
 # Native's answers are kept from lowering to proof when all of their samples take at most this.
 KEPT_BYTES = 4 << 20
 
 
-class Job:
+class Job(Trying):
     """One request. The steps are `begin`, `give_library`, `conclude`, `finish`, `close`.
 
     ``outcome`` is set by the step that decided; later ones then do nothing.
     """
 
     _composed = False  # the operator is a function of several
-    _forms: tuple[str, ...] = ("bare", "container")  # of other machines' kernels that it can try
 
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         self.request = request
@@ -74,7 +73,7 @@ class Job:
         self._lock: Any = None
         self._publishes = False
         self._replaces = False  # what the store has of this key
-        self._untried: Untried | None = None  # another kind of machine's kernel
+        self._untried = None
         self._measured = 0  # so often before, without a decision
         self._directory: Path | None = None
         self._call: Call | None = None
@@ -158,42 +157,6 @@ class Job:
         if self.request.get("tries", True) and not self._replaces:
             self._untried = find_untried(store, digest, str(self._directory))
         return store
-
-    def _take_untried(self, call: Call, probe: Any, natives: list[Native]) -> bool:
-        """Whether another kind of machine's kernel, tried on this call, is the outcome."""
-        return self._try_untried(lambda kernel: self._untried_outcome(call, probe, natives, kernel))
-
-    def _try_untried(self, prove: Callable[[Built], Outcome]) -> bool:
-        """The same, as ``prove`` tries it. What fails is left, and said."""
-        untried = self._untried
-        if untried is None:
-            return False
-        kernel = untried.built(self._forms)
-        if kernel is None:
-            self._untried = None
-            return False
-        try:
-            outcome = prove(kernel)
-        except Exception as error:
-            if is_device_error(error):
-                raise
-            note_left(untried.manifest, one_line(error))
-            forget_locals(error)
-            self._untried = None
-            return False
-        outcome.published = outcome.verdict == "kernel"  # by who made it
-        self.outcome = outcome
-        return True
-
-    def _untried_outcome(
-        self, call: Call, probe: Any, natives: list[Native], kernel: Built
-    ) -> Outcome:
-        """Raises what proving raises."""
-        outcome = self._prove(call, probe, natives, kernel)
-        if self._untried is not None and self._untried.times:
-            self._time(call, probe, natives, outcome)
-            self._decide(outcome)
-        return outcome
 
     @property
     def _searches_now(self) -> bool:
@@ -295,28 +258,6 @@ class Job:
             self._time(call, probe, natives, outcome)
         self._decide(outcome)
         self.outcome = outcome
-
-    def _time(self, call: Call, probe: Any, natives: Sequence[Native], outcome: Outcome) -> None:
-        """Times both sides; the outcome has what came of it."""
-        with timing.machine_to_itself(), self.clock.step("time"):
-            outcome.timing = timing.time_on_each(
-                probe, self._timed_data(call, probe, natives), float(self.request["margin"])
-            )
-            outcome.facts.update(bandwidth.facts_of(call, natives[0].outputs))
-
-    def _timed_data(
-        self, call: Call, probe: Any, natives: Sequence[Native]
-    ) -> Iterator[Callable[[], None]]:
-        """Puts the call on other data into the probe: what it holds, then numbers from 0 to 1."""
-        yield lambda: None
-        if self.request["choose"] == "always":
-            return
-        unit = [native.sample for native in natives[1:] if native.fill == "unit"]
-        if unit:
-            yield lambda: self._capture(call, probe, unit[0].clone())
-
-    def _capture(self, call: Call, probe: Any, sample: Sample) -> None:
-        validate.capture(call, probe, sample, self.request["choose"])
 
     def _decide(self, outcome: Outcome) -> None:
         """Native for a kernel that was not measured to be faster."""
