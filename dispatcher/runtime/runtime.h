@@ -34,6 +34,14 @@ struct VerdictRecord {
   std::map<std::string, std::string> facts;  // the manifest's
 };
 
+// Of that, what counters and estimates need: cheap to copy, whatever a call's text and facts are.
+struct VerdictOutcome {
+  std::string digest;
+  std::string decision;
+  double native_ns = 0;  // of one call, as the manifest has it; 0 where it was not timed
+  double kernel_ns = 0;
+};
+
 // Everything process-wide: the hooks, the policy, the store, the loader thread and the compile
 // service's plug. One leaked object: threads may be inside hooks while static objects are
 // destroyed.
@@ -116,6 +124,9 @@ class Runtime final : public MissQueue {
 
   // Verdicts of one hook met so far.
   std::vector<VerdictRecord> verdicts(const OperatorHook& hook) const;
+  // The same in short. verdicts() copies texts and facts with the lock held that the loader's
+  // thread waits for to install the next kernel; this one does not.
+  std::vector<VerdictOutcome> outcomes(const OperatorHook& hook) const;
   // Keys queued for the loader or given to the compile service.
   std::size_t outstanding() const;
   // Waits until outstanding() is 0 or `seconds` passed (negative: for ever). True when drained.

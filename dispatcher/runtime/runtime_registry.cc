@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <utility>
 
 #include "dispatcher/base/log.h"
@@ -242,6 +244,29 @@ bool Runtime::set_answering(bool answering) {
   }
   hooks_answer.store(answering, std::memory_order_relaxed);
   return true;
+}
+
+namespace {
+
+double number_of(const std::map<std::string, std::string>& facts, const char* name) {
+  const auto found = facts.find(name);
+  const double value = found == facts.end() ? 0 : std::strtod(found->second.c_str(), nullptr);
+  return std::isfinite(value) ? value : 0;
+}
+
+}  // namespace
+
+std::vector<VerdictOutcome> Runtime::outcomes(const OperatorHook& hook) const {
+  std::lock_guard lock(verdicts_mutex_);
+  std::vector<VerdictOutcome> all;
+  if (const auto found = verdicts_.find(&hook); found != verdicts_.end()) {
+    all.reserve(found->second.size());
+    for (const auto& [digest, verdict] : found->second) {
+      all.push_back({digest, verdict.decision, number_of(verdict.facts, "native_ns"),
+                     number_of(verdict.facts, "kernel_ns")});
+    }
+  }
+  return all;
 }
 
 std::vector<VerdictRecord> Runtime::verdicts(const OperatorHook& hook) const {

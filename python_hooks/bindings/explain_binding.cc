@@ -12,6 +12,8 @@
 #include "dispatcher/observe/explain.h"
 #include "dispatcher/operators/denied_operators.h"
 #include "dispatcher/operators/operator_effects.h"
+#include "dispatcher/runtime/runtime.h"
+#include "python_hooks/bindings/without_gil.h"
 
 namespace eagercache {
 namespace {
@@ -115,9 +117,32 @@ class PythonExplainer {
   std::optional<Explainer> explainer_;
 };
 
+// (name, overload, dispatch key, [(digest, decision, native_ns, kernel_ns)]) of each hook that has
+// any.
+py::list outcomes() {
+  py::list rows;
+  for (const OperatorHook* hook : Runtime::instance().hooks()) {
+    std::vector<VerdictOutcome> all;
+    {
+      const WithoutGil no_gil;  // the lock's holder may be copying
+      all = Runtime::instance().outcomes(*hook);
+    }
+    py::list keys;
+    for (const VerdictOutcome& one : all) {
+      keys.append(py::make_tuple(one.digest, one.decision, one.native_ns, one.kernel_ns));
+    }
+    if (!all.empty()) {
+      rows.append(py::make_tuple(hook->name(), hook->overload(),
+                                 c10::toString(hook->dispatch_key()), keys));
+    }
+  }
+  return rows;
+}
+
 }  // namespace
 
 void bind_explain(py::module_& module) {
+  module.def("outcomes", &outcomes);
   module.def("operator_effects", &effects_of, py::arg("op"), py::arg("overload"));
   module.def(
       "denial",

@@ -6,20 +6,34 @@ that were measured when the kernel was made, on a machine that may have been bus
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from eagercache.base.load import core
 from eagercache.base.operators import described_name, full_name
 from eagercache.calls.texts import NOT_YET
 from eagercache.runtime.session import session
 
-if TYPE_CHECKING:
-    from eagercache.frontend.report import KernelInfo
+# What became of one key: its digest, the verdict, and nanoseconds of a call natively and by the
+# kernel, 0 where it was not timed.
+Outcome = tuple[str, str, float, float]
+# Of operators' keys, by name and dispatch key.
+Outcomes = Mapping[tuple[str, str], Sequence[Outcome]]
+
+_DIGEST = re.compile(r'"digest":\s*"([^"]*)"')
+
+
+def outcomes() -> Outcomes:
+    """Of this process. What is known of a key besides costs nothing here."""
+    if core is None:
+        return {}
+    return {
+        (full_name((op, overload)), dispatch_key): rows
+        for op, overload, dispatch_key, rows in core.outcomes()
+    }
 
 
 @dataclass(frozen=True)
@@ -68,32 +82,35 @@ class Unfinished:
         return found
 
 
-def key_counts(verdicts: Iterable[KernelInfo], unfinished: Unfinished) -> dict[str, int]:
+def key_counts(rows: Iterable[Outcome], unfinished: Unfinished) -> dict[str, int]:
     """How many of an operator's keys have which verdict; what was cut off has not failed."""
-    return dict(
-        Counter(NOT_YET if row.digest in unfinished.digests else row.decision for row in verdicts)
-    )
+    cut_off = unfinished.digests
+    return dict(Counter(NOT_YET if row[0] in cut_off else row[1] for row in rows))
 
 
 def saved_by_operator(
-    verdicts: Iterable[KernelInfo], hits: Mapping[tuple[str, str], int]
+    verdicts: Outcomes, hits: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """(seconds saved, seconds lost) by (name, dispatch key), both at least 0.
 
     While calls are recorded, hits are known by key. What was not recorded counts as if each kernel
     of its operator had answered equally often.
     """
-    gains: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for row in verdicts:
-        if row.decision == "kernel" and row.native_ns and row.kernel_ns:
-            name = full_name((row.op, row.overload)), row.dispatch_key
-            gains[name][row.digest] = (row.native_ns - row.kernel_ns) / 1e9
+    gains: dict[tuple[str, str], dict[str, float]] = {}
+    for name, rows in verdicts.items():
+        by_key = {
+            digest: (native - kernel) / 1e9
+            for digest, decision, native, kernel in rows
+            if decision == "kernel" and native and kernel
+        }
+        if by_key:
+            gains[name] = by_key
     recorded = _recorded_hits() if gains else {}
     result = {}
     for name, by_key in gains.items():
-        counted = {digest: recorded.get(digest, 0) for digest in by_key}
+        counted = {digest: recorded.get(digest, 0) for digest in by_key} if recorded else {}
         rest = max(0, hits.get(name, 0) - sum(counted.values())) / len(by_key)
-        times = [gain * (counted[digest] + rest) for digest, gain in by_key.items()]
+        times = [gain * (counted.get(digest, 0) + rest) for digest, gain in by_key.items()]
         result[name] = (sum(t for t in times if t > 0), -sum(t for t in times if t < 0))
     return result
 
@@ -102,7 +119,8 @@ def _recorded_hits() -> dict[str, int]:
     assert core is not None
     hits: Counter[str] = Counter()
     for text, count in core.recorded_calls():
-        hits[json.loads(text)["digest"]] += count
+        if found := _DIGEST.search(text):  # a quote within a value has a backslash before it
+            hits[found[1]] += count
     return hits
 
 

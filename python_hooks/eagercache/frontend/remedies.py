@@ -5,12 +5,20 @@ from __future__ import annotations
 from eagercache.calls.texts import counted
 
 
-def remedy_of_short_programs(not_yet: int, program: str = "PROGRAM") -> str:
-    """For a program that ended before its kernels were made; "" where none was under way."""
+def remedy_of_short_programs(
+    not_yet: int, program: str = "PROGRAM", *, running: bool = False
+) -> str:
+    """For a program that ended before its kernels were made, or may; "" where none is under way."""
     if not_yet == 0:
         return ""
-    was, them = ("was", "it") if not_yet == 1 else ("were", "them")
+    one = not_yet == 1
+    them = "it" if one else "them"
+    if running:
+        are = "is" if one else "are"
+        said = f"{are} not made yet; where the program ends before that, make {them}"
+    else:
+        said = f"{'was' if one else 'were'} not made yet when the program ended; make {them}"
     return (
-        f"{counted(not_yet, 'kernel')} {was} not made yet when the program ended; make {them} "
-        f"beforehand: `eagercache record TRACE -- {program}`, then `eagercache warm TRACE`"
+        f"{counted(not_yet, 'kernel')} {said} beforehand: `eagercache record TRACE -- {program}`, "
+        "then `eagercache warm TRACE`"
     )

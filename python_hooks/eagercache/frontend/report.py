@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,14 @@ from eagercache.base.warn import warn_once
 from eagercache.calls.texts import NOT_YET, argument_texts, counted
 from eagercache.frontend.gains import (
     ModuleTotals,
+    Outcomes,
     Unfinished,
     key_counts,
     module_totals,
+    outcomes,
     saved_by_operator,
 )
+from eagercache.frontend.remedies import remedy_of_short_programs
 from eagercache.frontend.tables import html_table
 from eagercache.runtime.left_native import left_native
 from eagercache.runtime.session import session
@@ -134,6 +137,11 @@ class Stats:
     def not_yet(self) -> int:
         """Kernels that are being made, or were when the process began to end."""
         return self.keys.get(NOT_YET, 0) + sum(row.not_yet for row in self.modules.values())
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the program ends before its kernels are made; "" where all are."""
+        return remedy_of_short_programs(self.not_yet, running=True)
 
     @property
     def module_hits(self) -> int:
@@ -252,12 +260,14 @@ class KernelList(list[KernelInfo]):
 def stats() -> Stats:
     """Counters of this process; see `Stats`."""
     unfinished = Unfinished.now()
-    verdicts = list(_kernel_rows()) if core is not None else []
+    verdicts = outcomes()
     rows = _operator_rows(verdicts, unfinished)
     modules = module_totals(unfinished)
     services = session.services()
     outstanding = core.outstanding() if core is not None and not core.forked() else 0
-    keys = key_counts(verdicts, unfinished)
+    keys: Counter[str] = Counter()
+    for row in rows:
+        keys.update(row.keys)
     keys[NOT_YET] = max(outstanding, len(unfinished.digests))
     saved = [row.seconds_saved for row in modules.values()]
     return Stats(
@@ -274,7 +284,7 @@ def stats() -> Stats:
         shadowed=sum(row.shadowed for row in rows),
         left_native=tuple(sorted(full_name(name) for name, _ in left_native.pairs)),
         operators={_row_name(row): row for row in rows},
-        keys=keys,
+        keys=dict(keys),
         seconds_saved=sum(row.seconds_saved for row in rows) + sum(t for t in saved if t > 0),
         seconds_lost=sum(row.seconds_lost for row in rows) - sum(t for t in saved if t < 0),
         modules=modules,
@@ -292,20 +302,17 @@ def _remote_stats(services: Iterable[Any]) -> RemoteStats:
     return RemoteStats(refused=dict(refused), **total)
 
 
-def _operator_rows(verdicts: Sequence[KernelInfo], unfinished: Unfinished) -> list[OperatorStats]:
+def _operator_rows(verdicts: Outcomes, unfinished: Unfinished) -> list[OperatorStats]:
     """One for each hooked operator at each of its keys, most calls first."""
     if core is None:
         return []
     counters = core.operator_stats()
     hits = {(row["op"], row["dispatch_key"]): row["hits"] for row in counters}
     saved = saved_by_operator(verdicts, hits)
-    by_operator: dict[tuple[str, str], list[KernelInfo]] = defaultdict(list)
-    for info in verdicts:
-        by_operator[full_name((info.op, info.overload)), info.dispatch_key].append(info)
     rows = []
     for row in counters:
         name = row["op"], row["dispatch_key"]
-        keys = key_counts(by_operator[name], unfinished)
+        keys = key_counts(verdicts.get(name, ()), unfinished)
         if unfinished.operators[name]:
             keys[NOT_YET] = unfinished.operators[name]
         gained, lost = saved.get(name, (0.0, 0.0))
