@@ -215,6 +215,29 @@ std::uint64_t OperatorHook::recorded_time(std::uint64_t native_ns) const noexcep
   return device_type_ == c10::DeviceType::CPU ? native_ns : 0;
 }
 
+MissNote OperatorHook::enter_key(std::span<const Word> words, std::uint64_t hash) {
+  const bool waits = misses_.on_miss() != OnMiss::kBackground;
+  MissNote note = table_.note_miss(words, hash);
+  // The table does not wait for its lock and may leave a new key out; who asked to wait tries
+  // again.
+  for (int i = 0; note.calls == 0 && waits && i < kNoteAttempts; ++i) {
+    std::this_thread::yield();
+    note = table_.note_miss(words, hash);
+  }
+  if (note.inserted) {
+    const Found found = misses_.find_in_class(*this, words, hash);
+    note.state = found.state == EntryState::kKernel ? found.state : note.state;
+    note.kernel = found.kernel;
+  }
+  if (note.inserted && note.state == EntryState::kPending && waits) {
+    // The caller pays the first load of an entry that the local store has; never a compile.
+    const Found found = misses_.load_now(*this, words, hash);
+    note.state = found.state;
+    note.kernel = found.kernel;
+  }
+  return note;
+}
+
 void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
   if (!scalars_.empty() && answer_by_class(view, hash, keys, stack)) {
@@ -227,25 +250,7 @@ void OperatorHook::answer_miss(CallView& view, std::uint64_t hash, c10::Dispatch
     answer_decided(view, hash, keys, stack);
     return;
   }
-  const OnMiss on_miss = misses_.on_miss();
-  MissNote note = table_.note_miss(view.key.words(), hash);
-  // The table does not wait for its lock and may leave a new key out; who asked to wait tries
-  // again.
-  for (int i = 0; note.calls == 0 && on_miss != OnMiss::kBackground && i < kNoteAttempts; ++i) {
-    std::this_thread::yield();
-    note = table_.note_miss(view.key.words(), hash);
-  }
-  if (note.inserted) {
-    const Found found = misses_.find_in_class(*this, view.key.words(), hash);
-    note.state = found.state == EntryState::kKernel ? found.state : note.state;
-    note.kernel = found.kernel;
-  }
-  if (note.inserted && note.state == EntryState::kPending && on_miss != OnMiss::kBackground) {
-    // The caller pays the first load of an entry that the local store has; never a compile.
-    const Found found = misses_.load_now(*this, view.key.words(), hash);
-    note.state = found.state;
-    note.kernel = found.kernel;
-  }
+  const MissNote note = enter_key(view.key.words(), hash);
   if (note.state == EntryState::kKernel && answer_by_kernel(note.kernel, view, stack)) {
     count(view, hash, CallOutcome::kHit);
     return;

@@ -161,6 +161,9 @@ class OperatorHook {
                         RunOfCall<UnboxedArguments>& run, std::uint64_t mark);
   LoadedKernel::Outcome run_unboxed(LoadedKernel& kernel, const UnboxedArguments& arguments,
                                     const CallTensors& call, UnboxedOutputs outputs) noexcept;
+  // Enters a missed call's key into the table, with what is known of it without native's answer:
+  // the kernel of its shape class, or what the store has where the policy waits for that.
+  MissNote enter_key(std::span<const Word> words, std::uint64_t hash);
   void answer_miss(CallView& view, std::uint64_t hash, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
   // Counts a call that a kernel answered, and records it while calls are recorded.

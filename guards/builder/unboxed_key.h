@@ -55,75 +55,43 @@ enum class UnboxedKind : std::uint8_t {
   kOptionalDevice,
 };
 
+// The types of arguments, in the order of UnboxedKind.
+template <typename... Types>
+struct UnboxedTypes {
+  static constexpr std::size_t kCount = sizeof...(Types);
+
+  // The place of T, or 0, which no type has.
+  template <typename T>
+  static constexpr std::size_t place_of() {
+    std::size_t place = 0;
+    std::size_t found = 0;
+    ((++place, found = std::is_same_v<T, Types> ? place : found), ...);
+    return found;
+  }
+};
+using UnboxedKinds =
+    UnboxedTypes<at::Tensor, std::optional<at::Tensor>, at::TensorList, at::ITensorListRef,
+                 std::int64_t, std::optional<std::int64_t>, c10::SymInt, std::optional<c10::SymInt>,
+                 double, std::optional<double>, bool, std::optional<bool>, at::Scalar,
+                 std::optional<at::Scalar>, at::IntArrayRef, at::OptionalIntArrayRef,
+                 c10::SymIntArrayRef, at::OptionalSymIntArrayRef,
+                 std::optional<at::ArrayRef<double>>, std::array<bool, 2>, std::array<bool, 3>,
+                 std::array<bool, 4>, at::ArrayRef<at::Scalar>, std::string_view,
+                 std::optional<std::string_view>, at::ScalarType, std::optional<at::ScalarType>,
+                 std::optional<at::Layout>, at::MemoryFormat, std::optional<at::MemoryFormat>,
+                 std::optional<at::Device>>;
+static_assert(UnboxedKinds::kCount == static_cast<std::size_t>(UnboxedKind::kOptionalDevice));
+
 // The kind of an argument declared as `Argument` (references and const removed); kNone for others.
 template <typename Argument>
 constexpr UnboxedKind unboxed_kind() {
-  using T = std::remove_cvref_t<Argument>;
-  if constexpr (std::is_same_v<T, at::Tensor>)
-    return UnboxedKind::kTensor;
-  else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>)
-    return UnboxedKind::kOptionalTensor;
-  else if constexpr (std::is_same_v<T, at::TensorList>)
-    return UnboxedKind::kTensorList;
-  else if constexpr (std::is_same_v<T, at::ITensorListRef>)
-    return UnboxedKind::kTensorListRef;
-  else if constexpr (std::is_same_v<T, std::int64_t>)
-    return UnboxedKind::kInt;
-  else if constexpr (std::is_same_v<T, std::optional<std::int64_t>>)
-    return UnboxedKind::kOptionalInt;
-  else if constexpr (std::is_same_v<T, c10::SymInt>)
-    return UnboxedKind::kSymInt;
-  else if constexpr (std::is_same_v<T, std::optional<c10::SymInt>>)
-    return UnboxedKind::kOptionalSymInt;
-  else if constexpr (std::is_same_v<T, double>)
-    return UnboxedKind::kFloat;
-  else if constexpr (std::is_same_v<T, std::optional<double>>)
-    return UnboxedKind::kOptionalFloat;
-  else if constexpr (std::is_same_v<T, bool>)
-    return UnboxedKind::kBool;
-  else if constexpr (std::is_same_v<T, std::optional<bool>>)
-    return UnboxedKind::kOptionalBool;
-  else if constexpr (std::is_same_v<T, at::Scalar>)
-    return UnboxedKind::kScalar;
-  else if constexpr (std::is_same_v<T, std::optional<at::Scalar>>)
-    return UnboxedKind::kOptionalScalar;
-  else if constexpr (std::is_same_v<T, at::IntArrayRef>)
-    return UnboxedKind::kIntList;
-  else if constexpr (std::is_same_v<T, at::OptionalIntArrayRef>)
-    return UnboxedKind::kOptionalIntList;
-  else if constexpr (std::is_same_v<T, c10::SymIntArrayRef>)
-    return UnboxedKind::kSymIntList;
-  else if constexpr (std::is_same_v<T, at::OptionalSymIntArrayRef>)
-    return UnboxedKind::kOptionalSymIntList;
-  else if constexpr (std::is_same_v<T, std::optional<at::ArrayRef<double>>>)
-    return UnboxedKind::kOptionalFloatList;
-  else if constexpr (std::is_same_v<T, std::array<bool, 2>>)
-    return UnboxedKind::kBools2;
-  else if constexpr (std::is_same_v<T, std::array<bool, 3>>)
-    return UnboxedKind::kBools3;
-  else if constexpr (std::is_same_v<T, std::array<bool, 4>>)
-    return UnboxedKind::kBools4;
-  else if constexpr (std::is_same_v<T, at::ArrayRef<at::Scalar>>)
-    return UnboxedKind::kScalarList;
-  else if constexpr (std::is_same_v<T, std::string_view>)
-    return UnboxedKind::kString;
-  else if constexpr (std::is_same_v<T, std::optional<std::string_view>>)
-    return UnboxedKind::kOptionalString;
-  else if constexpr (std::is_same_v<T, at::ScalarType>)
-    return UnboxedKind::kScalarType;
-  else if constexpr (std::is_same_v<T, std::optional<at::ScalarType>>)
-    return UnboxedKind::kOptionalScalarType;
-  else if constexpr (std::is_same_v<T, std::optional<at::Layout>>)
-    return UnboxedKind::kOptionalLayout;
-  else if constexpr (std::is_same_v<T, at::MemoryFormat>)
-    return UnboxedKind::kMemoryFormat;
-  else if constexpr (std::is_same_v<T, std::optional<at::MemoryFormat>>)
-    return UnboxedKind::kOptionalMemoryFormat;
-  else if constexpr (std::is_same_v<T, std::optional<at::Device>>)
-    return UnboxedKind::kOptionalDevice;
-  else
-    return UnboxedKind::kNone;
+  return static_cast<UnboxedKind>(UnboxedKinds::place_of<std::remove_cvref_t<Argument>>());
 }
+static_assert(unboxed_kind<const c10::SymInt&>() == UnboxedKind::kSymInt);
+static_assert(unboxed_kind<at::OptionalIntArrayRef>() == UnboxedKind::kOptionalIntList);
+static_assert(unboxed_kind<std::string_view>() == UnboxedKind::kString);
+static_assert(unboxed_kind<std::optional<at::Device>>() == UnboxedKind::kOptionalDevice);
+static_assert(unboxed_kind<float>() == UnboxedKind::kNone);
 
 // The arguments of one unboxed call: where each lies, and what is there. Points to the caller's
 // arguments; no ownership.

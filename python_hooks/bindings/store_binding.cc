@@ -294,6 +294,23 @@ void quarantine(DiskStore& store, const std::string& digest, const std::string& 
   }
 }
 
+// How Python sees a StoreFailure.
+void bind_store_error(py::module_& module) {
+  store_error_type = PyErr_NewException("eagercache._C.StoreError", PyExc_RuntimeError, nullptr);
+  module.attr("StoreError") = py::handle(store_error_type);
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) {
+        std::rethrow_exception(raised);
+      }
+    } catch (const StoreFailure& failure) {
+      py::object error = py::handle(store_error_type)(failure.what());
+      error.attr("code") = failure.code();
+      PyErr_SetObject(store_error_type, error.ptr());
+    }
+  });
+}
+
 }  // namespace
 
 void throw_store_error(const Status& status) { throw StoreFailure(status); }
@@ -325,20 +342,7 @@ SigningRules signing_rules_of(const std::vector<std::string>& keys, const std::s
 }
 
 void bind_store(py::module_& module) {
-  store_error_type = PyErr_NewException("eagercache._C.StoreError", PyExc_RuntimeError, nullptr);
-  module.attr("StoreError") = py::handle(store_error_type);
-  py::register_exception_translator([](std::exception_ptr raised) {
-    try {
-      if (raised) {
-        std::rethrow_exception(raised);
-      }
-    } catch (const StoreFailure& failure) {
-      py::object error = py::handle(store_error_type)(failure.what());
-      error.attr("code") = failure.code();
-      PyErr_SetObject(store_error_type, error.ptr());
-    }
-  });
-
+  bind_store_error(module);
   module.def(
       "check_revocations", [](const std::string& path) { (void)revocations_of(path); },
       py::arg("path"));

@@ -179,20 +179,37 @@ bool ModuleValues::is_whole_dict(const Place& place) noexcept {
   return true;
 }
 
+bool ModuleValues::has_items(const Place& place) noexcept {
+  for (std::size_t i = 0; i < place.keys.size(); ++i) {
+    PyObject* now = PyDict_GetItemWithError(place.container, place.keys[i].ptr());
+    if (now == nullptr) {
+      PyErr_Clear();
+    }
+    if (!place.values[i].matches(now)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool ModuleValues::has_members(const Place& place) noexcept {
+  for (const Expected& value : place.values) {
+    const int has = PySet_Contains(place.container, value.object.ptr());
+    if (has < 0) {
+      PyErr_Clear();
+    }
+    if (has != 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool ModuleValues::holds(const Place& place) noexcept {
   const auto size = static_cast<Py_ssize_t>(place.values.size());
   switch (place.sort) {
     case Sort::kItems:
-      for (std::size_t i = 0; i < place.keys.size(); ++i) {
-        PyObject* now = PyDict_GetItemWithError(place.container, place.keys[i].ptr());
-        if (now == nullptr) {
-          PyErr_Clear();
-        }
-        if (!place.values[i].matches(now)) {
-          return false;
-        }
-      }
-      return true;
+      return has_items(place);
     case Sort::kDict:
       return PyDict_GET_SIZE(place.container) == size && is_whole_dict(place);
     case Sort::kList:
@@ -207,19 +224,7 @@ bool ModuleValues::holds(const Place& place) noexcept {
       }
       return true;
     case Sort::kSet:
-      if (PySet_GET_SIZE(place.container) != size) {
-        return false;
-      }
-      for (const Expected& value : place.values) {
-        const int has = PySet_Contains(place.container, value.object.ptr());
-        if (has < 0) {
-          PyErr_Clear();
-        }
-        if (has != 1) {
-          return false;
-        }
-      }
-      return true;
+      return PySet_GET_SIZE(place.container) == size && has_members(place);
     case Sort::kCell:
       return place.values[0].matches(PyCell_GET(place.container));
     case Sort::kClass: {

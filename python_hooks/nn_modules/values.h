@@ -63,6 +63,8 @@ class ModuleValues {
   static Place place_of(const pybind11::tuple& row);
   static bool holds(const Place& place) noexcept;
   static bool is_whole_dict(const Place& place) noexcept;
+  static bool has_items(const Place& place) noexcept;
+  static bool has_members(const Place& place) noexcept;
 
   std::vector<Place> places_;
   std::unordered_set<PyObject*> containers_;  // of those places

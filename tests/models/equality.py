@@ -19,7 +19,7 @@ from typing import Any
 
 import eagercache
 import torch
-from eagercache.callables.module_transfer import move_last_places
+from eagercache.calls.numerics import move_last_places
 
 from models import zoo
 

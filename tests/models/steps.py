@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from eagercache.callables.module_transfer import move_last_places
+from eagercache.calls.numerics import move_last_places
 
 from models import zoo
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import types
@@ -180,3 +181,17 @@ def op(
 def in_worker() -> bool:
     """Whether this process compiles for another."""
     return bool(os.environ.get(WORKER_VARIABLE))
+
+
+def pickled_of_script(pickled: Callable[[Any], bytes]) -> tuple[list[bytes], list[str]]:
+    """What a module of a script may call by name: operators in Python, and libraries of others.
+
+    Where one cannot be ``pickled``, a module that calls it is refused for that.
+    """
+    operators = []
+    for definition in of_script():
+        with contextlib.suppress(Exception):
+            operators.append(pickled(definition))
+    # A package loads its own when it is imported.
+    loaded = sorted(map(str, torch.ops.loaded_libraries))
+    return operators, [path for path in loaded if "site-packages" not in path]

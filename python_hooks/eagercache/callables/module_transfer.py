@@ -39,6 +39,7 @@ from eagercache.callables.module_identity import SHARDING_MARKS
 from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
+from eagercache.calls.numerics import move_last_places
 
 MAX_PICKLE_BYTES = 16 << 20
 MAX_MODEL_BYTES = 4 << 30
@@ -179,7 +180,9 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         pickler.dump((module, args, dict(kwargs)))
         pickler.dump(pickler.classes_of_main)
         values = collect(module)
-        operators = _operators_of_script(pickler)
+        operators = (
+            custom_operators.pickled_of_script(_pickled) if pickler.classes_of_main else ([], [])
+        )
     except NotTransferable:
         raise
     except Exception as error:
@@ -187,28 +190,14 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         raise NotTransferable(f"it cannot be pickled: {type(error).__name__}: {line}") from error
     if file.tell() > MAX_PICKLE_BYTES:
         raise NotTransferable("its code and attributes refer to too much data")
-    whole = pickle.dumps(
-        (pickler.standins, file.getvalue(), values, operators), protocol=pickle.HIGHEST_PROTOCOL
-    )
-    return base64.b64encode(whole).decode()
+    parts = (pickler.standins, file.getvalue(), values, operators)
+    return base64.b64encode(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL)).decode()
 
 
-def _operators_of_script(pickler: _Pickler) -> tuple[list[bytes], list[str]]:
-    """What a module of a script may call by name: operators in Python, and libraries of others.
-
-    Where one cannot be pickled, a module that calls it is refused for that.
-    """
-    if not pickler.classes_of_main:
-        return [], []
-    operators = []
-    for definition in custom_operators.of_script():
-        file = io.BytesIO()
-        with contextlib.suppress(Exception):
-            _Pickler(file).dump(definition)
-            operators.append(file.getvalue())
-    # A package loads its own when it is imported.
-    loaded = sorted(map(str, torch.ops.loaded_libraries))
-    return operators, [path for path in loaded if "site-packages" not in path]
+def _pickled(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
 
 
 @dataclass
@@ -330,18 +319,6 @@ class Transferred:
         member.writes = self.writes
         member.draw(seed=0)
         return member
-
-
-def move_last_places(tensors: Sequence[torch.Tensor], seed: int) -> None:
-    """Moves every floating-point number of the tensors by its own last place, up or down."""
-    with torch.no_grad():
-        for number, tensor in enumerate(tensors):
-            if not tensor.is_floating_point():
-                continue
-            generator = torch.Generator(tensor.device).manual_seed(seed * 10_007 + number)
-            signs = torch.randint(0, 2, tensor.size(), generator=generator, device=tensor.device)
-            step = (signs * 2 - 1).to(tensor.dtype) * torch.finfo(tensor.dtype).eps
-            tensor.copy_(tensor * (1 + step))
 
 
 def _resized(standin: _Standin, sizes: Sequence[int]) -> _Standin:

@@ -215,6 +215,18 @@ def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(values), exponents)
 
 
+def move_last_places(tensors: Sequence[torch.Tensor], seed: int) -> None:
+    """Moves every floating-point number of the tensors by its own last place, up or down."""
+    with torch.no_grad():
+        for number, tensor in enumerate(tensors):
+            if not tensor.is_floating_point():
+                continue
+            generator = torch.Generator(tensor.device).manual_seed(seed * 10_007 + number)
+            signs = torch.randint(0, 2, tensor.size(), generator=generator, device=tensor.device)
+            step = (signs * 2 - 1).to(tensor.dtype) * torch.finfo(tensor.dtype).eps
+            tensor.copy_(tensor * (1 + step))
+
+
 # What losses call the argument that says whether they add their terms up, and its values that do.
 REDUCTION, MEAN, SUM = "reduction", 1, 2
 

@@ -40,6 +40,43 @@ ModuleTraining::Source read_source(const std::string& name) {
   return ModuleTraining::Source::kMade;
 }
 
+using Sizes = std::vector<std::int64_t>;
+
+ModuleTraining::Saved read_saved(const ModuleTraining& plan, const py::tuple& row,
+                                 std::size_t num_inputs) {
+  const ModuleTraining::Source source = read_source(py::cast<std::string>(row[0]));
+  const std::size_t limit = source == ModuleTraining::Source::kInput    ? num_inputs
+                            : source == ModuleTraining::Source::kOutput ? plan.num_answers
+                                                                        : plan.num_made;
+  return {source, index(row[1], limit), py::cast<Sizes>(row[2]), py::cast<Sizes>(row[3])};
+}
+
+ModuleTraining::Rebuilt read_rebuilt(const ModuleTraining& plan, const py::tuple& row,
+                                     std::size_t num_inputs) {
+  std::optional<ModuleTraining::Rebuilt::Part> part;
+  if (!row[3].is_none()) {
+    const py::tuple whole = py::cast<py::tuple>(row[3]);
+    part.emplace(py::cast<Sizes>(whole[0]), py::cast<Sizes>(whole[1]),
+                 py::cast<std::int64_t>(whole[2]));
+  }
+  return {index(row[0], num_inputs), index(row[1], plan.saved.size()), std::move(part)};
+}
+
+void check_sizes(const ModuleTraining& plan, std::size_t num_inputs) {
+  if (plan.noise.size() > num_inputs) {
+    throw std::invalid_argument("the training plan draws more masks than its forward takes");
+  }
+  if (!std::ranges::is_sorted(plan.without)) {
+    throw std::invalid_argument("the training plan does not order its arguments");
+  }
+  const auto num_read = static_cast<std::size_t>(
+      std::ranges::count(plan.tangents, false, &ModuleTraining::Tangent::in_object));
+  if (plan.backward->num_inputs() != plan.saved.size() + num_read ||
+      plan.backward->num_outputs() != plan.gradients.size() || num_read == 0) {
+    throw std::invalid_argument("the training plan does not fit its backward");
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
@@ -61,53 +98,27 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   }
   read->num_made = num_outputs - before_made;
   for (const py::handle& row : plan["saved"]) {
-    const py::tuple fields = py::cast<py::tuple>(row);
-    const ModuleTraining::Source source = read_source(py::cast<std::string>(fields[0]));
-    const std::size_t limit = source == ModuleTraining::Source::kInput    ? num_inputs
-                              : source == ModuleTraining::Source::kOutput ? read->num_answers
-                                                                          : read->num_made;
-    read->saved.push_back({source, index(fields[1], limit),
-                           py::cast<std::vector<std::int64_t>>(fields[2]),
-                           py::cast<std::vector<std::int64_t>>(fields[3])});
+    read->saved.push_back(read_saved(*read, py::cast<py::tuple>(row), num_inputs));
   }
   for (const py::handle& row : plan["tangents"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
-    read->tangents.push_back(
-        {index(fields[0], read->num_answers), py::cast<std::vector<std::int64_t>>(fields[1]),
-         py::cast<std::vector<std::int64_t>>(fields[2]), py::cast<bool>(fields[3])});
+    read->tangents.push_back({index(fields[0], read->num_answers), py::cast<Sizes>(fields[1]),
+                              py::cast<Sizes>(fields[2]), py::cast<bool>(fields[3])});
   }
   for (const py::handle& row : plan["gradients"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
     read->gradients.push_back({index(fields[0], num_inputs),
                                indices(fields[1], read->tangents.size()),
-                               py::cast<std::vector<std::int64_t>>(fields[2])});
+                               py::cast<Sizes>(fields[2])});
   }
   for (const py::handle& row : plan["rebuilt"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
-    std::optional<ModuleTraining::Rebuilt::Part> part;
-    if (!fields[3].is_none()) {
-      const py::tuple whole = py::cast<py::tuple>(fields[3]);
-      part.emplace(py::cast<std::vector<std::int64_t>>(whole[0]),
-                   py::cast<std::vector<std::int64_t>>(whole[1]), py::cast<std::int64_t>(whole[2]));
-    }
-    read->rebuilt.push_back(
-        {index(fields[0], num_inputs), index(fields[1], read->saved.size()), std::move(part)});
+    read->rebuilt.push_back(read_rebuilt(*read, fields, num_inputs));
     read->without.push_back(py::cast<std::size_t>(fields[2]));
   }
   read->noise = read_noise(plan["noise"]);
   read->draws = py::cast<bool>(plan["draws"]);
-  if (read->noise.size() > num_inputs) {
-    throw std::invalid_argument("the training plan draws more masks than its forward takes");
-  }
-  if (!std::ranges::is_sorted(read->without)) {
-    throw std::invalid_argument("the training plan does not order its arguments");
-  }
-  const auto num_read = static_cast<std::size_t>(
-      std::ranges::count(read->tangents, false, &ModuleTraining::Tangent::in_object));
-  if (backward->num_inputs() != read->saved.size() + num_read ||
-      backward->num_outputs() != read->gradients.size() || num_read == 0) {
-    throw std::invalid_argument("the training plan does not fit its backward");
-  }
+  check_sizes(*read, num_inputs);
   return read;
 }
 

@@ -147,6 +147,20 @@ def trace_module(
     plain = torch.fx.GraphModule(program.graph_module, graph)
     if casts:
         plain = _with_casts(plain, tuple(examples))
+    ranges, checks = _look_at_indices(plain, rebuilt, examples)
+    if symbolic is not None:
+        symbolic.see_outputs(graph)
+    calls = take_custom_calls(plain.graph, operators, _why_no_operators(rebuilt, casts, symbolic))
+    plain.recompile()
+    writes = tuple((write.index, write.times) for write in rebuilt.writes)
+    found = (ranges, outputs, symbolic, guards, writes, checks, calls)
+    return ModuleGraph(plain, tuple(inputs), tuple(examples), *found)
+
+
+def _look_at_indices(
+    plain: torch.fx.GraphModule, rebuilt: Transferred, examples: Sequence[torch.Tensor]
+) -> tuple[tuple[Range, ...], bool]:
+    """(bounds of inputs that are indices, whether the kernel checks computed ones itself)."""
     # Where a kernel writes, it would have done so before anybody knew.
     on_cpu = all(example.device.type == "cpu" for example in examples)
     checks = on_cpu and not rebuilt.writes and check_inside(plain.graph)
@@ -155,23 +169,7 @@ def trace_module(
     ranges = index_ranges(plain.graph)
     trap_negative_indices(plain.graph)
     plain.recompile()
-    if symbolic is not None:
-        symbolic.see_outputs(graph)
-    calls = take_custom_calls(plain.graph, operators, _why_no_operators(rebuilt, casts, symbolic))
-    plain.recompile()
-    writes = tuple((write.index, write.times) for write in rebuilt.writes)
-    return ModuleGraph(
-        plain,
-        tuple(inputs),
-        tuple(examples),
-        ranges,
-        outputs,
-        symbolic,
-        guards,
-        writes,
-        checks,
-        calls,
-    )
+    return ranges, checks
 
 
 def _why_no_operators(rebuilt: Transferred, casts: bool, symbolic: SymbolicSizes | None) -> str:
