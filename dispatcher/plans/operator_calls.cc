@@ -2,6 +2,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/PyInterpreterHooks.h>
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
@@ -85,7 +86,8 @@ void fail(const std::string& name, const char* what) {
 // holds the first and is held by it.
 std::size_t holders(const c10::impl::PyObjectSlot* slot, std::size_t uses) {
   PyObject* const around = slot->load_pyobj();
-  return around == nullptr ? uses : uses - 1 + slot->load_pyobj_interpreter()->refcnt(around) - 1;
+  return around == nullptr ? uses
+                           : uses - 1 + (*c10::impl::getGlobalPyInterpreter())->refcnt(around) - 1;
 }
 
 std::size_t holders(const at::Tensor& tensor) {
