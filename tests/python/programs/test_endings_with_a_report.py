@@ -128,6 +128,7 @@ CASES = {
 
 
 def run(words: list[str], case: Case, folder: Path) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
     for name, text in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
