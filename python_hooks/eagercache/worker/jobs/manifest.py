@@ -12,6 +12,7 @@ from eagercache.base.machine_kind import MACHINE, kind_for
 from eagercache.base.operators import described_name
 from eagercache.calls.integers import known_ranges
 from eagercache.worker.jobs.outcome import Outcome
+from eagercache.worker.jobs.untried import TEXT_FACTS
 
 TRANSIENT_RETRY_SECONDS = 600
 
@@ -51,7 +52,7 @@ def facts_of(
         text = outcome.kernel.lowered.text
         facts["kernels"] = " ".join(text.kernels)[:2_000]
         facts["extern_calls"] = " ".join(text.extern_calls)[:2_000]
-        for name in ("reduces", "calls_functions", "approximates"):  # untried.TEXT_FACTS
+        for name in TEXT_FACTS:
             facts[name] = str(int(getattr(text, name)))
         facts["form"] = outcome.kernel.form
         if outcome.kernel.launch_plan:

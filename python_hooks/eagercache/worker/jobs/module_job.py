@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eagercache.calls.numerics import ProofFailed
+from eagercache.calls.numerics import ProofFailed, is_device_error, is_out_of_memory
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.jobs.job import Job
 from eagercache.worker.jobs.outcome import Outcome, one_line
@@ -54,7 +54,9 @@ class ModuleJob(Job):
             path = Path(untried.objects[0][1])
             try:
                 result = self._compile(tools, path)
-            except ProofFailed as error:
+            except (ProofFailed, RuntimeError) as error:  # that of a kernel that does not load
+                if is_device_error(error) or is_out_of_memory(error):
+                    raise
                 note_left(untried.manifest, one_line(error))
             else:
                 return result.path == path, result

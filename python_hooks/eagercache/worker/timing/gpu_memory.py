@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from eagercache.calls.numerics import is_out_of_memory
@@ -70,18 +70,12 @@ def with_room(step: Callable[[], Result]) -> Result:
 
 def _wait_for(wanted: int) -> None:
     """Waits until so many bytes may be taken, or most of the GPU is free."""
-    deadline = time.monotonic() + ROOM_TIMEOUT
-    for free, total in _memory():
-        enough = SHARE * free >= wanted or free >= SHARE * total
-        if enough or time.monotonic() >= deadline:
-            return
-        time.sleep(0.25)
-
-
-def _memory() -> Iterator[tuple[int, int]]:
-    """(free, total) bytes of the GPU that kernels are made on, again and again."""
     import torch
 
-    with contextlib.suppress(RuntimeError):
-        while True:
-            yield torch.cuda.mem_get_info()
+    deadline = time.monotonic() + ROOM_TIMEOUT
+    with contextlib.suppress(RuntimeError):  # of a device that is lost
+        while time.monotonic() < deadline:
+            free, total = torch.cuda.mem_get_info()
+            if SHARE * free >= wanted or free >= SHARE * total:
+                return
+            time.sleep(0.25)
