@@ -1,8 +1,9 @@
 """The models of the GPU benchmarks: random weights, made-up data, nothing of a model changed.
 
-Training is ResNet-50 (batch 64, 224x224) in either layout, ViT-B (32) and BERT (32x256), all under
-autocast to bfloat16, and a Llama (4x1024) in bfloat16; inference is a prefill and a decode of that
-Llama. `tiny` models of the same kinds and on CPU are for trying a benchmark out.
+Training is ResNet-50 (batch 64, 224x224) in either layout, ViT-B (32), BERT (32x256) and GPT-2
+(8x512, 12 layers), all under autocast to bfloat16, and a Llama (4x1024) in bfloat16; inference is a
+prefill and a decode of that Llama. `tiny` models of the same kinds and on CPU are for trying a
+benchmark out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-TRAINING = ("resnet50", "resnet50_channels_last", "vit", "bert", "llama_training")
+TRAINING = ("resnet50", "resnet50_channels_last", "vit", "bert", "gpt2", "llama_training")
 INFERENCE = ("llama_prefill", "llama_decode")
 
 Step = Callable[[], Any]
@@ -62,7 +63,8 @@ def training(name: str, device: str = "cuda", *, tiny: bool = False) -> Training
         return Training(
             model.train(), lambda called: called(input_ids=tokens, labels=labels).loss, "adamw"
         )
-    model, loss_of = _bert(device, tiny) if name == "bert" else _vision(name, device, tiny)
+    language = {"bert": _bert, "gpt2": _gpt2}.get(name)
+    model, loss_of = language(device, tiny) if language else _vision(name, device, tiny)
 
     def under_autocast(called: Any) -> Any:
         with torch.autocast(device, torch.bfloat16):
@@ -126,6 +128,18 @@ def _bert(device: str, tiny: bool) -> tuple[Any, Callable[[Any], Any]]:
     rows, length = (2, 16) if tiny else (32, 256)
     tokens = torch.randint(0, 30000, (rows, length), device=device)
     labels = torch.randint(0, 2, (rows,), device=device)
+    return model, lambda called: called(input_ids=tokens, labels=labels).loss
+
+
+def _gpt2(device: str, tiny: bool) -> tuple[Any, Callable[[Any], Any]]:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100} if tiny else {}
+    model = GPT2LMHeadModel(GPT2Config(use_cache=False, **sizes)).to(device)
+    rows, length = (2, 16) if tiny else (8, 512)
+    tokens = torch.randint(0, model.config.vocab_size, (rows, length), device=device)
+    labels = tokens.clone()  # as a collator gives them
     return model, lambda called: called(input_ids=tokens, labels=labels).loss
 
 
