@@ -12,7 +12,6 @@ import base64
 import contextlib
 import dataclasses
 import io
-import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,95 +37,19 @@ from eagercache.callables.made_classes import (
 from eagercache.callables.module_identity import SHARDING_MARKS
 from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
+from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 from eagercache.calls.numerics import move_last_places
 
 MAX_PICKLE_BYTES = 16 << 20
 MAX_MODEL_BYTES = 4 << 30
-EXACT_BYTES = 4 << 10
-EXACT_INTEGER_BYTES = 256 << 10
-_SAMPLED = 1024
-
-
-class NotTransferable(Exception):
-    """The module cannot be sent; the text is one clause that says why."""
-
-
-@dataclass(frozen=True)
-class _Standin:
-    """What is sent of one tensor."""
-
-    dtype: torch.dtype
-    device: str
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int  # of the data pointer from a multiple of 64 bytes
-    parameter: bool
-    requires_grad: bool
-    mean: float = 0.0
-    std: float = 1.0
-    low: float = 0.0
-    high: float = 0.0
-    data: bytes | None = None
-    attributes: tuple[str, ...] = ()  # names that the program gave it
-
-    @property
-    def extent(self) -> int:
-        """Elements of memory that the tensor spans."""
-        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
-
-
-def _describe(tensor: torch.Tensor) -> _Standin:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-        raise NotTransferable(f"it holds a {type(tensor).__name__}")
-    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
-        raise NotTransferable("it holds a tensor of an unusual kind")
-    if tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0:
-        # Of a sharded model, whose parameters have memory during a forward or a backward alone.
-        raise NotTransferable("it holds a tensor whose memory was given up")
-    detached = tensor.detach()
-    common = {
-        "dtype": tensor.dtype,
-        "device": tensor.device.type,
-        "sizes": tuple(tensor.size()),
-        "strides": tuple(tensor.stride()),
-        "offset": tensor.data_ptr() % 64,
-        "parameter": isinstance(tensor, torch.nn.Parameter),
-        "requires_grad": tensor.requires_grad,
-        "attributes": tuple(sorted(vars(tensor))),
-    }
-    exact = EXACT_BYTES if tensor.is_floating_point() else EXACT_INTEGER_BYTES
-    if tensor.numel() * tensor.itemsize <= exact:
-        flat = detached.cpu().contiguous().view(-1).view(torch.uint8)
-        return _Standin(**common, data=bytes(flat.tolist()))
-    sample = detached.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)].cpu()
-    return _Standin(**common, **_statistics(sample))
-
-
-def _statistics(sample: torch.Tensor) -> dict[str, Any]:
-    """What stands in for values: fields of `_Standin`."""
-    if sample.is_complex():
-        return {}
-    if sample.dtype == torch.bool:
-        return {"mean": float(sample.to(torch.float32).mean())}
-    wide = sample.to(torch.float64)
-    wide = wide[torch.isfinite(wide)]
-    if wide.numel() == 0:
-        return {}
-    std = float(wide.std(correction=0))
-    return {
-        "mean": float(wide.mean()),
-        "std": std if std > 0 else 1e-3,
-        "low": float(wide.min()),
-        "high": float(wide.max()),
-    }
 
 
 class _Pickler(Packer):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.opened: set[type] = set()  # classes of the call's objects that have slots
-        self.standins: list[_Standin] = []
+        self.standins: list[Standin] = []
         self._known: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
 
@@ -138,7 +61,7 @@ class _Pickler(Packer):
             index = self._known[id(value)] = len(self.standins)
             self._kept.append(value)
             with contextlib.nullcontext() if core is None else core.native_calls():
-                self.standins.append(_describe(value))
+                self.standins.append(describe(value))
         return index
 
     def reducer_override(self, value: Any) -> Any:
@@ -215,7 +138,7 @@ class Transferred:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     _tensors: list[torch.Tensor]
-    _standins: list[_Standin]
+    _standins: list[Standin]
     values: ProgramValues = field(default_factory=ProgramValues)
     objects: CallObjects = field(init=False)
     writes: tuple[Write, ...] = ()
@@ -304,7 +227,7 @@ class Transferred:
                 continue
             index = next(i for i, tensor in enumerate(tensors) if tensor is old)
             standins[index] = _resized(standins[index], wanted)
-            made[id(old)] = tensors[index] = _make(standins[index])
+            made[id(old)] = tensors[index] = standins[index].make()
         counts = iter(
             sizes[place][0] if place in sizes else value
             for place, value in enumerate(arguments)
@@ -321,7 +244,7 @@ class Transferred:
         return member
 
 
-def _resized(standin: _Standin, sizes: Sequence[int]) -> _Standin:
+def _resized(standin: Standin, sizes: Sequence[int]) -> Standin:
     order = sorted(range(len(sizes)), key=lambda d: (standin.strides[d], -d))
     strides, step = [0] * len(sizes), 1
     for dimension in order:
@@ -330,13 +253,13 @@ def _resized(standin: _Standin, sizes: Sequence[int]) -> _Standin:
     statistics: dict[str, Any] = {}
     if standin.data is not None:
         flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8).view(standin.dtype)
-        statistics = _statistics(flat)
+        statistics = statistics_of(flat)
     return dataclasses.replace(
         standin, sizes=tuple(sizes), strides=tuple(strides), data=None, **statistics
     )
 
 
-def _values(standin: _Standin, generator: torch.Generator, spread: float) -> torch.Tensor:
+def _values(standin: Standin, generator: torch.Generator, spread: float) -> torch.Tensor:
     sizes, device = standin.sizes, generator.device
     if standin.data is not None and (spread == 1.0 or not standin.dtype.is_floating_point):
         flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8)
@@ -358,17 +281,6 @@ def _values(standin: _Standin, generator: torch.Generator, spread: float) -> tor
     return values.abs().clamp_(min=max(standin.low, 0.0) * 0.5) if standin.low >= 0 else values
 
 
-def _make(standin: _Standin) -> torch.Tensor:
-    itemsize = standin.dtype.itemsize
-    lead = math.ceil(standin.offset / itemsize)
-    memory = torch.zeros(standin.extent + lead + 64, dtype=standin.dtype, device=standin.device)
-    # The allocator gives multiples of 64 bytes; the original's misalignment is made again.
-    view = memory.as_strided(standin.sizes, standin.strides, lead)
-    if standin.parameter:
-        return torch.nn.Parameter(view, requires_grad=standin.requires_grad)
-    return view
-
-
 def unpack(text: str) -> Transferred:
     """Rebuilds what `pack` packed. Imports the modules that define its classes."""
     standins, body, values, (operators, libraries) = pickle.loads(base64.b64decode(text))
@@ -376,7 +288,7 @@ def unpack(text: str) -> Transferred:
         torch.ops.load_library(path)
     for operator in operators:
         _Unpickler(io.BytesIO(operator), []).load()
-    tensors = [_make(standin) for standin in standins]
+    tensors = [standin.make() for standin in standins]
     unpickler = _Unpickler(io.BytesIO(body), tensors)
     module, args, kwargs = unpickler.load()
     classes = unpickler.load()

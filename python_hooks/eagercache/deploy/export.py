@@ -23,8 +23,9 @@ from eagercache.base.worker_variables import program_variables
 from eagercache.callables import call_hooks
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Unfit, identify
-from eagercache.callables.module_transfer import NotTransferable, pack
+from eagercache.callables.module_transfer import pack
 from eagercache.callables.outputs import build_unflatten
+from eagercache.callables.standins import NotTransferable
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
 from eagercache.calls.storage import extent

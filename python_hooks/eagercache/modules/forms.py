@@ -16,9 +16,10 @@ import torch
 from eagercache.base.load import core
 from eagercache.base.worker_environment import trusted_paths
 from eagercache.callables.arguments import argument_tensors
-from eagercache.callables.module_transfer import NotTransferable, pack
+from eagercache.callables.module_transfer import pack
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.outputs import build_unflatten, takes_objects
+from eagercache.callables.standins import NotTransferable
 from eagercache.calls.contract import module_contracts
 from eagercache.calls.global_state import GlobalState
 from eagercache.modules.gains import note_kernel
@@ -73,6 +74,10 @@ class Missed:
     description: dict[str, Any] | None = None  # what the compile service was sent
     written: torch.cuda.Event | None = None  # behind what wrote the call's tensors
     done: threading.Event = field(default_factory=threading.Event)
+
+    def let_go(self) -> None:
+        """Of the call's tensors, when it is described, or will not be."""
+        self.args, self.kwargs, self.written, self.state = (), {}, None, None
 
 
 def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, Any]:

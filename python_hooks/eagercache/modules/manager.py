@@ -22,6 +22,7 @@ from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Unfit, Unsettled, identify
+from eagercache.callables.standins import sketched
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
 from eagercache.modules import replay
@@ -162,7 +163,9 @@ class ModuleManager:
         missed = Missed(Form(weakref.ref(module), info.identity, key, calls, gradients))
         if configuration.on_miss != "native":
             missed.compile = waits or calls >= COMPILE_AT
-            missed.args, missed.kwargs = args, kwargs
+            assert core is not None
+            with core.native_calls(), torch.no_grad():
+                missed.args, missed.kwargs = sketched(args, kwargs)
             missed.state = GlobalState.current()
             missed.autocast = autocast_here("cpu", "cuda")
             if missed.form.gpu is not None:

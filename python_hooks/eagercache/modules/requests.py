@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eagercache.callables.module_identity import Unfit, identify
-from eagercache.callables.module_transfer import NotTransferable
+from eagercache.callables.standins import NotTransferable
 from eagercache.modules.forms import Form, Missed, beside_the_call, describe, entry_digest
 from eagercache.modules.known import KnownModules
 from eagercache.modules.shapes import EXACT_AT, Places, SizeBook, SizeClass, SizedForm, sized_form
@@ -122,6 +122,7 @@ class ModuleRequests:
         with self._lock:
             waiting = self._in_flight.get(digest)
             if waiting is not None:
+                missed.let_go()
                 waiting.append(missed)
                 return
             self._in_flight[digest] = [missed]
@@ -163,12 +164,14 @@ class ModuleRequests:
         ``measured``: so often it was. Operators have the same in runtime_again.cc.
         """
         module = missed.form.module()
-        if not 1 <= measured < MOST_MEASUREMENTS or module is None or missed.state is None:
+        described = missed.description is not None or missed.state is not None
+        if not 1 <= measured < MOST_MEASUREMENTS or module is None or not described:
             return
         service = self._service(missed.form)
         with self._lock:
             waiting = self._again.get(digest)
             if waiting is not None:
+                missed.let_go()
                 waiting.append(missed)
                 return
             if service is None or len(self._again) >= MOST_HELD:
@@ -208,7 +211,7 @@ class ModuleRequests:
         """What is sent to the service; the call's tensors are let go of."""
         with beside_the_call(missed):
             missed.description = describe(digest, module, missed)
-        missed.args, missed.kwargs, missed.written = (), {}, None
+        missed.let_go()
         return missed.description
 
     def _compiled(self, digest: str, response: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ import torch
 
 from eagercache.base.load import core
 from eagercache.callables.arguments import OPEN
-from eagercache.callables.trace_rows import rows_in
 from eagercache.callables.used_functions import changed_function
+from eagercache.calls.trace_rows import rows_in
 
 MAX_COMPILES = 6  # of one module and structure of arguments, whatever their sizes
 MAX_KERNELS = 3  # with symbolic sizes, of one class

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from eagercache.base.load import core
-from eagercache.callables.trace_rows import rows_in
 from eagercache.callables.used_functions import changed_function
+from eagercache.calls.trace_rows import rows_in
 from eagercache.modules.forms import Form, Missed, load_kernel
 from eagercache.modules.known import KnownModules
 from eagercache.modules.selection import class_name

@@ -7,12 +7,12 @@ import types
 
 import module_zoo
 import pytest
-from eagercache.callables.trace_rows import rows_in, rows_text
 from eagercache.callables.used_functions import (
     CodeIndex,
     FunctionRecorder,
     changed_function,
 )
+from eagercache.calls.trace_rows import rows_in, rows_text
 
 CODE = """
 import settings

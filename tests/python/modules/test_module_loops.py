@@ -17,7 +17,8 @@ import torch
 import training_zoo
 from eagercache.callables.module_gradient import forwards_alone
 from eagercache.callables.module_identity import identify
-from eagercache.callables.module_transfer import NotTransferable, pack, unpack
+from eagercache.callables.module_transfer import pack, unpack
+from eagercache.callables.standins import NotTransferable
 from eagercache.modules.manager import explain_module, manager
 from gloo import run_ranks
 from kept_memory import kept_bytes

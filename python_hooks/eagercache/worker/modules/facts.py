@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from eagercache.callables.arguments import stand_in
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.trace_rows import rows_text
+from eagercache.calls.trace_rows import rows_text
 from eagercache.worker.modules.comparison import tensor_leaves
 from eagercache.worker.modules.trace import ModuleGraph
 
