@@ -109,6 +109,18 @@ def _measure(folder: str) -> None:
     atexit.register(write)
 
 
+def _say_that_it_does_not_fit(error: Exception, body: dict[str, Any]) -> None:
+    """Once in a program: what this process starts from here on does not try again."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, ImportError):
+        text = f"torch cannot be used: {type(error).__name__}: {text}"
+    print(f"eagercache: is not active: {text}", file=sys.stderr)
+    os.environ.pop("EAGERCACHE_PROGRAM", None)
+    if body.get("report"):
+        with contextlib.suppress(OSError), open(f"{body['report']}/inactive", "w"):  # noqa: PTH123
+            pass
+
+
 def _begin(body: dict[str, Any]) -> None:
     added = body["package"] not in sys.path
     if added:
@@ -116,7 +128,7 @@ def _begin(body: dict[str, Any]) -> None:
     try:
         from eagercache.cli import program
     except Exception as error:
-        print(f"eagercache: is not active in process {os.getpid()}: {error}", file=sys.stderr)
+        _say_that_it_does_not_fit(error, body)
         return
     finally:
         if added:

@@ -48,7 +48,7 @@ def _no_progress(_: Run) -> None:
 
 def warm_up(
     *traces: str | os.PathLike[str],
-    device: str | None = None,
+    device: config.Device | None = None,
     budget: str | float | Budget | None = None,
     dry_run: bool = False,
     ops: Any = None,

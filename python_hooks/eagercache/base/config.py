@@ -18,6 +18,13 @@ OnMiss = Literal["background", "wait", "native"]
 Choose = Literal["faster", "always"]
 Numerics = Literal["accurate", "bitwise"]
 Search = Literal["off", "quick", "deep"]
+Device = Literal["cpu", "cuda"]
+DispatchKey = Literal["CPU", "CUDA"]
+# What is said of calls and modules, in what `explain()`, `kernels()` and the like give.
+Decision = Literal["kernel", "native", "failed"]
+Outcome = Literal["hit", "native", "aside", "miss"]
+ModuleState = Literal["watched", "new", "refused"]
+Proved = Literal["accurate", "bitwise", ""]
 ON_MISS: tuple[OnMiss, ...] = get_args(OnMiss)
 CHOOSE: tuple[Choose, ...] = get_args(Choose)
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)

@@ -25,22 +25,6 @@ cmake_prefix_path = str(_PACKAGE)
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps eagercache"
 
 
-def platform_problem(system: str, machine: str) -> str | None:
-    """Why this platform cannot run eagercache, or None. Linux on x86-64 is the only one."""
-    if system == "Linux" and machine in ("x86_64", "AMD64"):
-        return None
-    missing = ""
-    if system == "Linux" and machine in ("aarch64", "arm64"):
-        missing = (
-            " For this processor there are the store, the keys and the signatures; what is missing "
-            "is the extension beside torch, and rules which instructions its kernels may use."
-        )
-    return (
-        f"eagercache runs on Linux x86-64 only; this is {system} {machine}.{missing} "
-        "Everything stays native, and eagercache's functions do nothing."
-    )
-
-
 def mismatch(build_torch: str, build_abi: bool, run_torch: str, run_abi: bool) -> str | None:
     """Why a module built against `build_torch` may not be loaded beside `run_torch`, or None.
 
@@ -112,7 +96,7 @@ def load() -> ModuleType | None:
 
 
 def _load() -> ModuleType | None:
-    problem = platform_problem(platform.system(), platform.machine())
+    problem = torch_versions.platform_problem(platform.system(), platform.machine())
     if problem is not None:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
         return None

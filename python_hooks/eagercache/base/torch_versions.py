@@ -1,4 +1,4 @@
-"""The releases of torch that eagercache is built and tested with: a row for each.
+"""Where eagercache runs: the releases of torch that it is built and tested with, and the platform.
 
 The scripts and the matrix read the rows, and so does the import, which tells another torch by them.
 A new release is a row here and a file of its requirements (CONTRIBUTING.md).
@@ -26,6 +26,22 @@ TRIED = (
     Tried("2.14.1", "3.10"),
     Tried("2.15.0", "3.11"),
 )
+
+
+def platform_problem(system: str, machine: str) -> str | None:
+    """Why this platform cannot run eagercache, or None. Linux on x86-64 is the only one."""
+    if system == "Linux" and machine in ("x86_64", "AMD64"):
+        return None
+    missing = ""
+    if system == "Linux" and machine in ("aarch64", "arm64"):
+        missing = (
+            " For this processor there are the store, the keys and the signatures; what is missing "
+            "is the extension beside torch, and rules which instructions its kernels may use."
+        )
+    return (
+        f"eagercache runs on Linux x86-64 only; this is {system} {machine}.{missing} "
+        "Everything stays native, and eagercache's functions do nothing."
+    )
 
 
 def minor(version: str) -> str:

@@ -102,6 +102,9 @@ def lines_of(estimate: Estimate) -> Iterator[str]:
         ("outermost modules", "eagercache run --modules auto", estimate.modules),
     )
     for what, command, parts in ways:
+        if not parts:
+            yield f"no {what.removesuffix('s')} was called"
+            continue
         shares = estimate.shares(parts)
         yield (
             f"{what} took {shares['time']:.0%} of that; gains are known of {shares['known']:.0%}: "
@@ -113,5 +116,6 @@ def lines_of(estimate: Estimate) -> Iterator[str]:
         yield f"not timed, on a GPU for one, so that no gain is assumed: {counted(untimed, 'call')}"
     if any(part.name.endswith("(training)") for part in estimate.modules):
         yield "modules that need gradients have kernels with --training alone"
-    yield "the two overlap, and are no sum; measured in " + ", ".join(estimate.sources)
+    overlap = "the two overlap, and are no sum; " if estimate.operators and estimate.modules else ""
+    yield f"{overlap}measured in " + ", ".join(estimate.sources)
     yield "eagercache compare measures what is guessed here"

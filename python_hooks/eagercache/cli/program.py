@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 VARIABLE = "EAGERCACHE_PROGRAM"
+# In the folder of a report: eagercache does not fit the program's torch.
+INACTIVE = "inactive"
 SITE = Path(__file__).absolute().parent.parent / "_site"
 
 

@@ -56,8 +56,6 @@ def enable_arguments(
     ops: tuple[str, ...], skip: tuple[str, ...], devices: tuple[str, ...], directory: Path | None
 ) -> dict[str, Any]:
     """What `enable_options` were given. Unusable where an operator does not exist."""
-    from eagercache.base import operators
-
     arguments: dict[str, Any] = {"skip": list(skip)}
     if ops:
         arguments["ops"] = "all" if "all" in ops else list(ops)
@@ -65,14 +63,23 @@ def enable_arguments(
         arguments["devices"] = list(devices)
     if directory is not None:
         arguments["cache_dir"] = str(directory.absolute())
-    # A misspelt operator is an error of the command, not a warning of every process.
+    named = arguments["skip"] + (arguments["ops"] if "all" not in ops and ops else [])
+    if named:
+        _require_operators(named)
+    return arguments
+
+
+def _require_operators(names: list[str]) -> None:
+    """A misspelt operator is an error of the command, not a warning of every process."""
+    # Both import torch, which a program without such names need not wait for here.
+    from eagercache.base import load, operators
+
+    if load.core is None:
+        return  # the program says why, where it runs without
     try:
-        if isinstance(arguments.get("ops"), list):
-            operators.resolve_all(arguments["ops"])
-        operators.resolve_all(arguments["skip"])
+        operators.resolve_all(names)
     except ValueError as error:
         raise Unusable(str(error)) from error
-    return arguments
 
 
 def policy_arguments(

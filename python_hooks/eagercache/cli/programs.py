@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from eagercache.base.torch_versions import platform_problem
 from eagercache.calls.texts import counted
 from eagercache.cli import program
 from eagercache.cli.common import (
@@ -98,11 +100,14 @@ def run_command(
 
 
 def _arguments_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What `enable()` is given; None, which is said, where eagercache fits no torch."""
-    from eagercache.base import load
+    """What `enable()` is given; None, which is said, where eagercache cannot run.
 
-    if load.core is None:
-        click.echo(f"eagercache: is not active: {load.refusal}", err=True)
+    Whether it fits the torch is found out by the program, once it imports that: here it would cost
+    a second and more before the program begins.
+    """
+    problem = platform_problem(platform.system(), platform.machine())
+    if problem is not None:
+        click.echo(f"eagercache: is not active: {problem}", err=True)
         return None
     return chosen_arguments(options)
 
@@ -144,6 +149,8 @@ def _show_report(folder: Path, page: Path, picture: Path, as_json: bool) -> None
     from eagercache.cli.reports.report_text import print_report
 
     report = Report.read(folder)
+    if report.processes == 0 and (folder / program.INACTIVE).exists():
+        return  # the program has said why
     problems = {"page": save_page(report, page), "picture": save_picture(report, picture)}
     paths = {"page": str(page), "picture": str(picture)}
     if as_json:

@@ -87,7 +87,8 @@ def _say_what_is_pending(pending: Mapping[str, int], linger: Lingering | None) -
             "`eagercache warm` compiles them now"
         )
     if pending["elsewhere"]:
-        click.echo(f"{counted(pending['elsewhere'], 'such request')} of other environments")
+        requests = counted(pending["elsewhere"], "request")
+        click.echo(f"{requests} of programs that have ended, of other environments")
     if linger is not None:
         named = f"process {linger.pid}" if linger.pid else "a process"
         click.echo(f"{named} goes on with them: {linger.does}; `kill` ends it")

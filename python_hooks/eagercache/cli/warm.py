@@ -85,7 +85,7 @@ def warm_command(
     context: click.Context,
     directory: Path | None,
     as_json: bool,
-    device: str | None,
+    device: config.Device | None,
     budget: str | None,
     dry_run: bool,
     ops: tuple[str, ...],

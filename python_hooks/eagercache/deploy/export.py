@@ -109,7 +109,7 @@ class Exported:
     bytes: int
     constants: int
     folded: int
-    numerics: str
+    numerics: config.Numerics
     native_ns: float
     kernel_ns: float
     proved_sizes: tuple[int, ...] = ()

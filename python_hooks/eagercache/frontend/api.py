@@ -60,7 +60,7 @@ class Enabled:
         return f"<eagercache.Enabled active={self.active}>"
 
 
-def default_operators(device: str = "cpu") -> list[str]:
+def default_operators(device: config.Device = "cpu") -> list[str]:
     """Names of the operators that `enable()` hooks on a device when no list is given."""
     if core is None:
         return []
@@ -99,7 +99,7 @@ def enable(
     ops: str | Iterable[Any] | None = None,
     *,
     skip: str | Iterable[Any] = (),
-    devices: Iterable[str] | None = None,
+    devices: config.Device | Iterable[config.Device] | None = None,
     on_miss: config.OnMiss = "background",
     choose: config.Choose = "faster",
     numerics: config.Numerics = "accurate",
@@ -226,7 +226,7 @@ def accelerate(model: _Module, *, training: bool | None = None, **options: Any) 
     return model
 
 
-def register(op: Any, dispatch_key: str = "CPU") -> None:
+def register(op: Any, dispatch_key: config.DispatchKey = "CPU") -> None:
     """Hooks one operator (all eligible overloads when none is named) at a dispatch key.
 
     The primitive under `enable()`. The operator joins those that are enabled; when nothing is,

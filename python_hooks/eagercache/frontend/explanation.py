@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eagercache.base import operators
+from eagercache.base import config, operators
 from eagercache.base.load import core
 from eagercache.calls.texts import ASIDE_RULES, counted
 from eagercache.frontend.tables import html_table
@@ -41,7 +41,7 @@ class Explanation:
     """
 
     op: str
-    outcome: str
+    outcome: config.Outcome
     reason: str
     rule: str = ""
     difference: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from eagercache.base import config
 from eagercache.calls.texts import counted
 from eagercache.frontend.tables import html_table
 
@@ -45,7 +46,7 @@ class ModuleInfo:
     native_ns: float | None
     kernel_ns: float | None
     seconds_saved: float
-    state: str
+    state: config.ModuleState
     reason: str
     children: tuple[ModuleInfo, ...] = ()
 

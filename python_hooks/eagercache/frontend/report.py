@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagercache.base import entry_facts
+from eagercache.base import config, entry_facts
 from eagercache.base.entry_facts import number
 from eagercache.base.load import core
 from eagercache.base.operators import full_name
@@ -199,11 +199,11 @@ class KernelInfo:
     dispatch_key: str
     digest: str
     call: Mapping[str, Any]
-    decision: str
+    decision: config.Decision
     reason: str
     native_ns: float | None
     kernel_ns: float | None
-    numerics: str
+    numerics: config.Proved
     facts: Mapping[str, str] = field(repr=False)
 
     @property

@@ -16,6 +16,8 @@ from eagercache.runtime.session import session
 # Waits that are shorter show nothing.
 _QUIET_SECONDS = 0.5
 _MOST_NAMES = 3
+# What rich puts before the text, and a place that terminals need to stay in the line.
+_SPINNER_WIDTH = 3
 
 
 def wait(timeout: float | None = None) -> bool:
@@ -58,8 +60,10 @@ def waits_for(done: int, seconds: float) -> str:
     if len(names) > _MOST_NAMES:
         shown.append(f"{len(names) - _MOST_NAMES} more")
     minutes, rest = divmod(int(seconds), 60)
-    what = f"{counted(count, 'kernel')}: {', '.join(shown)}" if count else "what was asked for"
-    return f"eagercache: waiting for {what}; {done} done, {minutes}:{rest:02}"
+    what = counted(count, "kernel") if count else "what was asked for"
+    # The names come last: a narrow terminal cuts them off.
+    text = f"eagercache: waiting for {what}, {done} done, {minutes}:{rest:02}"
+    return f"{text}: {', '.join(shown)}" if shown else text
 
 
 def _short_name(description: dict[str, Any]) -> str:
@@ -74,6 +78,7 @@ class _Line:
         self._began = time.monotonic()
         self._before = _made()
         self._status: Any = None
+        self._width = 0
         self._shown = sys.stderr is not None and sys.stderr.isatty()
 
     def __enter__(self) -> _Line:
@@ -92,16 +97,21 @@ class _Line:
         seconds = time.monotonic() - self._began
         if not self._shown or seconds < _QUIET_SECONDS:
             return
-        from rich.markup import escape
-
-        text = escape(waits_for(_made() - self._before, seconds))
         if self._status is None:
             from rich.console import Console
 
-            self._status = Console(stderr=True).status(text)
+            console = Console(stderr=True)
+            self._width = console.width - _SPINNER_WIDTH
+            self._status = console.status(self._text(seconds))
             self._status.start()
         else:
-            self._status.update(text)
+            self._status.update(self._text(seconds))
+
+    def _text(self, seconds: float) -> str:
+        from rich.markup import escape
+
+        text = waits_for(_made() - self._before, seconds)
+        return escape(text if len(text) <= self._width else f"{text[: self._width - 1]}…")
 
 
 def _made() -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eagercache.base import config
+
 
 @dataclass(frozen=True)
 class ModuleStats:
@@ -29,7 +31,7 @@ class ModuleStats:
     pending: int
     native: int
     aside_reasons: dict[str, int]
-    state: str
+    state: config.ModuleState
     reason: str
     training_hits: int = 0
     training_reason: str = ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE_ROOT, clean_environment, run_program
-from eagercache.base import command_line, load
+from eagercache.base import command_line, load, torch_versions
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_another_abi_is_refused() -> None:
 
 
 def test_other_platforms_are_named() -> None:
-    assert load.platform_problem("Linux", "x86_64") is None
+    assert torch_versions.platform_problem("Linux", "x86_64") is None
     for system, machine in (("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")):
-        text = load.platform_problem(system, machine)
+        text = torch_versions.platform_problem(system, machine)
         assert text is not None and machine in text
         assert ("what is missing is the extension" in text) == (machine == "aarch64")
 

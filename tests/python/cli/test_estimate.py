@@ -95,6 +95,8 @@ def test_what_is_unknown_counts_as_no_gain() -> None:
     shares = estimate.shares(estimate.operators)
     assert shares["time"] == pytest.approx(0.26) and shares["known"] == pytest.approx(0.01)
     assert shares["high"] == pytest.approx(0.006)
+    said = list(lines_of(estimate))
+    assert "no outermost module was called" in said and not any("overlap" in x for x in said)
 
 
 def test_modules_take_their_share_of_the_backward_pass() -> None:
@@ -109,7 +111,8 @@ def test_modules_take_their_share_of_the_backward_pass() -> None:
     assert trained.seconds == pytest.approx(0.9)
     assert trained.saved.low == 0.0 and trained.saved.high == pytest.approx(0.45)
     assert by_name["a.Net"].saved.middle == pytest.approx(0.1)
-    assert any("--training" in line for line in lines_of(estimate))
+    said = list(lines_of(estimate))
+    assert any("--training" in line for line in said) and "no operator was called" in said
 
 
 def test_a_program_runs_natively_and_nothing_is_compiled(

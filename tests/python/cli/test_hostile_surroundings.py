@@ -51,11 +51,43 @@ def broken(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return os.pathsep.join([str(tmp_path / "fake"), PACKAGE_ROOT])
 
 
-def test_a_program_runs_natively_beside_a_broken_torch(broken: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import sys\nprint('runs')\nsys.exit(7)\n")
-    done = command(tmp_path, "run", "program.py", path=broken)
-    assert (done.returncode, done.stdout) == (7, "runs\n"), done.stderr
-    assert done.stderr.count("\n") == 1 and "torch cannot be used" in done.stderr
+@pytest.mark.parametrize("options", [[], ["--report"]])
+def test_a_program_is_as_without_us_beside_a_broken_torch(
+    broken: str, tmp_path: Path, options: list[str]
+) -> None:
+    (tmp_path / "program.py").write_text(
+        "import subprocess, sys\n"
+        "try:\n    import torch\n"
+        "except BaseException as error:\n    print(type(error).__name__)\n"
+        "subprocess.run([sys.executable, '-c', 'import contextlib, sys\\n'\n"
+        "    'with contextlib.suppress(BaseException): import torch'])\n"
+        "print('runs')\nsys.exit(7)\n"
+    )
+    native = subprocess.run(
+        [sys.executable, "program.py"],
+        env=clean_environment(PYTHONPATH=broken),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    done = command(tmp_path, "run", *options, "program.py", path=broken)
+    assert (done.returncode, done.stdout) == (7, native.stdout), done.stderr
+    if native.stdout == "runs\n":  # it is imported, and is no torch: said once
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "eagercache: is not active: torch cannot be used" in done.stderr
+    elif not options:
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("options", [[], ["--report"], ["--modules", "auto"]])
+def test_the_process_before_a_program_imports_no_torch(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "fake" / "torch").mkdir(parents=True)
+    (tmp_path / "fake" / "torch" / "__init__.py").write_text("print('torch is imported')\n")
+    (tmp_path / "program.py").write_text("print('runs')\n")
+    path = os.pathsep.join([str(tmp_path / "fake"), PACKAGE_ROOT])
+    done = command(tmp_path, "run", *options, "program.py", path=path)
+    assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
 
 
 def test_doctor_names_a_broken_torch(broken: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -15,6 +16,7 @@ from eagercache.frontend.module_report import ModuleReport
 from eagercache.frontend.report import KernelInfo, KernelList
 from eagercache.modules import gains
 from eagercache.modules.stats import ModuleStats
+from eagercache.runtime import choices
 from torch import nn
 
 pytestmark = pytest.mark.once
@@ -121,14 +123,38 @@ def test_dir_is_what_is_public() -> None:
     assert all(hasattr(eagercache, name) for name in dir(eagercache))
 
 
-def test_choices_are_literal_types() -> None:
-    hints = get_type_hints(eagercache.enable)
-    for name, allowed in (
-        ("on_miss", config.ON_MISS),
-        ("choose", config.CHOOSE),
-        ("numerics", config.NUMERICS),
-    ):
-        assert get_args(hints[name]) == allowed
+def _type_hints(what: Any) -> dict[str, Any]:
+    # What is imported for type checkers alone is of no interest here.
+    module = vars(sys.modules[what.__module__])
+    return get_type_hints(what, {**dict.fromkeys(_ONLY_FOR_TYPES, Any), **module})
+
+
+_ONLY_FOR_TYPES = ("Executor", "Remote", "RemotePlan", "Run", "Progress", "Budget")
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "allowed"),
+    [
+        (eagercache.enable, "on_miss", config.ON_MISS),
+        (eagercache.enable, "choose", config.CHOOSE),
+        (eagercache.enable, "numerics", config.NUMERICS),
+        (eagercache.default_operators, "device", ("cpu", "cuda")),
+        (eagercache.register, "dispatch_key", ("CPU", "CUDA")),
+        (eagercache.warm_up, "search", (config.Search, type(None))),
+        (eagercache.warm_up, "device", (config.Device, type(None))),
+        (eagercache.KernelInfo, "decision", ("kernel", "native", "failed")),
+        (eagercache.Explanation, "outcome", ("hit", "native", "aside", "miss")),
+        (eagercache.ModuleInfo, "state", ("watched", "new", "refused")),
+        (eagercache.Exported, "numerics", config.NUMERICS),
+    ],
+)
+def test_choices_are_literal_types(what: Any, name: str, allowed: tuple[Any, ...]) -> None:
+    assert get_args(_type_hints(what)[name]) == allowed
+
+
+def test_types_of_devices_are_what_enable_takes() -> None:
+    assert get_args(config.Device) == tuple(choices.DISPATCH_KEYS)
+    assert get_args(config.DispatchKey) == tuple(choices.DISPATCH_KEYS.values())
 
 
 @pytest.mark.parametrize(
@@ -177,14 +203,17 @@ def test_a_wait_says_what_it_waits_for_on_a_terminal_alone(
     monkeypatch.setattr(waiting.session, "services", lambda: [FakeService()])
     monkeypatch.setattr(waiting, "_QUIET_SECONDS", 0.0)
     text = waiting.waits_for(3, 72)
-    assert text == "eagercache: waiting for 5 kernels: cat (2), abs, sin, 1 more; 3 done, 1:12"
+    assert text == "eagercache: waiting for 5 kernels, 3 done, 1:12: cat (2), abs, sin, 1 more"
+    monkeypatch.setenv("COLUMNS", "60")
     for stream in (Terminal(), io.StringIO()):
         monkeypatch.setattr("sys.stderr", stream)
         with waiting._Line() as line:
             line.update()
             line.update()
-        shown = "waiting for 5 kernels" in stream.getvalue()
+        shown = "waiting for 5 kernels, 0 done, 0:00: cat (2)" in stream.getvalue()
         assert shown == stream.isatty()
+        before = stream.getvalue().partition("…")  # a narrow terminal has one line of it, too
+        assert bool(before[1]) == stream.isatty() and "\n" not in before[0]
 
 
 def test_explain_names_the_rule_that_decides_calls_without_a_verdict(cache: Path) -> None:

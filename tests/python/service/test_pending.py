@@ -295,7 +295,7 @@ def test_clear_ends_the_process_and_stats_shows_it(
     assert seen["pending"] == {"here": 0, "elsewhere": 2}
     assert seen["lingering"] == {"pid": pid, "does": "starts"}
     said = run(cli.main, ["stats", "--dir", str(sleeper)]).output
-    assert f"process {pid} goes on with them: starts" in said and "2 such requests" in said
+    assert f"process {pid} goes on with them: starts" in said and "2 requests of programs" in said
     done = run(cli.main, ["clear", "--dir", str(sleeper), "--yes"])
     assert done.exit_code == 0, done.output
     assert pid is not None

@@ -9,12 +9,13 @@ import platform
 from collections.abc import Iterator
 
 from eagercache.base import load
+from eagercache.base.torch_versions import platform_problem
 from eagercache.cli.diagnoses.check import Check
 
 
 def platform_checks() -> Iterator[Check]:
     """The platform, and a torch that cannot be used."""
-    problem = load.platform_problem(platform.system(), platform.machine())
+    problem = platform_problem(platform.system(), platform.machine())
     if problem is None:
         yield Check("platform", "ok", f"{platform.system()} {platform.machine()}")
     else:
