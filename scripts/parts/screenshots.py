@@ -21,6 +21,8 @@ PAGES = ROOT / "build" / "docs" / "html"
 THEMES = {"light": 1, "dark": 0}
 _WIDTH, _HEIGHT = 1200, 3000
 _MARGIN = 24
+# Of a program whose page is taken; a busy machine needs it.
+_LONGEST_SECONDS = 1500
 
 # What the report is of: a training loop of small operators, and now and then a large one. It waits
 # for its kernels, so that they are in the picture however busy the machine is.
@@ -93,7 +95,7 @@ def report(folder: Path) -> Path:
             "OMP_NUM_THREADS": "1",  # a core is left for compiling
         },
         check=True,
-        timeout=300,
+        timeout=_LONGEST_SECONDS,
         stderr=subprocess.DEVNULL,
     )
     return folder / "page.html"
@@ -109,7 +111,7 @@ def notebook(folder: Path) -> Path:
         ],
         env={**os.environ, "EAGERCACHE_DIR": str(folder / "cache")},
         check=True,
-        timeout=600,
+        timeout=_LONGEST_SECONDS,
     )
     return page
 

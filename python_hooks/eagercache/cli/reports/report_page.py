@@ -153,6 +153,12 @@ def next_steps(report: Report) -> Iterator[str]:
             f"No kernel could be made for {counted(failed, 'kind')} of calls: the reasons are "
             "below, and nothing is to be done."
         )
+    if report.why_native:
+        (op, verdict, reason), calls = next(iter(report.why_native.items()))
+        yield (
+            f"Native answers {counted(calls, 'call')} of `{op}` for good, and those of the table "
+            f"below (here because: {reason or verdict}): nothing is to be done."
+        )
     if report.aside:
         reason = next(iter(report.aside_reasons), "")
         yield (
