@@ -57,12 +57,14 @@ def torch_of(files: dict[str, tuple[bytes, int]]) -> str:
 
 
 def admitted(minors: list[str]) -> str:
-    """The requirement that lets in these minor versions, which follow each other, and no others."""
+    """The requirement that lets in these minor versions, from the oldest on, and no others."""
     numbers = [[int(part) for part in text.split(".")] for text in minors]
     (major, first), last = numbers[0], numbers[-1][1]
-    if numbers != [[major, number] for number in range(first, last + 1)]:
-        raise Misfit(f"torch {', '.join(minors)} has a gap, which metadata cannot leave out")
-    return f"torch>={major}.{first},<{major}.{last + 1}"
+    if any(number[0] != major for number in numbers):
+        raise Misfit(f"torch {', '.join(minors)} are of several major versions")
+    between = [number for number in range(first, last) if [major, number] not in numbers]
+    left_out = "".join(f",!={major}.{number}.*" for number in between)
+    return f"torch>={major}.{first},<{major}.{last + 1}{left_out}"
 
 
 def admitting(metadata: bytes, minors: list[str]) -> bytes:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import PACKAGE_ROOT, clean_environment
 from eagercache.base import load, torch_versions
+from packaging.specifiers import SpecifierSet
 
 pytestmark = pytest.mark.once
 
@@ -138,9 +139,16 @@ def test_the_same_wheels_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "dist" / NAME).read_bytes() == first
 
 
+def test_what_lies_between_two_of_its_torches_is_not_admitted() -> None:
+    required = SpecifierSet(merge_wheels.admitted(["2.11", "2.13", "2.15"]).removeprefix("torch"))
+    versions = ["2.10.3", "2.11.0", "2.11.2", "2.12.0", "2.12.1", "2.13.1", "2.14.0", "2.15.0"]
+    taken = [version for version in [*versions, "2.15.9", "2.16.0"] if version in required]
+    assert taken == ["2.11.0", "2.11.2", "2.13.1", "2.15.0", "2.15.9"]
+
+
 def test_wheels_that_cannot_be_one_are_refused_with_the_reason(tmp_path: Path) -> None:
-    old, new = make_wheel(tmp_path, "2.11.0"), make_wheel(tmp_path, "2.13.0")
-    assert "torch 2.11, 2.13 has a gap" in merge(tmp_path, old, new).stderr
+    old, new = make_wheel(tmp_path, "2.11.0"), make_wheel(tmp_path, "3.0.0")
+    assert "torch 2.11, 3.0 are of several major versions" in merge(tmp_path, old, new).stderr
     other = make_wheel(tmp_path, "2.12.1", **{"__init__.py": "core = 2\n"})
     assert "eagercache/__init__.py is not the same" in merge(tmp_path, old, other).stderr
     again = make_wheel(tmp_path, "2.11.1")
