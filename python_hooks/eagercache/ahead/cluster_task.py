@@ -18,7 +18,7 @@ from typing import Any
 from eagercache.ahead.errors import WarmError
 from eagercache.ahead.machine import compile_service, open_store
 from eagercache.base import config, environment
-from eagercache.base.load import core, why_unavailable
+from eagercache.base.load import core, usable, why_unavailable
 from eagercache.remote.entries import Exchange, describe
 from eagercache.remote.place import TooLarge
 from eagercache.remote.plan import RemotePlan
@@ -90,7 +90,7 @@ class Parcel:
 def compile_batch(job: Job, descriptions: Sequence[dict[str, Any]]) -> Compiled:
     """Compiles calls on this machine. Raises nothing that is this machine's or a call's fault."""
     compiled = Compiled(socket.gethostname())
-    if core is None:
+    if not usable():
         compiled.trouble = why_unavailable()
         return compiled
     settings = config.read_settings()

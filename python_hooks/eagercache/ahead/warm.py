@@ -26,7 +26,7 @@ from eagercache.ahead.run import START_SECONDS, Executor, Progress, Run
 from eagercache.ahead.shards import ShardError, read_shard
 from eagercache.ahead.traces import read_traces, wanted_calls
 from eagercache.base import config
-from eagercache.base.load import core, why_unavailable
+from eagercache.base.load import core, usable, why_unavailable
 from eagercache.calls.log_descriptions import Reading
 from eagercache.runtime import choices
 
@@ -98,7 +98,7 @@ def warm_up(
         WarmError: a trace or an argument that cannot be used; the message is one line.
     """
     began = time.monotonic()
-    if core is None:
+    if not usable():
         raise WarmError(why_unavailable())
     limits = budget_of(budget)
     settings = config.read_settings()

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from eagercache.base import torch_versions
 from eagercache.base.command_line import IS_COMMAND_LINE
+from eagercache.base.untried.standing import standing
 
 # Why the command line has no `core`: there nothing is raised, and each command says it in one line.
 refusal = ""
@@ -138,13 +139,34 @@ def _fits_untried(version: str, git: str) -> bool:
     subject = untried_torch.subject_of(
         version, git, f"{_build_info.VERSION} {_build_info.REVISION}"
     )
-    problem = untried_torch.problem(subject)
+    folder = untried_torch.folder_of(os.environ)
+    problem = untried_torch.find(folder, subject)
+    begins = problem is None
+    if problem is None:
+        from eagercache.base.untried import quick_check
+
+        problem, lasting = quick_check.problem()
+        if problem and lasting:
+            untried_torch.keep(folder, subject, problem)
+    if problem or not begins:
+        _warn(f"{untried_torch.remark(version)}. {_outcome(problem)}")
+        return not problem
+    _warn(
+        f"{untried_torch.remark(version)}. Its self-check there runs beside the program; "
+        "everything stays native until it has passed."
+    )
+    standing.begin(untried_torch.watching(subject), lambda found: _warn(_outcome(found)))
+    return True
+
+
+def _outcome(problem: str) -> str:
     if problem:
-        end = f"Its self-check there failed: {problem}. Everything stays native."
-    else:
-        end = "Its self-check there passed."
-    warnings.warn(f"{untried_torch.remark(version)}. {end}", RuntimeWarning, stacklevel=2)
-    return not problem
+        return f"Its self-check there failed: {problem}. Everything stays native."
+    return "Its self-check there passed."
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 if sys.version_info < (3, 10):  # noqa: UP036 - the message is worth more than a syntax error
@@ -154,10 +176,17 @@ core: ModuleType | None = load()
 
 
 def why_unavailable() -> str:
-    """Of a process where there is no `core`: the reason, in one line."""
+    """Of a process where there is no `core`, or one that may not be used: why, in one line."""
+    if standing.problem():
+        return f"its self-check beside this torch failed: {standing.problem()}"
     return refusal or "eagercache works on Linux x86-64 only"
 
 
 def available() -> bool:
     """Whether eagercache can work on this platform. Elsewhere all of its functions do nothing."""
-    return core is not None
+    return core is not None and not standing.problem()
+
+
+def usable() -> bool:
+    """As `available`, for what is to begin now: it waits for a self-check that is under way."""
+    return core is not None and standing.wait() and not standing.problem()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from eagercache.base.load import core, why_unavailable
+from eagercache.base.load import core, usable, why_unavailable
 
 
 def brief(error: BaseException) -> str:
@@ -30,7 +30,7 @@ class DeployError(ValueError):
 
 def require_core() -> Any:
     """The core. Raises DeployError where there is none."""
-    if core is None:
+    if not usable():
         raise DeployError(why_unavailable(), "unsupported")
     return core
 

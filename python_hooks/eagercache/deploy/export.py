@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from eagercache.base import config, environment
-from eagercache.base.load import core, why_unavailable
+from eagercache.base.load import core, usable, why_unavailable
 from eagercache.base.signed_times import seconds_of
 from eagercache.base.toolchain import pick_isa
 from eagercache.base.worker_environment import trusted_paths
@@ -151,7 +151,7 @@ def export_module(
     """
     from eagercache.deploy.errors import DeployError
 
-    if core is None:
+    if core is None or not usable():
         raise DeployError(why_unavailable(), "unsupported")
     try:
         seconds = seconds_of(expires)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from eagercache.base import callbacks, config, log, operators
 from eagercache.base.load import core
+from eagercache.base.untried.standing import standing
+from eagercache.frontend.deferred import deferred, is_inert
 from eagercache.frontend.metrics import metrics_file
 from eagercache.frontend.module_report import require_module
 from eagercache.remote.plan import Remote
@@ -79,10 +82,13 @@ def begin_operator(operator: CustomOperator[Any, Any]) -> None:
     Where nothing was ever enabled, kernels are enabled for such operators alone.
     """
     settings = config.read_settings()
-    if choices.is_inert(settings):
+    if is_inert(settings, "background"):
         return
     assert core is not None
     with session.lock:
+        if deferred.holds():
+            deferred.add(lambda: begin_operator(operator))
+            return
         if session.configuration is None and not is_enabled():
             enable(ops=())
         elif is_enabled() and operator.identify():
@@ -150,6 +156,9 @@ def enable(
     clipping, all without gradients) stays the same on all of them. Call enable() after
     init_process_group() when nothing sets WORLD_SIZE.
 
+    Beside a torch that nobody has tried it takes effect when the self-check that the import began
+    has passed; with ``on_miss="wait"`` it waits for that.
+
     A directory or a list that cannot be used is warned about once and everything stays native. May
     be called again: the newest call's operators, policy and store hold, and `freeze()` ends.
     Thread-safe.
@@ -158,8 +167,10 @@ def enable(
         raise ValueError(f"cache_dir={cache_dir!r} is not the path of a directory, or None")
     if revoked is not None and not isinstance(revoked, (str, os.PathLike)):
         raise ValueError(f"revoked={revoked!r} is not the path of a file, or None")
+    # Several names may be read more than once.
+    ops, skip, devices, modules, remote = map(choices.kept, (ops, skip, devices, modules, remote))
     settings = config.read_settings()
-    if choices.is_inert(settings):
+    if is_inert(settings, on_miss):
         return Enabled(_nothing, active=False)
     if revoked is not None:
         settings = replace(settings, revoked=Path(revoked))
@@ -172,6 +183,13 @@ def enable(
         plan = choices.remote_plan(settings, remote)
         skipped = choices.skipped(settings, skip)
         pairs = choices.selected(ops, skipped, keys)
+        if deferred.holds():
+            later = functools.partial(
+                enable, ops, skip=skip, devices=devices, on_miss=on_miss, choose=choose,
+                numerics=numerics, modules=modules, training=training, cache_dir=cache_dir,
+                remote=remote, revoked=revoked,
+            )  # fmt: skip
+            return Enabled(deferred.add(lambda: later()._restore), active=False)
         adopt_functions(pairs)
         pairs += [pair for pair in function_hooks(skipped) if pair[1] in keys]
         restore = snapshot()
@@ -207,12 +225,17 @@ def accelerate(model: _Module, *, training: bool | None = None, **options: Any) 
     if training is not None:
         choices.check_training(training)
     settings = config.read_settings()
-    if choices.is_inert(settings):
+    if is_inert(settings, options.get("on_miss", "background")):
         return model
     from eagercache.modules.manager import manager
 
     with session.lock:
-        if not is_enabled():
+        if deferred.holds() and not deferred.begun():
+            enable(**{"ops": (), "training": bool(training), **options})
+            options = {}
+        if deferred.holds() and not options:
+            deferred.add(lambda: accelerate(model, training=training))
+        elif not is_enabled() and not deferred.holds():
             enable(**{"ops": (), "training": bool(training), **options})
         elif options:
             raise ValueError(
@@ -236,7 +259,7 @@ def register(op: Any, dispatch_key: config.DispatchKey = "CPU") -> None:
         ValueError: the operator does not exist or cannot be accelerated; the message says why.
     """
     settings = config.read_settings()
-    if choices.is_inert(settings):
+    if is_inert(settings, "background"):
         return
     assert core is not None
     if dispatch_key not in choices.DISPATCH_KEYS.values():
@@ -249,6 +272,9 @@ def register(op: Any, dispatch_key: config.DispatchKey = "CPU") -> None:
             for name in operators.require_eligible(op, dispatch_key)
             if name not in skipped
         ]
+        if deferred.holds():
+            deferred.add(lambda: register(op, dispatch_key))
+            return
         if is_enabled():
             for name, key in register_pairs(pairs):
                 core.set_active(name[0], name[1], key, True)
@@ -265,6 +291,7 @@ def disable() -> None:
     finished and stored.
     """
     if core is not None:
+        _drop_deferred()
         core.set_answering(False)
         log.event(logging.INFO, "disable")
 
@@ -277,6 +304,7 @@ def freeze() -> None:
     finished and stored, for later processes. The next `enable()` ends it.
     """
     if core is not None:
+        _drop_deferred()
         core.freeze()
         log.event(logging.INFO, "freeze", kernels=core.loaded_kernels())
 
@@ -286,8 +314,17 @@ def is_frozen() -> bool:
     return core is not None and bool(core.frozen())
 
 
+def _drop_deferred() -> None:
+    with session.lock:
+        if deferred.holds():
+            deferred.drop()
+
+
 def _close() -> None:
     """At exit: no thread of ours enters Python any more, workers are gone within two seconds."""
+    if standing.pending():
+        wish = config.read_settings().linger
+        standing.leave(open_requests.may_linger(wish, os.environ))
     if core is None or core.forked():
         return
     note_calls()

@@ -12,6 +12,7 @@ import torch
 
 from eagercache.base import config, operators
 from eagercache.base.load import core
+from eagercache.base.untried.standing import standing
 from eagercache.calls.texts import ASIDE_RULES, counted
 from eagercache.frontend.tables import html_table
 from eagercache.runtime.left_native import left_native
@@ -165,7 +166,7 @@ def _why_not_hooked(names: list[operators.OperatorName], tensors: list[torch.Ten
     """For a call that met no hook, of such overloads, with these arguments and results."""
     assert core is not None
     if not names and not core.answering():
-        return "nothing is enabled; see enable()"
+        return _nothing_enabled()
     if not names:
         return "it calls no operator that is hooked"
     if left_native.holds(names):
@@ -173,7 +174,7 @@ def _why_not_hooked(names: list[operators.OperatorName], tensors: list[torch.Ten
     judged = [(name, *core.eligibility(name[0], name[1], "CPU")) for name in names]
     eligible = [name for name, takes_kernels, _, _ in judged if takes_kernels]
     if eligible and not core.answering():
-        return "nothing is enabled; see enable()"
+        return _nothing_enabled()
     if eligible and any(map(_has_no_data, tensors)):
         return "its tensors hold no data (meta or fake ones), so no kernel of a device is called"
     if eligible and _hooked(eligible):
@@ -188,6 +189,12 @@ def _why_not_hooked(names: list[operators.OperatorName], tensors: list[torch.Ten
         part = "none of its parts is hooked" if core.answering() else "nothing is enabled"
         return f"{reason}; {part}"
     return str(reason)
+
+
+def _nothing_enabled() -> str:
+    if standing.pending():
+        return "the self-check beside this torch has not passed yet"
+    return "nothing is enabled; see enable()"
 
 
 def _plain(names: list[operators.OperatorName], keywords: Iterable[str]) -> list[Any]:

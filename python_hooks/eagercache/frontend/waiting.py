@@ -11,6 +11,7 @@ from typing import Any
 from eagercache.base.load import core
 from eagercache.base.operators import described_name
 from eagercache.calls.texts import counted
+from eagercache.frontend.deferred import deferred
 from eagercache.runtime.session import session
 
 # Waits that are shorter show nothing.
@@ -21,7 +22,7 @@ _SPINNER_WIDTH = 3
 
 
 def wait(timeout: float | None = None) -> bool:
-    """Waits until no key is queued or being compiled.
+    """Waits until no key is queued or being compiled, and no self-check of the import's runs.
 
     Where standard error is a terminal a line there says what is compiled, and is gone at the end.
 
@@ -36,7 +37,9 @@ def wait(timeout: float | None = None) -> bool:
         while True:
             # In slices, so that Ctrl-C is seen.
             left = 0.2 if end is None else min(0.2, end - time.monotonic())
-            if core.wait_until_idle(max(left, 0.0)) and _modules_are_idle(max(left, 0.0)):
+            left = max(left, 0.0)
+            known = deferred.settle(left)
+            if known and core.wait_until_idle(left) and _modules_are_idle(left):
                 return True
             if end is not None and time.monotonic() >= end:
                 return False

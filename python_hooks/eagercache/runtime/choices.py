@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from eagercache.base import config, operators
 from eagercache.base.load import core
+from eagercache.base.untried.standing import standing
 from eagercache.base.warn import warn_once
 from eagercache.runtime.session import Configuration
 
@@ -114,6 +115,11 @@ def selected(
     return pairs
 
 
+def kept(names: Any) -> Any:
+    """The same, where it is not an iterator that gives its names but once."""
+    return list(names) if isinstance(names, Iterator) else names
+
+
 def is_several(names: Any) -> bool:
     """Whether ``names`` is a collection of names, and not one."""
     return isinstance(names, Iterable) and not isinstance(names, str)
@@ -131,5 +137,6 @@ def skipped(settings: config.Settings, skip: Iterable[Any]) -> set[operators.Ope
 
 
 def is_inert(settings: config.Settings) -> bool:
-    """Whether nothing is ever enabled here: switched off, a worker, or another platform."""
-    return core is None or settings.disable or bool(os.environ.get(config.WORKER_VARIABLE))
+    """Whether nothing is ever enabled here: switched off, a worker, a platform or torch unfit."""
+    unfit = core is None or bool(standing.problem())
+    return unfit or settings.disable or bool(os.environ.get(config.WORKER_VARIABLE))

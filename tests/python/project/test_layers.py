@@ -19,7 +19,8 @@ TOP = "(top)"
 # Imported inside of functions: for start-up time, or since few processes need it.
 LATE = {
     "ahead": {"ahead"},  # without a cluster nothing of one
-    "base": {"base"},  # decomposition: only for an error's text
+    # decomposition: only for an error's text; a torch that was tried needs nothing of the other
+    "base": {"base", "base.untried"},
     "callables": {"callables"},  # function_transfer imports cloudpickle
     "cli": {
         *("ahead", "base", "calls", "cli", "cli.estimates", "cli.reports", "deploy"),
