@@ -31,7 +31,8 @@ execute_process(
 if(NOT torch_result EQUAL 0)
   if(SKBUILD)
     set(torch_remedy "pip builds in an environment of its own, which has no torch. In the environment whose torch is "
-      "meant: pip install scikit-build-core pybind11 cmake ninja, then pip install --no-build-isolation .")
+      "meant: pip install scikit-build-core pybind11 cmake ninja, then pip install -v --no-build-isolation . "
+      "which compiles for minutes and, with -v, says how far it is.")
   else()
     set(torch_remedy "Install torch there, pass -DPython_EXECUTABLE=<another python>, or build without it: "
       "-DEAGERCACHE_WITH_TORCH=OFF")

@@ -382,6 +382,7 @@ report(grads=[g[0, 0].item() for g in grads], hits=eagercache.stats().hits)
 """
     )
     assert result["grads"] == [3.0, 5.0]
+    assert "Warning" not in result["stderr"]
     assert result["hits"] == 1
 
 
