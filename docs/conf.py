@@ -42,7 +42,7 @@ def _readme() -> str:
             return match[0]
         if target.startswith("docs/"):
             return f"[{text}]({target.removeprefix('docs/')})"
-        return text if text == target else f"{text} (`{target}`)"
+        return text if text == target else f"{text}: `{target}`"
 
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", link, README.read_text(encoding="utf-8"))
 

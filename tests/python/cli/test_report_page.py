@@ -43,7 +43,10 @@ def test_an_operator_that_stays_native_is_told_with_its_reason() -> None:
         if "for good" in step
     ]
     assert "1 call of `aten::pow`" in step and denied in step
-    assert not any("for good" in step for step in steps_of(call()))
+    undecided = call(decision="native", hits=0, reason="undecided")
+    assert not any("for good" in step for step in steps_of(call(), undecided))
+    slower = steps_of(call(decision="native", hits=0, reason="slower"))
+    assert any("its kernel was slower" in step for step in slower)
 
 
 def test_the_report_of_a_large_program_costs_less_than_a_second(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from html import escape
@@ -153,11 +154,13 @@ def next_steps(report: Report) -> Iterator[str]:
             f"No kernel could be made for {counted(failed, 'kind')} of calls: the reasons are "
             "below, and nothing is to be done."
         )
-    if report.why_native:
-        (op, verdict, reason), calls = next(iter(report.why_native.items()))
+    # What is undecided is timed again.
+    decided = (one for one in report.why_native.items() if one[0][2] != "undecided")
+    for (op, verdict, reason), calls in itertools.islice(decided, 1):
+        because = {"": verdict, "slower": "its kernel was slower"}.get(reason, reason)
         yield (
             f"Native answers {counted(calls, 'call')} of `{op}` for good, and those of the table "
-            f"below (here because: {reason or verdict}): nothing is to be done."
+            f"below (here: {because}): nothing is to be done."
         )
     if report.aside:
         reason = next(iter(report.aside_reasons), "")
