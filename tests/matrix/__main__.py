@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a file for the table")
     options = parser.parse_args()
     versions = chosen(
-        options.torch, [row.torch for row in torch_versions.TRIED], "torch of the table"
+        options.torch, [tried.torch for tried in torch_versions.TRIED], "torch of the table"
     )
     names = chosen(options.only, list(CELLS), "such column")
     if options.wheel:

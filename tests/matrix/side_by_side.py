@@ -149,7 +149,7 @@ def main() -> None:
     if options.visit:
         print(json.dumps(visit(options.visit)))
         return
-    versions = chosen(options.torch, [row.torch for row in torch_versions.TRIED], "such torch")
+    versions = chosen(options.torch, [tried.torch for tried in torch_versions.TRIED], "such torch")
     folder = Path(tempfile.mkdtemp(prefix="eagercache-side-by-side-"))
     try:
         pythons = {}

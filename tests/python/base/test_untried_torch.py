@@ -83,7 +83,7 @@ def run(package: Path, *command: str, **others: str) -> subprocess.CompletedProc
         cwd=package.parent,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=700,
         check=False,
     )
 
