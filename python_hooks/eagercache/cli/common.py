@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import math
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,6 +92,34 @@ def open_store(directory: Path | None, *, read_only: bool, max_bytes: int | None
 def print_json(value: Any, *, err: bool = False) -> None:
     """Prints a value as JSON; ``err``: on standard error, where standard output is a program's."""
     click.echo(json.dumps(value, indent=2, sort_keys=True), err=err)
+
+
+def entries_as_json(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of a store for `print_json`: see `facts_as_json`."""
+    return [{**row, "facts": facts_as_json(row["facts"])} for row in rows]
+
+
+def facts_as_json(facts: Mapping[str, str]) -> dict[str, Any]:
+    """Facts are text: here numbers are numbers, and what is JSON itself is what it says."""
+    return {name: _fact(text) for name, text in facts.items()}
+
+
+# As facts have them: an exponent has its sign, and no digest is that short.
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?(e[+-]\d+)?", re.ASCII)
+
+
+def _fact(text: str) -> Any:
+    if _NUMBER.fullmatch(text):
+        number = float(text)
+        whole = text.removeprefix("-").isdigit()
+        return int(text) if whole else number if math.isfinite(number) else text
+    if text[:1] in ("{", "["):
+        # A store may hold anything: what could not be printed again stays text.
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(text)
+            json.dumps([[[[[[value]]]]]], indent=2, allow_nan=False)  # it is printed deep in a list
+            return value
+    return text
 
 
 def size_text(size: float) -> str:

@@ -17,6 +17,7 @@ from eagercache.cli.common import (
     Unusable,
     call_text,
     directory_option,
+    entries_as_json,
     json_option,
     microseconds,
     open_store,
@@ -38,7 +39,7 @@ def ls_command(directory: Path | None, as_json: bool, everything: bool, op: str)
     rows = [row for row in store.entries(all=everything) if op in row["facts"].get("op", "")]
     rows.sort(key=lambda row: (row["facts"].get("op", ""), row["key"]))
     if as_json:
-        print_json(rows)
+        print_json(entries_as_json(rows))
         return
     if not rows:
         click.echo(_none_found(store, everything, op))
@@ -97,7 +98,7 @@ def show_command(directory: Path | None, as_json: bool, key: str) -> None:
         )
     entry = found[0]
     if as_json:
-        print_json(entry)
+        print_json(entries_as_json([entry])[0])
         return
     for name in ("key", "environment", "kind", "bytes", "created", "last_used", "cpu_features"):
         click.echo(f"{name:14} {_shown(name, entry[name])}")

@@ -18,6 +18,7 @@ from eagercache.cli.common import (
     Unusable,
     call_text,
     directory_option,
+    entries_as_json,
     json_option,
     microseconds,
     open_store,
@@ -61,7 +62,7 @@ def explain_command(directory: Path | None, as_json: bool, device: str, operator
             if known.get("op") in wanted and known.get("dispatch_key") == key:
                 entries.append(_entry_row(entry))
     if as_json:
-        print_json({"overloads": overloads, "entries": entries})
+        print_json({"overloads": overloads, "entries": entries_as_json(entries)})
         return
     for row in sorted(overloads, key=lambda one: not one["eligible"]):
         click.echo(f"{row['op']} at {key}: {_sentence(row)}")
