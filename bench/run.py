@@ -24,15 +24,7 @@ UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 def _benchmarks(program: Path, cores: set[int], *options: str) -> list[Any]:
     """The rows that a Google Benchmark binary prints, run on `cores`; none matched: no row."""
-    done = subprocess.run(
-        [str(program), *options, "--benchmark_format=json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{program.name} failed:\n{done.stderr}")
+    done = frame.run_binary(program, cores, *options)
     if "Failed to match any benchmarks" in done.stderr:
         return []
     rows: list[Any] = json.loads(done.stdout)["benchmarks"]

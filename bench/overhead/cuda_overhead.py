@@ -72,17 +72,7 @@ def _output(binary: Path, phase: str, kernels: Path) -> Any:
         "LD_LIBRARY_PATH": f"{libraries}:{os.environ.get('LD_LIBRARY_PATH', '')}",
     }
     core = {max(os.sched_getaffinity(0))}
-    done = subprocess.run(
-        [str(binary), "--benchmark_format=json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: os.sched_setaffinity(0, core),
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{binary.name} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
+    return json.loads(frame.run_binary(binary, core, environment=environment).stdout)
 
 
 def run(binary: Path, phase: str, kernels: Path) -> dict[str, float]:

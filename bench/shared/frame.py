@@ -184,6 +184,23 @@ def command(script: str | Path) -> list[str]:
     return [sys.executable, "-m", ".".join(name.parts)]
 
 
+def run_binary(
+    program: Path, cores: set[int], *options: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A Google Benchmark binary that ran on ``cores``, with its JSON. Ends where it failed."""
+    done = subprocess.run(
+        [str(program), *options, "--benchmark_format=json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{program.name} failed:\n{done.stderr}")
+    return done
+
+
 def in_process(script: str, *options: str, **settings: str) -> Any:
     """What ``script`` prints as its last line, in JSON, when it is run in a fresh process.
 

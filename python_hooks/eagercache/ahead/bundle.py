@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eagercache.base import config, environment, facts, signed_times, store_directory
+from eagercache.base import config, environment, facts, signed_file, store_directory
 from eagercache.base.load import core, why_unavailable
 
 
@@ -25,25 +25,14 @@ class BundleError(ValueError):
 
 
 @dataclass(frozen=True)
-class BundleInfo:
+class BundleInfo(signed_file.SignedFile):
     """What a bundle holds, after all of it was checked.
 
-    Attributes:
-        signer: the public key that signed it, in hexadecimal digits. It is the key's id.
-        digest: the bundle's, in hexadecimal digits, by which it can be revoked.
-        created: when it was made.
-        expires: when it stops to be of use; None: never.
-        mismatches: why this machine cannot use it: (field, the bundle's value, this machine's).
+    Attributes, beside those of every signed file:
         entries: its manifests.
         present: keys that the store had, whose verdicts stay; of an import.
     """
 
-    path: Path
-    signer: str
-    digest: str
-    created: datetime.datetime | None
-    expires: datetime.datetime | None
-    mismatches: tuple[tuple[str, str, str], ...]
     entries: Sequence[dict[str, Any]]
     present: int = 0
 
@@ -54,20 +43,12 @@ class BundleInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "path": str(self.path),
-            "signer": self.signer,
-            "digest": self.digest,
-            "created": self.created.isoformat() if self.created else None,
-            "expires": self.expires.isoformat() if self.expires else None,
+        own = {
             "kernels": self.kernels,
             "decisions": len(self.entries) - self.kernels,
             "present": self.present,
-            "mismatches": [
-                {"field": field, "bundle": theirs, "here": ours}
-                for field, theirs, ours in self.mismatches
-            ],
         }
+        return self._as_dict("bundle", own)
 
 
 def _name(path: Path) -> str:
@@ -130,7 +111,7 @@ def export(
     text = _environment_text(store)
     try:
         opened = module.Store(_name(store), text, read_only=True, revoked=_revoked(None))
-        seconds = signed_times.seconds_of(expires)
+        seconds = signed_file.seconds_of(expires)
         return dict(module.write_bundle(_name(path), opened, text, _name(key), seconds))
     except (module.StoreError, TypeError, ValueError) as error:
         raise BundleError(str(error)) from error
@@ -193,8 +174,8 @@ def _read(
         path,
         bundle.signer,
         bundle.digest,
-        signed_times.time_of(bundle.created),
-        signed_times.time_of(bundle.expires),
+        signed_file.time_of(bundle.created),
+        signed_file.time_of(bundle.expires),
         differing,
         bundle.entries,
     )

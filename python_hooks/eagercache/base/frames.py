@@ -7,19 +7,26 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 MAX_FRAME_BYTES = 64 << 20
+HEAD_BYTES = 4
 
 
 def read_frame(stream: IO[bytes]) -> dict[str, Any] | None:
     """The next frame, or None at the end of the stream. Raises ValueError on a malformed one."""
-    head = _read_exactly(stream, 4)
-    if head is None:
-        return None
+    head = _read_exactly(stream, HEAD_BYTES)
+    body = _read_exactly(stream, body_bytes(head)) if head is not None else None
+    return frame_of(body) if body is not None else None
+
+
+def body_bytes(head: bytes) -> int:
+    """How long the frame is that begins so. Raises ValueError for one that is too long."""
     length = int.from_bytes(head, "little")
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes")
-    body = _read_exactly(stream, length)
-    if body is None:
-        return None
+    return length
+
+
+def frame_of(body: bytes) -> dict[str, Any]:
+    """What a frame says. Raises ValueError for a malformed one."""
     frame = json.loads(body)
     if not isinstance(frame, dict):
         raise ValueError("a frame that is not an object")  # noqa: TRY004 - it is the data

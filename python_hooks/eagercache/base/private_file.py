@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,20 @@ def is_private(folder: Path) -> bool:
         above = [path.lstat() for path in Path(os.path.realpath(folder)).parents]
     except OSError:
         return False
+    return is_kept(own, above, _is_ours)
+
+
+def is_kept(
+    own: os.stat_result, above: Iterable[os.stat_result], ours: Callable[[os.stat_result], bool]
+) -> bool:
+    """Whether a folder is ``ours``, and nobody else can put another into its place.
+
+    So are all those above it, or root's where each may move his own alone (as in /tmp).
+    """
     return (
         stat.S_ISDIR(own.st_mode)
-        and _is_ours(own)
-        and all(_is_ours(s) or (s.st_uid == 0 and s.st_mode & stat.S_ISVTX) for s in above)
+        and ours(own)
+        and all(ours(s) or (s.st_uid == 0 and s.st_mode & stat.S_ISVTX) for s in above)
     )
 
 

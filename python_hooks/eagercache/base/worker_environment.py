@@ -16,6 +16,8 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from eagercache.base.private_file import is_kept
+
 # Where a worker starts: it belongs to root, and Python 3.10 knows no other way to keep the current
 # folder out of `sys.path`.
 START_FOLDER = "/"
@@ -101,11 +103,7 @@ def is_trusted(folder: Path) -> bool:
         above = [path.stat() for path in real.parents]
     except OSError:
         return False
-    return (
-        stat.S_ISDIR(own.st_mode)
-        and _is_ours(own)
-        and all(_is_ours(s) or (s.st_uid == 0 and s.st_mode & stat.S_ISVTX) for s in above)
-    )
+    return is_kept(own, above, _is_ours)
 
 
 def _is_ours(status: os.stat_result) -> bool:

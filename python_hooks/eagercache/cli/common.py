@@ -195,7 +195,7 @@ def read_expiry(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> datetime.datetime | datetime.timedelta | None:
     """Of an option that says when what is signed stops to be of use."""
-    from eagercache.base.signed_times import parse_expiry
+    from eagercache.base.signed_file import parse_expiry
 
     if text is None:
         return None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from eagercache.base import config, signed_times
+from eagercache.base import config, signed_file
 from eagercache.cli.common import (
     Unusable,
     directory_option,
@@ -30,7 +32,29 @@ if TYPE_CHECKING:
     from eagercache.remote.transfer import OnProgress, Transfer
 
 
+@dataclass(frozen=True)
+class _Named:
+    """What a command line names: the store, the remotes, whom to trust, and who signs."""
+
+    directory: Path | None
+    urls: tuple[str, ...]
+    trust: tuple[Path, ...]
+    key: Path | None
+
+
 def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of all three: a `_Named`, ``as_json``, and its own."""
+
+    @functools.wraps(command)
+    def called(
+        directory: Path | None,
+        urls: tuple[str, ...],
+        trust: tuple[Path, ...],
+        key: Path | None,
+        **others: Any,
+    ) -> None:
+        command(_Named(directory, urls, trust, key), **others)
+
     for option in (
         click.option(
             "--key",
@@ -54,19 +78,13 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         json_option,
         directory_option,
     ):
-        command = option(command)
-    return command
+        called = option(called)
+    return called
 
 
 @click.command("pull")
 @_options
-def pull_command(
-    directory: Path | None,
-    as_json: bool,
-    urls: tuple[str, ...],
-    trust: tuple[Path, ...],
-    key: Path | None,
-) -> None:
+def pull_command(named: _Named, as_json: bool) -> None:
     """Takes into the store what remotes list for machines like this one.
 
     Each entry is used when a key that you name has signed it. Exit code 1 when a remote did not
@@ -75,7 +93,7 @@ def pull_command(
     """
     from eagercache.remote import transfer
 
-    tiers, exchange = _open(directory, urls, trust, key, sends=False)
+    tiers, exchange = _open(named, sends=False)
     with _progress("pull", as_json) as progress:
         outcome = transfer.pull(tiers, exchange, progress)
     _end(_pulled(outcome), outcome, as_json)
@@ -91,12 +109,7 @@ def pull_command(
     "from now (90d). Never if not given.",
 )
 def push_command(
-    directory: Path | None,
-    as_json: bool,
-    urls: tuple[str, ...],
-    trust: tuple[Path, ...],
-    key: Path | None,
-    expires: datetime.datetime | datetime.timedelta | None,
+    named: _Named, as_json: bool, expires: datetime.datetime | datetime.timedelta | None
 ) -> None:
     """Signs the store's kernels and decisions of this environment, and puts them into remotes.
 
@@ -106,10 +119,10 @@ def push_command(
     from eagercache.remote import transfer
 
     try:
-        ends = signed_times.seconds_of(expires)
+        ends = signed_file.seconds_of(expires)
     except ValueError as error:
         raise Unusable(str(error)) from error
-    tiers, exchange = _open(directory, urls, trust, key, sends=True)
+    tiers, exchange = _open(named, sends=True)
     with _progress("push", as_json) as progress:
         outcome = transfer.push(tiers, exchange, progress, expires=ends)
     _end(_pushed(outcome), outcome, as_json)
@@ -117,17 +130,11 @@ def push_command(
 
 @click.command("sync")
 @_options
-def sync_command(
-    directory: Path | None,
-    as_json: bool,
-    urls: tuple[str, ...],
-    trust: tuple[Path, ...],
-    key: Path | None,
-) -> None:
+def sync_command(named: _Named, as_json: bool) -> None:
     """`pull`, then `push`: afterwards the store and the remotes have the same entries."""
     from eagercache.remote import transfer
 
-    tiers, exchange = _open(directory, urls, trust, key, sends=True)
+    tiers, exchange = _open(named, sends=True)
     with _progress("pull", as_json) as progress:
         outcome = transfer.pull(tiers, exchange, progress)
     with _progress("push", as_json) as progress:
@@ -139,14 +146,7 @@ def sync_command(
     _end(f"{_pushed(outcome)}; {_pulled(outcome)}", outcome, as_json)
 
 
-def _open(
-    directory: Path | None,
-    urls: tuple[str, ...],
-    trust: tuple[Path, ...],
-    key: Path | None,
-    *,
-    sends: bool,
-) -> tuple[list[Tier], Exchange]:
+def _open(named: _Named, *, sends: bool) -> tuple[list[Tier], Exchange]:
     core = require_core()
     from eagercache.remote.entries import Exchange
     from eagercache.remote.plan import Remote, RemoteError, plan_of
@@ -154,14 +154,14 @@ def _open(
 
     settings = config.read_settings()
     try:
-        plan = plan_of(Remote(urls or settings.remote, trust, key), settings)
+        plan = plan_of(Remote(named.urls or settings.remote, named.trust, named.key), settings)
     except RemoteError as error:
         raise Unusable(str(error)) from error
     if plan is None:
         raise Unusable("no remote is named; use --remote URL or EAGERCACHE_REMOTE")
     if sends and plan.key is None:
         raise Unusable("what is sent has to be signed; name a private key with --key")
-    path, text = store_path(directory), environment_text()
+    path, text = store_path(named.directory), environment_text()
     if sends and not path.is_dir():
         raise Unusable(f"there is no store at {path}; name one with --dir or EAGERCACHE_DIR")
     try:

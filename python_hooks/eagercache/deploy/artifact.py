@@ -7,7 +7,6 @@ format is in kernel_cache/FORMAT.md; programs without Python open the same file 
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eagercache.base.load import core
-from eagercache.base.signed_times import time_of
+from eagercache.base.signed_file import SignedFile, time_of
 from eagercache.deploy.deployed_module import DeployedModule
 from eagercache.deploy.errors import DeployError, asked, brief, file_name, require_core
 from eagercache.deploy.tensors import ConstantInfo, constants_of
@@ -73,7 +72,7 @@ def load_module(
 
 
 @dataclass(frozen=True)
-class ArtifactInfo:
+class ArtifactInfo(SignedFile):
     """What an artifact says of itself, after it was checked.
 
     Attributes:
@@ -85,40 +84,25 @@ class ArtifactInfo:
         bytes: of the file.
     """
 
-    path: Path
-    signer: str
-    digest: str
-    created: datetime.datetime | None
-    expires: datetime.datetime | None
-    mismatches: tuple[tuple[str, str, str], ...]
     facts: dict[str, str]
     constants: tuple[ConstantInfo, ...]
     bytes: int
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "path": str(self.path),
-            "signer": self.signer,
-            "digest": self.digest,
-            "created": self.created.isoformat() if self.created else None,
-            "expires": self.expires.isoformat() if self.expires else None,
-            "bytes": self.bytes,
-            "facts": {name: value for name, value in self.facts.items() if name != "program"},
-            "constants": [
-                {
-                    "name": c.name,
-                    "kind": c.kind,
-                    "dtype": str(c.dtype).removeprefix("torch."),
-                    "sizes": list(c.sizes),
-                }
-                for c in self.constants
-            ],
-            "mismatches": [
-                {"field": field, "artifact": theirs, "here": ours}
-                for field, theirs, ours in self.mismatches
-            ],
-        }
+        constants = [
+            {
+                "name": c.name,
+                "kind": c.kind,
+                "dtype": str(c.dtype).removeprefix("torch."),
+                "sizes": list(c.sizes),
+            }
+            for c in self.constants
+        ]
+        facts = {name: value for name, value in self.facts.items() if name != "program"}
+        return self._as_dict(
+            "artifact", {"bytes": self.bytes, "facts": facts, "constants": constants}
+        )
 
 
 def is_artifact(path: str | os.PathLike[str]) -> bool:

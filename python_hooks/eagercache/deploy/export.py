@@ -16,7 +16,7 @@ import torch
 
 from eagercache.base import config, environment
 from eagercache.base.load import core, usable, why_unavailable
-from eagercache.base.signed_times import seconds_of
+from eagercache.base.signed_file import seconds_of
 from eagercache.base.toolchain import pick_isa
 from eagercache.base.worker_environment import trusted_paths
 from eagercache.base.worker_variables import program_variables

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eagercache.base import callbacks, config, log, operators
@@ -51,12 +50,7 @@ class Enabled:
     def __enter__(self) -> Enabled:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
 
     def __repr__(self) -> str:

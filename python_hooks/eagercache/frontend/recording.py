@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from eagercache.base import config, log
@@ -134,12 +133,7 @@ class Recording:
     def __enter__(self) -> Recording:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

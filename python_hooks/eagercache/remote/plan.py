@@ -76,7 +76,7 @@ def plan_of(remote: Any, settings: config.Settings) -> RemotePlan | None:
         key = Path(remote.key)
     trusted = [_public_key(path) for path in trust]
     if key is not None:
-        trusted.append(_own_public_key(key))
+        trusted.append(_public_key(key, of_signer=True))
     if not trusted:
         raise RemoteError(
             f"remote {urls[0]!r}: no key is trusted; name the public key of who fills it in "
@@ -114,18 +114,12 @@ def _paths(given: Any) -> tuple[Path, ...]:
     raise RemoteError(f"trust={given!r} is no file of a public key, or list of such files")
 
 
-def _public_key(path: Path) -> str:
+def _public_key(path: Path, *, of_signer: bool = False) -> str:
+    """The public key in a file; or, ``of_signer``, that of the private key in it."""
     assert core is not None
+    read = core.public_key_of_signer if of_signer else core.public_key
     try:
-        return str(core.public_key(_name(path)))
-    except core.StoreError as error:
-        raise RemoteError(f"a remote's key: {error}") from error
-
-
-def _own_public_key(path: Path) -> str:
-    assert core is not None
-    try:
-        return str(core.public_key_of_signer(_name(path)))
+        return str(read(_name(path)))
     except core.StoreError as error:
         raise RemoteError(f"a remote's key: {error}") from error
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from eagercache.base.frames import MAX_FRAME_BYTES
+from eagercache.base.frames import HEAD_BYTES, MAX_FRAME_BYTES, body_bytes, frame_of
 
 # Workers write frames whole: what follows a frame's first bytes is there at once.
 FRAME_SECONDS = 30.0
@@ -51,19 +51,11 @@ class WorkerPipe:
 
         Raises PipeTimeout, OSError; ValueError on a malformed frame.
         """
-        head = self._exactly(4, time.monotonic() + seconds)
+        head = self._exactly(HEAD_BYTES, time.monotonic() + seconds)
         if head is None:
             return None
-        length = int.from_bytes(head, "little")
-        if length > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {length} bytes")
-        body = self._exactly(length, time.monotonic() + FRAME_SECONDS)
-        if body is None:
-            return None
-        frame = json.loads(body)
-        if not isinstance(frame, dict):
-            raise ValueError("a frame that is not an object")  # noqa: TRY004 - it is the data
-        return frame
+        body = self._exactly(body_bytes(head), time.monotonic() + FRAME_SECONDS)
+        return frame_of(body) if body is not None else None
 
     def _exactly(self, count: int, deadline: float) -> bytes | None:
         parts: list[bytes] = []

@@ -43,3 +43,9 @@ def test_a_plural_of_one_is_found() -> None:
         "rows of ",
         "names and ",
     ]
+
+
+def test_the_glossary_is_short() -> None:
+    text = (PACKAGE.parents[1] / "docs" / "reference" / "glossary.md").read_text()
+    words = re.findall(r"^\*\*(.+?)\.\*\*", text, re.MULTILINE)
+    assert 0 < len(words) <= 25

@@ -8,7 +8,6 @@ proof.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ import torch
 from eagercache.callables import call_hooks
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
-from eagercache.callables.module_transfer import Transferred, unpacked
+from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast, main_of
-from eagercache.calls.description import decode_state
 from eagercache.calls.storage import extent
 from eagercache.deploy.layout import (
     CannotDeploy,
@@ -43,6 +41,7 @@ from eagercache.worker.modules.answers import Answers, time_answers
 from eagercache.worker.modules.comparison import tensor_leaves
 from eagercache.worker.modules.compile import watch_forward
 from eagercache.worker.modules.proof import prove_calls
+from eagercache.worker.modules.rebuilt_call import rebuilt_call
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 
 # Values of all open sizes at which the program is compared with the forward, where it holds.
@@ -78,16 +77,9 @@ def compile_deployed(
 
     Raises CompileRefused, ProofFailed or CompileFailed.
     """
-    for path in description["python_path"]:
-        if path not in sys.path:
-            sys.path.append(path)
     casts = description["autocast"]
     open_sizes = [(int(tensor), int(dimension)) for tensor, dimension in description["open"]]
-    with (
-        decode_state(description).applied(),
-        torch.no_grad(),
-        unpacked(description["payload"]) as rebuilt,
-    ):
+    with rebuilt_call(description) as rebuilt:
         if rebuilt.objects.found:
             raise CompileRefused("an argument of the call is an object, which no artifact takes")
         with autocast(casts):

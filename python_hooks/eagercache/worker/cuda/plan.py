@@ -85,10 +85,7 @@ class CudaPlan:
             {
                 "version": VERSION,
                 "inputs": self.num_inputs,
-                "outputs": [
-                    {"dtype": o.dtype, "sizes": list(o.sizes), "strides": list(o.strides)}
-                    for o in self.outputs
-                ],
+                "outputs": [output.as_dict() for output in self.outputs],
                 "scratch": list(self.scratch),
                 "writes": list(self.writes),
                 "launches": [

@@ -41,6 +41,10 @@ class Output:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
+    def as_dict(self) -> dict[str, Any]:
+        """As plans have it."""
+        return {"dtype": self.dtype, "sizes": list(self.sizes), "strides": list(self.strides)}
+
 
 @dataclass(frozen=True)
 class IndexRange:
@@ -121,10 +125,7 @@ class LaunchPlan:
             "version": VERSION,
             "entry": self.entry,
             "inputs": self.num_inputs,
-            "outputs": [
-                {"dtype": o.dtype, "sizes": list(o.sizes), "strides": list(o.strides)}
-                for o in self.outputs
-            ],
+            "outputs": [output.as_dict() for output in self.outputs],
             "scratch": list(self.scratch),
             "writes": list(self.writes),
         }

@@ -49,18 +49,8 @@ class FamilyJob(Job):
             probe = self._probe()
             validate.capture(member, probe, natives[0].sample.clone(), self.request["choose"])
             probe.load(str(library), launch_plan)
-            text = outcome.kernel.lowered.text
             try:
-                proof = validate.prove(
-                    member,
-                    probe,
-                    natives,
-                    reduces=text.reduces,
-                    approximates=text.approximates,
-                    calls_functions=text.calls_functions,
-                    composed=self._composed,
-                    others=others,
-                )
+                proof = self._proof_of(outcome.kernel, member, probe, natives, others)
             except ProofFailed as error:
                 raise type(error)(f"{error}, {where}") from error
         before = outcome.proof

@@ -310,19 +310,24 @@ class Job(Trying):
         outcome = Outcome("kernel", kernel=kernel)
         with self.clock.step("prove"):
             self._load(probe, kernel)
-            text = kernel.lowered.text
-            outcome.proof = with_room(
-                lambda: validate.prove(
-                    call,
-                    probe,
-                    natives,
-                    reduces=text.reduces,
-                    approximates=text.approximates,
-                    calls_functions=text.calls_functions,
-                    composed=self._composed,
-                )
-            )
+            outcome.proof = with_room(lambda: self._proof_of(kernel, call, probe, natives))
         return outcome
+
+    def _proof_of(
+        self, kernel: Built, call: Call, probe: Any, natives: list[Native], others: int = 0
+    ) -> validate.Proof:
+        """What the probe's kernel is worth on this call; see `validate.prove`."""
+        text = kernel.lowered.text
+        return validate.prove(
+            call,
+            probe,
+            natives,
+            reduces=text.reduces,
+            approximates=text.approximates,
+            calls_functions=text.calls_functions,
+            composed=self._composed,
+            others=others,
+        )
 
     def _load(self, probe: Any, kernel: Built) -> None:
         """Puts the kernel into the probe."""

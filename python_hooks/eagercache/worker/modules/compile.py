@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,17 +22,15 @@ from torch.utils import _pytree as pytree
 from eagercache.callables import call_hooks
 from eagercache.callables.arguments import OPEN, argument_tensors, sized_values, sizes_of
 from eagercache.callables.module_identity import Identity, Unfit, identify
-from eagercache.callables.module_transfer import Transferred, unpacked
+from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.surroundings import (
     Listener,
-    attention_order,
     autocast,
     main_of,
     random_states,
 )
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.contract import module_contracts
-from eagercache.calls.description import decode_state
 from eagercache.calls.numerics import same_bits
 from eagercache.worker.compat import aot_inductor
 from eagercache.worker.graphs.indices import indexes
@@ -47,6 +44,7 @@ from eagercache.worker.modules.comparison import equal_answers
 from eagercache.worker.modules.facts import call_facts, kernel_facts, output_strides
 from eagercache.worker.modules.proof import prove_calls
 from eagercache.worker.modules.reads import Reads, check_names
+from eagercache.worker.modules.rebuilt_call import rebuilt_call
 from eagercache.worker.modules.tensor_names import tensor_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.timing import timing
@@ -84,15 +82,7 @@ def compile_module(
     open_sizes = [
         (int(tensor), int(dimension)) for tensor, dimension in description.get("open", ())
     ]
-    for path in description["python_path"]:
-        if path not in sys.path:
-            sys.path.append(path)
-    with (
-        decode_state(description).applied(),
-        attention_order(description.get("attention")),
-        torch.no_grad(),
-        unpacked(description["payload"]) as rebuilt,
-    ):
+    with rebuilt_call(description) as rebuilt:
         with autocast(description["autocast"]):
             identity, functions, operators = watched_operators(rebuilt, description["identity"])
         begin = time.process_time()

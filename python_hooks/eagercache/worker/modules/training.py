@@ -10,27 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from eagercache.callables import call_hooks
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
-from eagercache.callables.module_transfer import Transferred, unpacked
+from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.callables.surroundings import (
-    attention_order,
     autocast,
     main_of,
 )
 from eagercache.calls.contract import module_contracts
-from eagercache.calls.description import decode_state
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
@@ -41,6 +36,7 @@ from eagercache.worker.modules.compile import ModuleResult
 from eagercache.worker.modules.facts import call_facts, kernel_facts
 from eagercache.worker.modules.joint_graph import trace_training
 from eagercache.worker.modules.proof import SEEDS, SPREADS
+from eagercache.worker.modules.rebuilt_call import rebuilt_call
 from eagercache.worker.modules.training_answers import TrainingAnswers
 from eagercache.worker.modules.training_graphs import TrainingGraphs
 from eagercache.worker.modules.training_proof import prove_training
@@ -55,15 +51,7 @@ def compile_training(
 
     Raises CompileRefused (the forward stays, for good), ProofFailed, or CompileFailed.
     """
-    for path in description["python_path"]:
-        if path not in sys.path:
-            sys.path.append(path)
-    with (
-        decode_state(description).applied(),
-        attention_order(description.get("attention")),
-        torch.enable_grad(),
-        unpacked(description["payload"]) as rebuilt,
-    ):
+    with rebuilt_call(description, gradients=True) as rebuilt:
         rebuilt.require_gradients()
         seconds: dict[str, float] = {}
         with _clocked(seconds, "watch"), autocast(description["autocast"]):

@@ -1,11 +1,52 @@
-"""When signed files were made and expire: seconds since 1970, as the core takes them, and texts."""
+"""Signed files, bundles and artifacts: what both say of themselves, and when they expire.
+
+Times are seconds since 1970 where the core takes them.
+"""
 
 from __future__ import annotations
 
 import datetime
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 _FOREVER = 0  # an expiry that never comes
+
+
+@dataclass(frozen=True)
+class SignedFile:
+    """What a signed file says of itself, after it was checked.
+
+    Attributes:
+        signer: the public key that signed it, in hexadecimal digits. It is the key's id.
+        digest: the file's, in hexadecimal digits, by which it can be revoked.
+        created: when it was made.
+        expires: when it stops to be of use; None: never.
+        mismatches: why this machine cannot use it: (field, the file's value, this machine's).
+    """
+
+    path: Path
+    signer: str
+    digest: str
+    created: datetime.datetime | None
+    expires: datetime.datetime | None
+    mismatches: tuple[tuple[str, str, str], ...]
+
+    def _as_dict(self, kind: str, own: dict[str, Any]) -> dict[str, Any]:
+        """For JSON, with what is the file's ``own``; ``kind`` is what its side is called."""
+        return {
+            "path": str(self.path),
+            "signer": self.signer,
+            "digest": self.digest,
+            "created": self.created.isoformat() if self.created else None,
+            "expires": self.expires.isoformat() if self.expires else None,
+            **own,
+            "mismatches": [
+                {"field": field, kind: theirs, "here": ours}
+                for field, theirs, ours in self.mismatches
+            ],
+        }
 
 
 def seconds_of(expires: datetime.datetime | datetime.timedelta | None) -> int:
