@@ -1,5 +1,8 @@
 #pragma once
 
+// Whether kernels that were made elsewhere can run in this process. Any thread, also while the
+// process ends.
+
 #include <filesystem>
 #include <string>
 #include <string_view>

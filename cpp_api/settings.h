@@ -1,5 +1,8 @@
 #pragma once
 
+// The settings of a C++ program. The environment is read with getenv: not while a thread changes
+// it.
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>

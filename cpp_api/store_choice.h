@@ -1,5 +1,8 @@
 #pragma once
 
+// Which environment of a store a C++ program uses, and whose signatures it takes. What is given
+// back is the caller's. Any thread.
+
 #include <filesystem>
 #include <memory>
 #include <set>

@@ -1,5 +1,8 @@
 #pragma once
 
+// The check of an index tensor before code runs that does not check it itself. Any thread; nobody
+// may write the tensor meanwhile.
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

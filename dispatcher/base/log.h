@@ -1,5 +1,8 @@
 #pragma once
 
+// What this process says on standard error, as far as EAGERCACHE_LOG asks for it: lines for people,
+// and events whose fields programs can read. Nothing is owned. Any thread.
+
 #include <initializer_list>
 #include <string_view>
 
@@ -15,6 +18,7 @@ bool log_enabled(LogLevel level) noexcept;
 // that lines of several processes do not mix. Never throws. Never on the path of a hit.
 void log_line(LogLevel level, std::string_view message) noexcept;
 
+// A name and a value of an event. Views: whoever logs keeps them until the line is written.
 struct LogField {
   std::string_view name;
   std::string_view value;

@@ -1,5 +1,8 @@
 #pragma once
 
+// What the header of an artifact says about its program, read once. Plain data, never changed
+// afterwards: any thread may read it.
+
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>

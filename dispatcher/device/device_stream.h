@@ -1,5 +1,7 @@
 #pragma once
 
+// Streams are torch's, which owns them. What is current is so for the calling thread.
+
 #include <c10/core/Device.h>
 
 namespace eagercache {

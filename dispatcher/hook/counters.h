@@ -20,6 +20,7 @@ enum class CallOutcome : std::uint8_t {
 };
 inline constexpr std::size_t kCallOutcomeCount = 5;
 
+// What became of calls, and by which rule those stepped aside that no kernel may answer.
 struct CallCounts {
   std::array<std::uint64_t, kCallOutcomeCount> outcomes{};
   std::array<std::uint64_t, kAsideReasonCount> aside{};

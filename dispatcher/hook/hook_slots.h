@@ -52,6 +52,7 @@ struct alignas(64) HookSlots {
 
 namespace hook_slots_detail {
 
+// A thread's slots by the hooks' numbers; null until its first call of a hook.
 struct ThreadHooks {
   std::array<std::atomic<HookSlots*>, kMaxHooks> hooks{};
 };

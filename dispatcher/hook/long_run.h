@@ -11,6 +11,7 @@ inline constexpr std::uint32_t kLongRun = 1024;
 // In a long run one call in so many is looked at.
 inline constexpr std::uint32_t kSeenShare = 16;
 
+// How long a run has become. One thread's own: no lock, no atomic.
 class LongRun {
  public:
   // True when the next call need not be looked at; it is of the run then.

@@ -1,5 +1,7 @@
 #pragma once
 
+// How kernels on CPU say what became of a call. Any thread.
+
 #include <cstdint>
 
 #include "dispatcher/kernels/loaded_kernel.h"

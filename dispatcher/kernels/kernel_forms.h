@@ -1,5 +1,9 @@
 #pragma once
 
+// From what a manifest says to an object that answers calls. The caller owns what is made.
+// Libraries are never unloaded, so that a kernel may outlive the object that opened its own. Any
+// thread.
+
 #include <memory>
 #include <span>
 #include <string>

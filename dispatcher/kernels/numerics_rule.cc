@@ -8,6 +8,8 @@
 namespace eagercache {
 namespace {
 
+// Another kernel, which leaves those calls to native that every replica has to compute alike. Owns
+// nothing: kernels live for ever.
 class ReplicaKernel final : public LoadedKernel {
  public:
   explicit ReplicaKernel(LoadedKernel* kernel) : kernel_(kernel) {}

@@ -1,5 +1,8 @@
 #pragma once
 
+// Memory for the large tensors of kernels on CPU, which threads keep instead of giving it back. A
+// block belongs to the tensor that has it, then to the thread that dropped it.
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 

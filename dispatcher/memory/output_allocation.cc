@@ -23,6 +23,7 @@ constexpr std::size_t kNoClass = kClasses;
 constexpr std::uint32_t kMostKept = 32;  // blocks of a class and thread
 static_assert(kBlockAlignment << (kClasses - 1) == kLeastLargeBlock);
 
+// A block that nobody uses: its first bytes link it to the next one.
 struct Block {
   Block* next;
 };
@@ -130,6 +131,8 @@ class OutputStorage final : public c10::StorageImpl {
 };
 static_assert(sizeof(OutputStorage) == sizeof(c10::StorageImpl));
 
+// A tensor like any other, but for where its object lies and what its constructor need not work
+// out.
 class OutputTensor final : public c10::TensorImpl {
  public:
   // What set_sizes_and_strides works out again for every tensor is the same for all of a spec.

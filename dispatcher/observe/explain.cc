@@ -37,6 +37,7 @@ std::size_t distance(std::span<const Word> left, std::span<const Word> right, En
   return state == EntryState::kPending ? words + KeyBuffer::kCapacity : words;
 }
 
+// The key that the table knows and that differs least from the call's.
 struct Nearest {
   std::vector<Word> words;
   EntryState state = EntryState::kAbsent;

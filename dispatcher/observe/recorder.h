@@ -1,5 +1,9 @@
 #pragma once
 
+// The calls of this process, for traces and estimates: which keys, how often, and how long native
+// took. Each thread counts in a block of its own (thread_blocks.h), and whoever asks adds them up.
+// The words of a key are copied: they outlive its entry. Any thread.
+
 #include <cstdint>
 #include <vector>
 

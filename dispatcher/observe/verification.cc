@@ -88,6 +88,7 @@ std::string difference(const c10::IValue& kernel, const c10::IValue& native) {
   return {};
 }
 
+// What hooks ask, without knowing how answers are compared.
 class Verifier final : public AnswerVerifier {
  public:
   bool chooses() noexcept override { return verification_chosen(); }

@@ -1,5 +1,7 @@
 #pragma once
 
+// Which operators are hooked where nobody names any. Constant data.
+
 #include <span>
 #include <string_view>
 

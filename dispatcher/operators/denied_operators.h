@@ -1,5 +1,8 @@
 #pragma once
 
+// Calls that no kernel may answer, whatever was validated. Constant data, made from
+// denied_operators.json by the build; any thread.
+
 #include <span>
 #include <string>
 #include <string_view>

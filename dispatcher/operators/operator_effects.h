@@ -1,5 +1,8 @@
 #pragma once
 
+// What calling an operator does besides making new tensors: what it writes, and what shares memory
+// with its arguments. Found once for an operator, when it is hooked; then never changed.
+
 #include <ATen/core/function_schema.h>
 
 #include <cstddef>

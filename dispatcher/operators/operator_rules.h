@@ -1,5 +1,7 @@
 #pragma once
 
+// Operators that are not hooked, or whose calls are looked at, by name. Constant data; any thread.
+
 #include <cstdint>
 #include <optional>
 #include <string_view>

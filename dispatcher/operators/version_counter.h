@@ -1,5 +1,9 @@
 #pragma once
 
+// A tensor's version counter tells autograd that a tensor which it saved was written since. Whoever
+// answers in native's place has to move the counters that native moves, and no others. On the
+// thread of the call.
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+// Plain data, made from a manifest's text when its kernel is loaded, and owned by the kernel.
+
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>

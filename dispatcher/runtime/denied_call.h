@@ -1,5 +1,7 @@
 #pragma once
 
+// The table of denied operators (denied_operators.h), asked about one call. Any thread.
+
 #include <span>
 #include <string>
 

@@ -1,5 +1,8 @@
 #pragma once
 
+// What is known of an operator's arguments before it is called. Made when the operator is hooked,
+// and owned by its hook; then never changed, so that any thread reads it without a lock.
+
 #include <ATen/core/function_schema.h>
 
 #include <cstdint>

@@ -10,6 +10,7 @@
 namespace eagercache {
 namespace {
 
+// The addresses that one tensor covers, from its first byte to behind its last one.
 struct Memory {
   std::uintptr_t begin;
   std::uintptr_t end;

@@ -1,5 +1,8 @@
 #pragma once
 
+// Calls whose written tensors share memory with others have no kernel. An object lives on the stack
+// of one call.
+
 #include <ATen/core/Tensor.h>
 
 #include <array>

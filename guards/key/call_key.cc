@@ -15,6 +15,7 @@ namespace {
 
 using call_key_detail::unbiased_index;
 
+// Takes words off a key that may be anything: every read says whether it was possible.
 class KeyReader {
  public:
   explicit KeyReader(std::span<const Word> words) noexcept : words_(words) {}

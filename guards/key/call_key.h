@@ -226,6 +226,7 @@ struct NamedDevice {
 };
 NamedDevice named_device(const DecodedArgument& argument);
 
+// A key as its parts.
 struct DecodedCall {
   GlobalState state;
   std::vector<DecodedArgument> arguments;

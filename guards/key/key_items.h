@@ -1,5 +1,7 @@
 #pragma once
 
+// Private to the classes of calls. An object reads words that its caller owns and must keep.
+
 #include <cstddef>
 #include <span>
 

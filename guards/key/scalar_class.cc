@@ -20,6 +20,7 @@ constexpr Word kBFloat16 = 15;
 // Specialisations are by such numbers: exponents, slopes, factors that change nothing.
 constexpr double kLargestHalves = 16.0;
 
+// Between which magnitudes a number is ordinary.
 struct Magnitudes {
   double smallest;
   double largest;

@@ -1,5 +1,8 @@
 #pragma once
 
+// Functions of their arguments alone; any thread. Who has kernels for which class is known above
+// (dispatcher/classes).
+
 #include <cstddef>
 #include <span>
 

@@ -1,5 +1,8 @@
 #pragma once
 
+// Functions of their arguments alone; any thread. Who has kernels for which class is known above
+// (dispatcher/classes).
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -36,6 +39,8 @@ inline constexpr std::int64_t kSmallInteger = 8;
 // varies, a layout is not understood, or the words are no key. Allocates nothing.
 bool class_words(std::span<const Word> words, std::span<Word> out) noexcept;
 
+// A class of calls as a kernel with symbolic sizes sees it: a member's words, and which of them are
+// arguments.
 struct ShapePattern {
   static constexpr std::size_t kMaxSymbols = 24;
 

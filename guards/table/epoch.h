@@ -49,6 +49,8 @@ inline constexpr bool kThreadSanitizer =
     false;
 #endif
 
+// What one thread says to those who reclaim memory, on a cache line of its own. Never freed: a
+// thread that begins takes over the slot of one that has ended.
 struct alignas(64) ReaderSlot {
   std::atomic<std::uint64_t> epoch{0};  // 0: outside
   bool ordered_stores = true;           // S must be sequentially consistent; its thread's own

@@ -1,5 +1,8 @@
 #pragma once
 
+// The map from call keys to verdicts that every hit reads. A table owns its entries, and frees one
+// when no reader can hold it any more (epoch.h); kernels, which entries point to, are never freed.
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>

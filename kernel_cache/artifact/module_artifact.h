@@ -28,6 +28,7 @@ struct ArtifactSection {
   Digest digest;
 };
 
+// One tensor of the module, and where its values lie in the file.
 struct ArtifactConstant {
   enum class Kind : std::uint8_t {
     kParameter = 0,
@@ -43,6 +44,7 @@ struct ArtifactConstant {
   ArtifactSection data;
 };
 
+// What stands before code and weights, and is signed: it names both by their digests.
 struct ArtifactHeader {
   PublicKey signer;
   Digest digest;  // SHA-256 of the header's text, which names everything else; not in it

@@ -31,6 +31,8 @@ enum class FileRole {
 Status check_trust(const struct stat& info, FileRole role, const std::string& path,
                    const TrustPolicy& policy);
 
+// The folder that everything below is opened relative to, so that nobody can put another into its
+// place.
 struct OpenedRoot {
   ScopedFd directory;   // O_PATH: good for *at() calls only
   bool trusted = true;  // false: another user may write it, and the policy let that pass

@@ -1,5 +1,8 @@
 #pragma once
 
+// For files outside of a store, whose folder others may share (bundles, artifacts). An object owns
+// the temporary file until it is published; it is one thread's at a time.
+
 #include <cstdint>
 #include <filesystem>
 #include <string>

@@ -56,6 +56,7 @@ std::string attempt_file(std::string_view environment, const TemporaryName& owne
 // `leaf` is the last component of what is put aside; `random` keeps two of the same name apart.
 std::string quarantine_file(std::uint64_t random, std::string_view leaf);
 
+// What a file of the store is, which its path alone says.
 enum class NameKind {
   kEnvironment,
   kManifest,
@@ -67,6 +68,7 @@ enum class NameKind {
   kQuarantined,
 };
 
+// A path of the store, taken apart. Fields that the kind has no use for are empty.
 struct ParsedName {
   NameKind kind = NameKind::kEnvironment;
   std::string environment;  // kEnvironment, kManifest, kFailure, kAttempts

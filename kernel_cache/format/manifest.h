@@ -1,5 +1,8 @@
 #pragma once
 
+// One entry of the store as data, and as the text of its file (FORMAT.md). Nothing here reads or
+// writes files. Any thread.
+
 #include <cstdint>
 #include <map>
 #include <string>
@@ -26,6 +29,7 @@ enum class ObjectKind {
 // How a failure may be tried again. Transient failures carry `retry_after`.
 enum class FailureClass { kDeterministic, kTransient };
 
+// An object by its content: entries that need the same bytes share the file.
 struct ObjectRef {
   ObjectKind kind = ObjectKind::kSharedObject;
   Digest digest;           // of the whole file; also its name in the store

@@ -1,5 +1,8 @@
 #pragma once
 
+// Who signed what. A key's bytes are copied, and a private key is OpenSSL's object, which is freed
+// with ours. Any thread.
+
 #include <array>
 #include <cstdint>
 #include <filesystem>

@@ -1,5 +1,7 @@
 #pragma once
 
+// Whose signed files are taken, and until when. Plain data that callers make for one read.
+
 #include <cstdint>
 #include <filesystem>
 #include <string>

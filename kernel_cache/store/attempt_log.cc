@@ -31,6 +31,8 @@ std::map<Digest, int> open_attempts(std::string_view text) {
 
 }  // namespace
 
+// The file in which this process notes what it tries. Its lock is held as long as the process
+// lives, by which others tell the dead.
 struct AttemptLog::Record {
   Record(FileLock held, std::string file) : lock(std::move(held)), name(std::move(file)) {}
 

@@ -35,6 +35,7 @@ struct Bundle {
 // Largest file that is read or written.
 inline constexpr std::uint64_t kMaxBundleBytes = std::uint64_t{4} << 30;
 
+// What was written into a bundle, or taken from one.
 struct BundleCounts {
   std::uint64_t kernels = 0;
   std::uint64_t decisions = 0;

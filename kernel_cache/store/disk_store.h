@@ -1,5 +1,8 @@
 #pragma once
 
+// The store as the layers above see it, with what they may choose of it and what it counts. How its
+// inside is divided is in store_impl.h.
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>

@@ -16,6 +16,7 @@ namespace {
 constexpr std::int64_t kGraceSeconds = 3600;
 constexpr std::int64_t kEvictionSeconds = 600;
 
+// An entry that was found, with what decides when it has to go.
 struct ScannedEntry {
   Manifest manifest;
   std::string name;
@@ -24,12 +25,14 @@ struct ScannedEntry {
   std::int64_t last_used = 0;
 };
 
+// An object that was found, and how many entries name it.
 struct ScannedObject {
   std::uint64_t bytes = 0;
   timespec modified{};
   std::uint64_t references = 0;
 };
 
+// What lies in a store, as far as it could be read. Other processes may have changed it since.
 struct Scan {
   std::vector<ScannedEntry> entries;
   std::vector<std::string> damaged;              // names of manifests that nobody can read
@@ -37,6 +40,7 @@ struct Scan {
   std::uint64_t bytes = 0;
 };
 
+// Looks through a store without a lock.
 class Scanner {
  public:
   explicit Scanner(const StoreTree& tree) : tree_(tree) {}
@@ -111,12 +115,14 @@ class Scanner {
   Scan scan_;
 };
 
+// What a store may hold after it was swept.
 struct Limits {
   std::uint64_t bytes = 0;
   std::uint64_t entries = 0;
   std::int64_t max_age = 0;
 };
 
+// Removes what is too old or too much, the entries first: an object goes when nothing names it.
 class Sweeper {
  public:
   Sweeper(StoreTree& tree, StoreWriter& writer, Scan scan)

@@ -1,5 +1,7 @@
 #pragma once
 
+// Called once, at import, with the GIL.
+
 #include <pybind11/pybind11.h>
 
 namespace eagercache {

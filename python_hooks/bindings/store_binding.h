@@ -1,5 +1,7 @@
 #pragma once
 
+// The store for Python, and what other bindings need to speak of it. With the GIL.
+
 #include <pybind11/pybind11.h>
 
 #include <string>

@@ -61,6 +61,7 @@ bool is_aligned(const c10::TensorImpl& impl) noexcept {
   return reinterpret_cast<std::uintptr_t>(impl.data()) % kAlignment == 0;
 }
 
+// Appends the words of one argument after another to a form. Under the GIL.
 class Reader {
  public:
   explicit Reader(ModuleCallForm& form) noexcept : form_(form) {}

@@ -88,6 +88,8 @@ py::object copy_of_counter(const py::handle& value, const at::Tensor& tensor) {
   return made;
 }
 
+// Copies the containers and objects of one call, and the small tensors that may be counters. All
+// other values stay themselves.
 class Copier {
  public:
   py::object of(const py::handle& value) {

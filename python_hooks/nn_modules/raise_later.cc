@@ -9,6 +9,7 @@
 namespace eagercache {
 namespace {
 
+// An exception that waits until the interpreter asks for it. Owns references.
 struct Raised {
   PyObject* type = nullptr;
   PyObject* value = nullptr;

@@ -31,6 +31,7 @@ namespace eagercache {
 
 class DeployedProgram;  // ours
 
+// How an artifact is opened. Nothing is loaded of a file that no trusted key has signed.
 struct LoadOptions {
   // Ed25519 public keys (PEM), one of which must have signed the artifact.
   std::vector<std::filesystem::path> trusted_keys;
@@ -58,22 +59,26 @@ struct DeployStatus {
   explicit operator bool() const noexcept { return code.empty(); }
 };
 
+// What a call gave; without outputs where it failed.
 struct RunResult : DeployStatus {
   std::vector<at::Tensor> outputs;
   // Of the constants that all of the answer was computed with.
   std::uint64_t version = 0;
 };
 
+// Constants by their names, as tensors of the caller's.
 struct ConstantValues : DeployStatus {
   std::map<std::string, at::Tensor> values;
 };
 
+// One input or output of the module, as it was compiled.
 struct TensorDescription {
   std::string name;
   at::ScalarType dtype = at::ScalarType::Undefined;
   std::vector<std::int64_t> sizes;  // of an input: -1 where any size is taken that was compiled for
 };
 
+// One parameter or buffer, or what is computed of them once instead of in every call.
 struct ConstantDescription {
   std::string name;  // as in the module's state_dict()
   std::vector<std::string> aliases;
@@ -86,6 +91,7 @@ struct ConstantDescription {
 // Which constants: those that answer, or a second set that is changed at leisure and swapped in.
 enum class ConstantSet { kActive, kInactive };
 
+// How new values take the place of constants.
 struct UpdateOptions {
   ConstantSet set = ConstantSet::kActive;
   bool whole = false;  // every constant must be given
@@ -162,10 +168,12 @@ class EAGERCACHE_API DeployedModule {
   std::shared_ptr<DeployedProgram> program_;
 };
 
+// The module; an empty one where the status says why there is none.
 struct DeployedModule::Loaded : DeployStatus {
   DeployedModule module;
 };
 
+// What an artifact says of itself, once all of it was checked.
 struct ArtifactCheck : DeployStatus {
   std::string signer;        // the key's id: 64 hexadecimal digits
   std::string digest;        // the artifact's, by which it can be revoked

@@ -66,6 +66,8 @@ struct EnableOptions {
   bool read_only = false;
 };
 
+// Whether kernels answer from now on, out of which store, and why not otherwise. Native goes on in
+// either case.
 struct EnableResult {
   bool enabled = false;
   // One line: what is wrong and what to do. Empty when enabled.
@@ -92,6 +94,7 @@ EAGERCACHE_API EnableResult enable(const EnableOptions& options);
 // Native answers every call until the next enable(). Kernels that are running finish.
 EAGERCACHE_API void disable() noexcept;
 
+// The calls of one hooked operator on one device. Each call is counted once.
 struct OperatorStatistics {
   std::string op;             // "aten::var.correction"
   std::string dispatch_key;   // "CPU" or "CUDA"
@@ -102,6 +105,7 @@ struct OperatorStatistics {
   std::uint64_t aside = 0;  // calls that no kernel may answer (subclasses, overlapping writes ...)
 };
 
+// Those of all hooked operators.
 struct Statistics {
   // Sums over the operators.
   std::uint64_t hits = 0;
@@ -117,6 +121,7 @@ struct Statistics {
 // made meanwhile may be missing.
 EAGERCACHE_API Statistics statistics();
 
+// What was decided for one kind of call.
 struct KernelVerdict {
   std::string op;
   std::string dispatch_key;
@@ -135,6 +140,7 @@ EAGERCACHE_API bool wait_until_loaded(double seconds);
 // without it waits at its exit for what is being loaded.
 EAGERCACHE_API void shut_down() noexcept;
 
+// What a bundle holds, and whether this process could use it.
 struct BundleCheck {
   bool usable = false;
   std::string reason;        // why not, in one line

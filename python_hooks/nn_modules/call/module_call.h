@@ -13,6 +13,7 @@ namespace eagercache {
 // Watched modules whose own forward runs on this thread right now.
 inline constinit thread_local int watched_depth = 0;
 
+// Counts a watched module's forward for as long as it runs.
 class WatchedScope {
  public:
   WatchedScope() noexcept { ++watched_depth; }
