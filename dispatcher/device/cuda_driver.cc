@@ -7,32 +7,27 @@
 #include <atomic>
 
 #include "dispatcher/device/device_stream.h"
+#include "dispatcher/device/symbol.h"
 
 namespace eagercache {
 namespace {
 
-template <typename Function>
-bool find(void* library, const char* name, Function& function) noexcept {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
 bool find_all(void* library, CudaDriver& driver) noexcept {
-  find(library, "cuFuncLoad", driver.func_load);  // may be missing
-  return find(library, "cuInit", driver.init) &&
-         find(library, "cuModuleLoadData", driver.module_load_data) &&
-         find(library, "cuModuleUnload", driver.module_unload) &&
-         find(library, "cuModuleGetFunction", driver.module_get_function) &&
-         find(library, "cuFuncSetAttribute", driver.func_set_attribute) &&
-         find(library, "cuLaunchKernel", driver.launch_kernel) &&
-         find(library, "cuCtxGetCurrent", driver.ctx_get_current) &&
-         find(library, "cuCtxSetCurrent", driver.ctx_set_current) &&
-         find(library, "cuDeviceGet", driver.device_get) &&
-         find(library, "cuDeviceGetAttribute", driver.device_get_attribute) &&
-         find(library, "cuDevicePrimaryCtxRetain", driver.primary_ctx_retain) &&
-         find(library, "cuStreamIsCapturing", driver.stream_is_capturing) &&
-         find(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode) &&
-         find(library, "cuGetErrorString", driver.get_error_string);
+  find_symbol(library, "cuFuncLoad", driver.func_load);  // may be missing
+  return find_symbol(library, "cuInit", driver.init) &&
+         find_symbol(library, "cuModuleLoadData", driver.module_load_data) &&
+         find_symbol(library, "cuModuleUnload", driver.module_unload) &&
+         find_symbol(library, "cuModuleGetFunction", driver.module_get_function) &&
+         find_symbol(library, "cuFuncSetAttribute", driver.func_set_attribute) &&
+         find_symbol(library, "cuLaunchKernel", driver.launch_kernel) &&
+         find_symbol(library, "cuCtxGetCurrent", driver.ctx_get_current) &&
+         find_symbol(library, "cuCtxSetCurrent", driver.ctx_set_current) &&
+         find_symbol(library, "cuDeviceGet", driver.device_get) &&
+         find_symbol(library, "cuDeviceGetAttribute", driver.device_get_attribute) &&
+         find_symbol(library, "cuDevicePrimaryCtxRetain", driver.primary_ctx_retain) &&
+         find_symbol(library, "cuStreamIsCapturing", driver.stream_is_capturing) &&
+         find_symbol(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode) &&
+         find_symbol(library, "cuGetErrorString", driver.get_error_string);
 }
 
 }  // namespace

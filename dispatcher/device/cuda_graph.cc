@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dispatcher/device/cuda_driver.h"
+#include "dispatcher/device/symbol.h"
 
 namespace eagercache {
 namespace {
@@ -21,12 +22,6 @@ constexpr int kKernelNode = 0;
 constexpr int kMemcpyNode = 1;
 constexpr int kMemsetNode = 2;
 constexpr int kEmptyNode = 5;
-
-template <typename Function>
-bool find_symbol(void* library, const char* name, Function& function) noexcept {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
 
 bool find_graph_functions(void* library, GraphDriver& driver) noexcept {
   return find_symbol(library, "cuStreamCreate", driver.stream_create) &&

@@ -11,6 +11,18 @@
 #include "dispatcher/kernels/shape_kernel.h"
 
 namespace eagercache {
+namespace {
+
+// A kernel of some form as one of any.
+template <typename Kernel>
+Result<std::unique_ptr<LoadedKernel>> of_any_form(Result<std::unique_ptr<Kernel>> kernel) {
+  if (!kernel) {
+    return kernel.status();
+  }
+  return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+}
+
+}  // namespace
 
 std::string kernel_identity(std::span<const ObjectRef> objects, c10::Device device,
                             const KernelForm& form) {
@@ -39,36 +51,22 @@ Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, 
     if (!plan) {
       return plan.status();
     }
-    Result<std::unique_ptr<BareKernel>> kernel =
-        BareKernel::create(library, device, std::move(plan).value());
-    if (!kernel) {
-      return kernel.status();
-    }
-    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+    return of_any_form(BareKernel::create(library, device, std::move(plan).value()));
   }
   if (form.form == "scalars") {
     Result<ScalarPlan> plan = parse_scalar_plan(form.launch_plan);
     if (!plan) {
       return plan.status();
     }
-    Result<std::unique_ptr<BareKernel>> kernel =
-        BareKernel::create(library, device, std::move(plan.value().plan), plan.value().num_scalars);
-    if (!kernel) {
-      return kernel.status();
-    }
-    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+    return of_any_form(BareKernel::create(library, device, std::move(plan.value().plan),
+                                          plan.value().num_scalars));
   }
   if (form.form == "shapes") {
     Result<ShapePlan> plan = parse_shape_plan(form.launch_plan);
     if (!plan) {
       return plan.status();
     }
-    Result<std::unique_ptr<ShapeKernel>> kernel =
-        ShapeKernel::create(library, device, std::move(plan).value());
-    if (!kernel) {
-      return kernel.status();
-    }
-    return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+    return of_any_form(ShapeKernel::create(library, device, std::move(plan).value()));
   }
   if (form.form == "container") {
     Result<std::unique_ptr<ContainerKernel>> kernel = ContainerKernel::create(library, device);
@@ -93,12 +91,7 @@ Result<std::unique_ptr<LoadedKernel>> make_cuda_kernel(std::span<const std::stri
   if (!plan) {
     return plan.status();
   }
-  Result<std::unique_ptr<CudaKernel>> kernel =
-      CudaKernel::create(device, std::move(plan).value(), objects);
-  if (!kernel) {
-    return kernel.status();
-  }
-  return std::unique_ptr<LoadedKernel>(std::move(kernel).value());
+  return of_any_form(CudaKernel::create(device, std::move(plan).value(), objects));
 }
 
 }  // namespace eagercache

@@ -138,29 +138,23 @@ Result<CudaPlan> parse_cuda_plan(std::string_view text) {
   const json& all = read.value();
   CudaPlan plan;
   const auto inputs = read_number(all["inputs"], CudaPlan::kMaxInputs);
-  const auto scratch = read_numbers(all["scratch"], CudaPlan::kMaxScratch);
-  if (!inputs || !scratch || std::find(scratch->begin(), scratch->end(), 0) != scratch->end()) {
+  auto scratch = read_scratch(all["scratch"], CudaPlan::kMaxScratch);
+  if (!inputs || !scratch) {
     return malformed_cuda_plan("inputs or scratch");
   }
   plan.num_inputs = *inputs;
-  plan.scratch.assign(scratch->begin(), scratch->end());
+  plan.scratch = std::move(*scratch);
   const auto writes = read_indices(all["writes"], plan.num_inputs);
   if (!writes) {
     return malformed_cuda_plan("writes");
   }
   plan.writes = *writes;
-  const json& outputs = all["outputs"];
-  if (!outputs.is_array() || (outputs.empty() && plan.writes.empty()) ||
-      outputs.size() > CudaPlan::kMaxOutputs) {
+  auto outputs =
+      read_plan_outputs(all["outputs"], plan.writes.empty() ? 1 : 0, CudaPlan::kMaxOutputs);
+  if (!outputs) {
     return malformed_cuda_plan("outputs");
   }
-  for (const json& element : outputs) {
-    auto output = read_plan_output(element);
-    if (!output) {
-      return malformed_cuda_plan("an output");
-    }
-    plan.outputs.push_back(std::move(*output));
-  }
+  plan.outputs = std::move(*outputs);
   const json& launches = all["launches"];
   if (!launches.is_array() || launches.empty() || launches.size() > CudaPlan::kMaxLaunches) {
     return malformed_cuda_plan("launches");

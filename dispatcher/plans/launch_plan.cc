@@ -49,23 +49,17 @@ Result<LaunchPlan> parse_launch_plan(std::string_view text) {
     return malformed("writes");
   }
   plan.writes = std::move(*writes);
-  const json& outputs = all["outputs"];
-  if (!outputs.is_array() || (outputs.empty() && plan.writes.empty()) ||
-      outputs.size() > LaunchPlan::kMaxOutputs) {
+  auto outputs =
+      read_plan_outputs(all["outputs"], plan.writes.empty() ? 1 : 0, LaunchPlan::kMaxOutputs);
+  if (!outputs) {
     return malformed("outputs");
   }
-  for (const json& element : outputs) {
-    auto output = read_plan_output(element);
-    if (!output) {
-      return malformed("an output");
-    }
-    plan.outputs.push_back(std::move(*output));
-  }
-  const auto scratch = read_numbers(all["scratch"], LaunchPlan::kMaxScratch);
-  if (!scratch || std::find(scratch->begin(), scratch->end(), 0) != scratch->end()) {
+  plan.outputs = std::move(*outputs);
+  auto scratch = read_scratch(all["scratch"], LaunchPlan::kMaxScratch);
+  if (!scratch) {
     return malformed("scratch");
   }
-  plan.scratch.assign(scratch->begin(), scratch->end());
+  plan.scratch = std::move(*scratch);
   return plan;
 }
 

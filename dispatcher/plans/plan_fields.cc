@@ -133,6 +133,31 @@ std::optional<LaunchPlan::Output> read_plan_output(const json& value) {
   return fits(output) ? std::optional(std::move(output)) : std::nullopt;
 }
 
+std::optional<std::vector<LaunchPlan::Output>> read_plan_outputs(const json& value,
+                                                                 std::size_t min_count,
+                                                                 std::size_t max_count) {
+  if (!value.is_array() || value.size() < min_count || value.size() > max_count) {
+    return std::nullopt;
+  }
+  std::vector<LaunchPlan::Output> outputs;
+  for (const json& element : value) {
+    auto output = read_plan_output(element);
+    if (!output) {
+      return std::nullopt;
+    }
+    outputs.push_back(std::move(*output));
+  }
+  return outputs;
+}
+
+std::optional<std::vector<std::uint64_t>> read_scratch(const json& value, std::size_t max_count) {
+  const auto numbers = read_numbers(value, max_count);
+  if (!numbers || std::ranges::find(*numbers, 0) != numbers->end()) {
+    return std::nullopt;
+  }
+  return std::vector<std::uint64_t>(numbers->begin(), numbers->end());
+}
+
 std::string_view dtype_name(c10::ScalarType dtype) noexcept {
   const auto* const known = std::find_if(kDtypes.begin(), kDtypes.end(),
                                          [&](const DtypeName& row) { return row.dtype == dtype; });

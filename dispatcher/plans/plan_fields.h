@@ -44,6 +44,15 @@ std::optional<std::vector<std::size_t>> read_indices(const nlohmann::json& value
 // kMaxPlanBytes of its first element.
 std::optional<LaunchPlan::Output> read_plan_output(const nlohmann::json& value);
 
+// At most `max_count` of these, and at least `min_count`.
+std::optional<std::vector<LaunchPlan::Output>> read_plan_outputs(const nlohmann::json& value,
+                                                                 std::size_t min_count,
+                                                                 std::size_t max_count);
+
+// The bytes of each buffer that a kernel needs besides, at most `max_count`, none of them empty.
+std::optional<std::vector<std::uint64_t>> read_scratch(const nlohmann::json& value,
+                                                       std::size_t max_count);
+
 // The name by which plans call a dtype; empty for one that they do not know.
 std::string_view dtype_name(c10::ScalarType dtype) noexcept;
 

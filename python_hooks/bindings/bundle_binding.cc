@@ -139,13 +139,18 @@ bool import_one(const SignedEntry& entry, const std::vector<std::string>& object
   return value_of(std::move(stored));
 }
 
+// What every signed file says of itself.
+template <typename Signed>
+py::class_<Signed> bind_signed(py::module_& module, const char* name) {
+  return py::class_<Signed>(module, name)
+      .def_property_readonly("signer", [](const Signed& file) { return file.signer.hex(); })
+      .def_property_readonly("digest", [](const Signed& file) { return file.digest.hex(); })
+      .def_property_readonly("expires", [](const Signed& file) { return file.validity.expires; })
+      .def_readonly("environment", &Signed::environment);
+}
+
 void bind_signed_entry(py::module_& module) {
-  py::class_<SignedEntry>(module, "SignedEntry")
-      .def_property_readonly("signer", [](const SignedEntry& entry) { return entry.signer.hex(); })
-      .def_property_readonly("digest", [](const SignedEntry& entry) { return entry.digest.hex(); })
-      .def_property_readonly("expires",
-                             [](const SignedEntry& entry) { return entry.validity.expires; })
-      .def_readonly("environment", &SignedEntry::environment)
+  bind_signed<SignedEntry>(module, "SignedEntry")
       .def_property_readonly(
           "entry", [](const SignedEntry& entry) { return manifest_dict(entry.manifest); });
   module.attr("MAX_SIGNED_ENTRY_BYTES") = kMaxSignedEntryBytes;
@@ -160,14 +165,9 @@ void bind_signed_entry(py::module_& module) {
 }  // namespace
 
 void bind_bundle(py::module_& module) {
-  py::class_<Bundle>(module, "Bundle")
-      .def_property_readonly("signer", [](const Bundle& bundle) { return bundle.signer.hex(); })
-      .def_property_readonly("digest", [](const Bundle& bundle) { return bundle.digest.hex(); })
+  bind_signed<Bundle>(module, "Bundle")
       .def_property_readonly("created",
                              [](const Bundle& bundle) { return bundle.validity.created; })
-      .def_property_readonly("expires",
-                             [](const Bundle& bundle) { return bundle.validity.expires; })
-      .def_readonly("environment", &Bundle::environment)
       .def_property_readonly("entries", [](const Bundle& bundle) {
         py::list rows;
         for (const Manifest& manifest : bundle.manifests) {
