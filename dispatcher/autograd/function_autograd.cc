@@ -10,13 +10,13 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dispatcher/autograd/autograd_node.h"
+#include "dispatcher/base/locks.h"
 #include "dispatcher/hook/thread_state.h"
 #include "guards/builder/torch_compat.h"
 
@@ -144,7 +144,7 @@ class FunctionNode final : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    const std::lock_guard lock(saved_mutex_);
+    const Lock lock(saved_mutex_);
     TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
     torch::jit::Stack stack;
     c10::List<bool> needs;
@@ -176,7 +176,7 @@ class FunctionNode final : public torch::autograd::Node {
   }
 
   void release_variables() override {
-    const std::lock_guard lock(saved_mutex_);
+    const Lock lock(saved_mutex_);
     released_ = true;
     for (torch::autograd::SavedVariable& variable : saved_) {
       variable.reset_data();
@@ -216,9 +216,9 @@ class FunctionNode final : public torch::autograd::Node {
   const std::uint64_t hash_;
   const AutocastState autocast_;
   std::vector<c10::IValue> arguments_;  // tensors are placeholders for saved_
-  std::mutex saved_mutex_;
-  std::vector<torch::autograd::SavedVariable> saved_;  // guarded by saved_mutex_
-  bool released_ = false;                              // guarded by saved_mutex_
+  Mutex saved_mutex_;
+  std::vector<torch::autograd::SavedVariable> saved_ EAGERCACHE_GUARDED_BY(saved_mutex_);
+  bool released_ EAGERCACHE_GUARDED_BY(saved_mutex_) = false;
 };
 
 FunctionAutograd::FunctionAutograd(OperatorHook& hook, c10::DispatchKey key, OperatorHook* backward)

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include "dispatcher/base/locks.h"
 
 namespace eagercache {
 
@@ -23,7 +24,7 @@ class ThreadBlocks {
   template <typename Visit>
   static void for_each(Visit visit) {
     Registry& all = registry();
-    const std::lock_guard lock(all.mutex);
+    const Lock lock(all.mutex);
     for (const auto& slot : all.slots) {
       visit(slot->block);
     }
@@ -36,8 +37,8 @@ class ThreadBlocks {
   };
 
   struct Registry {
-    std::mutex mutex;
-    std::vector<std::unique_ptr<Slot>> slots;  // guarded by mutex
+    Mutex mutex;
+    std::vector<std::unique_ptr<Slot>> slots EAGERCACHE_GUARDED_BY(mutex);
   };
 
   static Registry& registry() {
@@ -47,7 +48,7 @@ class ThreadBlocks {
 
   static Slot& take() {
     Registry& all = registry();
-    const std::lock_guard lock(all.mutex);
+    const Lock lock(all.mutex);
     const auto free = std::ranges::find_if(all.slots, [](const auto& one) { return !one->taken; });
     if (free != all.slots.end()) {
       (*free)->taken = true;
@@ -63,7 +64,7 @@ class ThreadBlocks {
     Owner(const Owner&) = delete;
     Owner& operator=(const Owner&) = delete;
     ~Owner() {
-      const std::lock_guard lock(registry().mutex);
+      const Lock lock(registry().mutex);
       slot.taken = false;
     }
   };

@@ -32,7 +32,7 @@ ScalarClasses::Step ScalarClasses::next_step(std::span<const Word> words, std::u
   if (count == 0) {
     return Step::kNothing;
   }
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto known = classes_.find(own);
   if (known == classes_.end() && classes_.size() >= kMaxClasses) {
     return Step::kNothing;
@@ -67,7 +67,7 @@ void ScalarClasses::put(std::span<const Word> words, BareKernel* kernel) {
   if (own.empty()) {
     return;
   }
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   table_.set_kernel(own, hash_words(own), kernel);
   empty_.store(false, std::memory_order_relaxed);
   classes_[std::move(own)] = {Class::State::kDecided, 0, {}};
@@ -78,21 +78,21 @@ void ScalarClasses::put_native(std::span<const Word> words) {
   if (own.empty()) {
     return;
   }
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   table_.set_native(own, hash_words(own));
   empty_.store(false, std::memory_order_relaxed);
   classes_[std::move(own)] = {Class::State::kDecided, 0, {}};
 }
 
 void ScalarClasses::note_unknown(std::span<const Word> words) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (const auto known = classes_.find(scalar_class_of(words)); known != classes_.end()) {
     known->second.state = Class::State::kUnknown;
   }
 }
 
 void ScalarClasses::close(std::span<const Word> words) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (const auto known = classes_.find(scalar_class_of(words)); known != classes_.end()) {
     known->second = {Class::State::kDecided, 0, {}};
   }
@@ -103,7 +103,7 @@ bool ScalarClasses::retire(std::span<const Word> words) {
   if (own.empty()) {
     return false;
   }
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (table_.find(own, hash_words(own)).state != EntryState::kKernel) {
     return false;
   }
@@ -112,7 +112,7 @@ bool ScalarClasses::retire(std::span<const Word> words) {
 }
 
 void ScalarClasses::clear() {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   table_.clear();
   empty_.store(true, std::memory_order_relaxed);
   classes_.clear();

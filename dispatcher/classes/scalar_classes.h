@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "dispatcher/base/locks.h"
 #include "dispatcher/kernels/bare_kernel.h"
 #include "guards/key/scalar_class.h"
 #include "guards/table/guard_table.h"
@@ -78,8 +78,8 @@ class ScalarClasses {
   TableBudget budget_{kMaxClasses, std::size_t{16} << 20};
   GuardTable table_{kMaxClasses, budget_};  // class words to BareKernel
   std::atomic<bool> empty_{true};
-  std::mutex mutex_;
-  std::map<std::vector<Word>, Class> classes_;  // guarded by mutex_
+  Mutex mutex_;
+  std::map<std::vector<Word>, Class> classes_ EAGERCACHE_GUARDED_BY(mutex_);
 };
 
 // The class words of a call; empty when it has no class.

@@ -69,7 +69,7 @@ ShapeClasses::Class* ShapeClasses::class_of_locked(std::span<const Word> words, 
 }
 
 std::optional<std::size_t> ShapeClasses::unasked(std::span<const Word> words) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const Class* known = class_of_locked(words, true);
   if (known == nullptr || known->closed || known->asked_all || known->asked == kMaxKernels) {
     return std::nullopt;
@@ -79,7 +79,7 @@ std::optional<std::size_t> ShapeClasses::unasked(std::span<const Word> words) {
 
 void ShapeClasses::put(std::span<const Word> words, std::size_t number, const ShapeKernel* kernel,
                        LoadedKernel* answers) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Class* known = class_of_locked(words, true);
   if (known == nullptr || number >= kMaxKernels) {
     return;
@@ -94,7 +94,7 @@ void ShapeClasses::put(std::span<const Word> words, std::size_t number, const Sh
 }
 
 void ShapeClasses::note_unknown(std::span<const Word> words, std::size_t number) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (Class* known = class_of_locked(words, true); known != nullptr && known->asked <= number) {
     known->asked_all = true;
     known->compiling = false;
@@ -102,13 +102,13 @@ void ShapeClasses::note_unknown(std::span<const Word> words, std::size_t number)
 }
 
 bool ShapeClasses::failed(std::span<const Word> words) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const Class* known = class_of_locked(words, false);
   return known != nullptr && known->failed;
 }
 
 void ShapeClasses::close(std::span<const Word> words, bool failed) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (Class* known = class_of_locked(words, true)) {
     known->closed = true;
     known->failed = failed;
@@ -120,7 +120,7 @@ void ShapeClasses::close(std::span<const Word> words, bool failed) {
 std::optional<ShapeClasses::Proposal> ShapeClasses::note_call(std::span<const Word> words,
                                                               std::uint64_t calls,
                                                               std::uint64_t enough) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Class* known = class_of_locked(words, true);
   if (known == nullptr || known->closed || known->compiling || known->asked >= kMaxKernels) {
     return std::nullopt;
@@ -148,7 +148,7 @@ std::optional<ShapeClasses::Proposal> ShapeClasses::note_call(std::span<const Wo
 
 bool ShapeClasses::lets_alone(std::span<const Word> words, std::uint64_t calls,
                               std::uint64_t enough) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Class* known = class_of_locked(words, false);
   if (known == nullptr) {
     return calls >= enough;
@@ -161,13 +161,13 @@ bool ShapeClasses::lets_alone(std::span<const Word> words, std::uint64_t calls,
 }
 
 std::optional<std::size_t> ShapeClasses::under_way(std::span<const Word> words) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const Class* known = class_of_locked(words, false);
   return known != nullptr && known->compiling ? std::optional(known->asked) : std::nullopt;
 }
 
 std::optional<std::size_t> ShapeClasses::retire(std::span<const Word> words) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Class* known = class_of_locked(words, false);
   if (known == nullptr) {
     return std::nullopt;
@@ -184,7 +184,7 @@ std::optional<std::size_t> ShapeClasses::retire(std::span<const Word> words) {
 }
 
 void ShapeClasses::clear() {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   table_.clear();
   for (auto& [words, known] : classes_) {
     // Threads in find() may hold the class: it is emptied, not freed.

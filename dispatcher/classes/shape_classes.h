@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "dispatcher/base/locks.h"
 #include "dispatcher/kernels/shape_kernel.h"
 #include "guards/key/shape_class.h"
 #include "guards/table/guard_table.h"
@@ -91,14 +91,14 @@ class ShapeClasses {
     std::vector<std::vector<Word>> members;  // a few, none of which a kernel answers
   };
 
-  Class* class_of_locked(std::span<const Word> words, bool make);
+  Class* class_of_locked(std::span<const Word> words, bool make) EAGERCACHE_REQUIRES(mutex_);
 
   // Not the budget of all tables: a class that were forgotten would be compiled anew.
   TableBudget budget_{kMaxClasses, std::size_t{16} << 20};
   GuardTable table_{kMaxClasses, budget_};  // class words to Class
-  std::mutex mutex_;
-  std::map<std::vector<Word>, std::unique_ptr<Class>> classes_;  // guarded by mutex_
-  std::vector<std::unique_ptr<const Kernel>> kernels_;           // guarded by mutex_; only grows
+  Mutex mutex_;
+  std::map<std::vector<Word>, std::unique_ptr<Class>> classes_ EAGERCACHE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<const Kernel>> kernels_ EAGERCACHE_GUARDED_BY(mutex_);  // only grows
 };
 
 }  // namespace eagercache

@@ -55,7 +55,7 @@ WeightSets::WeightSets(std::vector<ConstantForm> forms, const ProgramSpec& spec,
 }
 
 Status WeightSets::start(std::vector<at::Tensor> values) {
-  const std::scoped_lock writer(writers_mutex_);
+  const Lock writer(writers_mutex_);
   bool complete = true;
   for (std::size_t row = 0; row < forms_.size(); ++row) {
     if (forms_[row].folded() && !values[row].defined()) {
@@ -78,23 +78,23 @@ Status WeightSets::start(std::vector<at::Tensor> values) {
     }
   }
   auto set = std::make_shared<const WeightSet>(WeightSet{next_version_++, std::move(values)});
-  const std::scoped_lock lock(pointers_mutex_);
+  const Lock lock(pointers_mutex_);
   active_ = {std::move(set), true};
   return Status::ok();
 }
 
 WeightSetPtr WeightSets::active() const {
-  const std::scoped_lock lock(pointers_mutex_);
+  const Lock lock(pointers_mutex_);
   return active_.set;
 }
 
 std::uint64_t WeightSets::inactive_version() const {
-  const std::scoped_lock lock(pointers_mutex_);
+  const Lock lock(pointers_mutex_);
   return inactive_.set == nullptr ? 0 : inactive_.set->version;
 }
 
 Result<WeightSets::Slot> WeightSets::slot(Which which) const {
-  const std::scoped_lock lock(pointers_mutex_);
+  const Lock lock(pointers_mutex_);
   const Slot& found = which == Which::kActive ? active_ : inactive_;
   if (found.set == nullptr) {
     return Status(StatusCode::kNotFound, "there are no inactive constants; update them first");
@@ -177,7 +177,7 @@ Result<WeightSets::Slot> WeightSets::folded(Slot slot) {
 }
 
 Status WeightSets::update(const std::map<std::string, at::Tensor>& values, const Update& how) {
-  const std::scoped_lock writer(writers_mutex_);
+  const Lock writer(writers_mutex_);
   const InsideGuard inside;  // native copies, whatever is hooked
   const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
@@ -202,13 +202,13 @@ Status WeightSets::update(const std::map<std::string, at::Tensor>& values, const
     made = std::move(ready).value();
   }
   ++next_version_;
-  const std::scoped_lock lock(pointers_mutex_);
+  const Lock lock(pointers_mutex_);
   std::swap(how.which == Which::kActive ? active_ : inactive_, made);
   return Status::ok();
 }
 
 Status WeightSets::swap() {
-  const std::scoped_lock writer(writers_mutex_);
+  const Lock writer(writers_mutex_);
   Result<Slot> next = slot(Which::kInactive);
   if (next) {
     next = folded(std::move(next).value());
@@ -216,13 +216,13 @@ Status WeightSets::swap() {
   if (!next) {
     return next.status();
   }
-  const std::scoped_lock lock(pointers_mutex_);
+  const Lock lock(pointers_mutex_);
   inactive_ = std::exchange(active_, std::move(next).value());
   return Status::ok();
 }
 
 Status WeightSets::fold(Which which) {
-  const std::scoped_lock writer(writers_mutex_);
+  const Lock writer(writers_mutex_);
   Result<Slot> made = slot(which);
   if (made) {
     made->folded = false;
@@ -234,15 +234,15 @@ Status WeightSets::fold(Which which) {
   if (!made) {
     return made.status();
   }
-  const std::scoped_lock lock(pointers_mutex_);
+  const Lock lock(pointers_mutex_);
   std::swap(which == Which::kActive ? active_ : inactive_, made.value());
   return Status::ok();
 }
 
 void WeightSets::drop_inactive() {
-  const std::scoped_lock writer(writers_mutex_);
+  const Lock writer(writers_mutex_);
   Slot dropped;
-  const std::scoped_lock lock(pointers_mutex_);
+  const Lock lock(pointers_mutex_);
   std::swap(inactive_, dropped);
 }
 

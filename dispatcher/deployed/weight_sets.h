@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatcher/base/locks.h"
 #include "dispatcher/deployed/program_spec.h"
 #include "kernel_cache/base/status.h"
 
@@ -89,12 +90,12 @@ class WeightSets {
   std::map<std::string, std::size_t> rows_;
 
   // Held through a whole update, swap or fold; taken before pointers_mutex_.
-  std::mutex writers_mutex_;
-  std::uint64_t next_version_ = 1;  // guarded by writers_mutex_
+  Mutex writers_mutex_;
+  std::uint64_t next_version_ EAGERCACHE_GUARDED_BY(writers_mutex_) = 1;
 
-  mutable std::mutex pointers_mutex_;  // guards the two below; held for a copy of them
-  Slot active_;
-  Slot inactive_;
+  mutable Mutex pointers_mutex_;  // held for a copy of what it guards
+  Slot active_ EAGERCACHE_GUARDED_BY(pointers_mutex_);
+  Slot inactive_ EAGERCACHE_GUARDED_BY(pointers_mutex_);
 };
 
 }  // namespace eagercache

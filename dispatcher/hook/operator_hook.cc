@@ -142,13 +142,13 @@ bool OperatorHook::writes_in(const DecodedCall& call) const {
 }
 
 void OperatorHook::set_identity(std::string identity) {
-  const std::lock_guard lock(identity_mutex_);
+  const Lock lock(identity_mutex_);
   identity_ = std::move(identity);
   is_function_.store(!identity_.empty(), std::memory_order_relaxed);
 }
 
 std::string OperatorHook::identity() const {
-  const std::lock_guard lock(identity_mutex_);
+  const Lock lock(identity_mutex_);
   return identity_;
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+// What PyTorch's dispatcher calls in native's place. The runtime owns the hooks and never destroys
+// one: the dispatcher, and threads inside a call, hold plain pointers to them.
+
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -10,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatcher/base/locks.h"
 #include "dispatcher/classes/scalar_classes.h"
 #include "dispatcher/classes/shape_classes.h"
 #include "dispatcher/hook/counters.h"
@@ -211,8 +215,8 @@ class OperatorHook {
   c10::KernelFunction registered_;  // written once by note_registered, before the hook is active
   std::atomic<bool> active_{false};
   std::atomic<bool> is_function_{false};
-  mutable std::mutex identity_mutex_;
-  std::string identity_;  // guarded by identity_mutex_
+  mutable Mutex identity_mutex_;
+  std::string identity_ EAGERCACHE_GUARDED_BY(identity_mutex_);
   std::atomic<std::uint64_t> compile_cost_{1};
   GuardTable table_;
   ShapeClasses classes_;

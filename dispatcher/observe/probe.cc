@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "dispatcher/base/locks.h"
 #include "dispatcher/kernels/kernel_forms.h"
 #include "dispatcher/memory/large_blocks.h"
 
@@ -20,8 +20,8 @@ thread_local Probe* thread_probe = nullptr;
 
 // Probes that other threads than their own let go.
 struct Orphans {
-  std::mutex mutex;
-  std::vector<Probe*> probes;  // guarded by mutex
+  Mutex mutex;
+  std::vector<Probe*> probes EAGERCACHE_GUARDED_BY(mutex);
 };
 
 Orphans& orphans() {
@@ -59,7 +59,7 @@ void add_strides(const c10::IValue& result, std::vector<std::vector<std::int64_t
 Probe::Owned Probe::make(OperatorHook& hook) {
   std::vector<Owned> own;  // destroyed here, without the lock
   {
-    const std::lock_guard lock(orphans().mutex);
+    const Lock lock(orphans().mutex);
     std::erase_if(orphans().probes, [&own](Probe* probe) {
       const bool is_own = probe->thread_ == std::this_thread::get_id();
       if (is_own) {
@@ -76,7 +76,7 @@ void Probe::Deleter::operator()(Probe* probe) const {
     delete probe;
     return;
   }
-  const std::lock_guard lock(orphans().mutex);
+  const Lock lock(orphans().mutex);
   orphans().probes.push_back(probe);
 }
 

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 
+#include "dispatcher/base/locks.h"
 #include "dispatcher/base/thread_blocks.h"
 #include "dispatcher/hook/call_observer.h"
 #include "dispatcher/hook/operator_hook.h"
@@ -29,6 +29,7 @@ struct KeyView {
   std::span<const Word> words;
 };
 
+// The same with words of its own, which outlive the call.
 struct Key {
   OperatorHook* hook;
   std::uint64_t hash;
@@ -36,6 +37,7 @@ struct Key {
   operator KeyView() const noexcept { return {hook, hash, words}; }  // NOLINT(google-explicit-*)
 };
 
+// Looked up by a view, so that a call that was met before copies no words.
 struct KeyHash {
   using is_transparent = void;
   std::size_t operator()(const KeyView& key) const noexcept {
@@ -83,16 +85,16 @@ using AsideTallies = std::map<std::pair<OperatorHook*, AsideReason>, Tally>;
 
 // One thread's counts.
 struct TallyBlock {
-  std::mutex mutex;
-  Tallies tallies;      // guarded by mutex
-  AsideTallies asides;  // guarded by mutex
+  Mutex mutex;
+  Tallies tallies EAGERCACHE_GUARDED_BY(mutex);
+  AsideTallies asides EAGERCACHE_GUARDED_BY(mutex);
 };
 
 std::atomic<std::size_t> num_keys{0};
 std::atomic<std::uint64_t> num_lost{0};
 
 Tally* tally_of(TallyBlock& block, OperatorHook& hook, std::span<const Word> words,
-                std::uint64_t hash) {
+                std::uint64_t hash) EAGERCACHE_REQUIRES(block.mutex) {
   const auto known = block.tallies.find(KeyView{&hook, hash, words});
   if (known != block.tallies.end()) [[likely]] {
     return &known->second;
@@ -105,13 +107,14 @@ Tally* tally_of(TallyBlock& block, OperatorHook& hook, std::span<const Word> wor
   return &block.tallies.emplace(std::move(key), Tally{}).first->second;
 }
 
+// What hooks tell of their calls while they are recorded; any thread, without waiting for another.
 class Recorder final : public CallRecorder {
  public:
   void record(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
               CallOutcome outcome, std::uint64_t native_ns) noexcept override {
     try {
       TallyBlock& block = ThreadBlocks<TallyBlock>::own();
-      const std::lock_guard lock(block.mutex);
+      const Lock lock(block.mutex);
       if (Tally* const tally = tally_of(block, hook, words, hash)) [[likely]] {
         tally->add_call(native_ns);
         tally->hits += outcome == CallOutcome::kHit ? 1 : 0;
@@ -127,7 +130,7 @@ class Recorder final : public CallRecorder {
                     std::uint64_t native_ns) noexcept override {
     try {
       TallyBlock& block = ThreadBlocks<TallyBlock>::own();
-      const std::lock_guard lock(block.mutex);
+      const Lock lock(block.mutex);
       block.asides[{&hook, reason}].add_call(native_ns);
     } catch (const std::exception&) {
       // Without memory. The call is counted all the same (counters.h).
@@ -140,6 +143,19 @@ class Recorder final : public CallRecorder {
   }
 };
 
+// What all threads have counted there.
+template <typename Counts>
+Counts sum_of(Counts TallyBlock::*counts) {
+  Counts sum;
+  ThreadBlocks<TallyBlock>::for_each([&](TallyBlock& block) {
+    const Lock lock(block.mutex);
+    for (const auto& [key, tally] : block.*counts) {
+      sum[key].add(tally);
+    }
+  });
+  return sum;
+}
+
 constinit Recorder process_recorder;
 
 }  // namespace
@@ -149,13 +165,7 @@ void set_recording(bool recording) noexcept {
 }
 
 std::vector<RecordedCall> recorded_calls() {
-  Tallies sum;
-  ThreadBlocks<TallyBlock>::for_each([&](TallyBlock& block) {
-    const std::lock_guard lock(block.mutex);
-    for (const auto& [key, tally] : block.tallies) {
-      sum[key].add(tally);
-    }
-  });
+  const Tallies sum = sum_of(&TallyBlock::tallies);
   std::vector<RecordedCall> calls;
   calls.reserve(sum.size());
   for (const auto& [key, tally] : sum) {
@@ -165,13 +175,7 @@ std::vector<RecordedCall> recorded_calls() {
 }
 
 std::vector<RecordedAside> recorded_asides() {
-  AsideTallies sum;
-  ThreadBlocks<TallyBlock>::for_each([&](TallyBlock& block) {
-    const std::lock_guard lock(block.mutex);
-    for (const auto& [key, tally] : block.asides) {
-      sum[key].add(tally);
-    }
-  });
+  const AsideTallies sum = sum_of(&TallyBlock::asides);
   std::vector<RecordedAside> rows;
   rows.reserve(sum.size());
   for (const auto& [key, tally] : sum) {
@@ -183,7 +187,7 @@ std::vector<RecordedAside> recorded_asides() {
 
 void forget_recorded_calls() {
   ThreadBlocks<TallyBlock>::for_each([](TallyBlock& block) {
-    const std::lock_guard lock(block.mutex);
+    const Lock lock(block.mutex);
     block.tallies.clear();
     block.asides.clear();
   });

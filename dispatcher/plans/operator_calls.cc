@@ -211,7 +211,7 @@ OperatorCalls::Argument OperatorCalls::read_argument(const void* text) {
 
 c10::OperatorHandle OperatorCalls::find(std::size_t index) {
   const std::uint64_t now = operator_epoch();
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (found_at_ != now) {
     found_.clear();
     for (const Call& call : calls_) {

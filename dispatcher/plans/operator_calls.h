@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatcher/base/locks.h"
 #include "kernel_cache/base/status.h"
 
 namespace eagercache {
@@ -63,9 +64,9 @@ class OperatorCalls : public torch::aot_inductor::ProxyExecutor {
   c10::OperatorHandle find(std::size_t index);
 
   std::vector<Call> calls_;
-  std::mutex mutex_;  // of the two below
-  std::vector<c10::OperatorHandle> found_;
-  std::uint64_t found_at_ = 0;  // operator_epoch() then
+  Mutex mutex_;
+  std::vector<c10::OperatorHandle> found_ EAGERCACHE_GUARDED_BY(mutex_);
+  std::uint64_t found_at_ EAGERCACHE_GUARDED_BY(mutex_) = 0;  // operator_epoch() then
 };
 
 // The grad mode of a call in whose container operators are called: they run under it.

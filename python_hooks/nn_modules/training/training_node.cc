@@ -125,7 +125,7 @@ ModuleNode::ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> input
 }
 
 void ModuleNode::save(const at::Tensor& tensor) {
-  const std::lock_guard lock(saved_mutex_);
+  const Lock lock(saved_mutex_);
   saved_.emplace_back(tensor, /*is_output=*/false);
 }
 
@@ -150,7 +150,7 @@ void ModuleNode::release_variables() {
   std::vector<at::Tensor> inputs;
   std::vector<ArgumentShell> shells;
   {
-    const std::lock_guard lock(saved_mutex_);
+    const Lock lock(saved_mutex_);
     released_ = true;
     for (torch::autograd::SavedVariable& variable : saved_) {
       variable.reset_data();
@@ -216,7 +216,7 @@ bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>&
 }
 
 bool ModuleNode::unpack_saved(variable_list& inputs) {
-  const std::lock_guard lock(saved_mutex_);
+  const Lock lock(saved_mutex_);
   TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
   if (gave_up_saved_) {
     return false;
@@ -313,7 +313,7 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
 }
 
 std::vector<at::Tensor> ModuleNode::whole_inputs() {
-  const std::lock_guard lock(saved_mutex_);
+  const Lock lock(saved_mutex_);
   std::vector<at::Tensor> inputs = inputs_;
   for (std::size_t i = 0; i < shells_.size(); ++i) {
     const ModuleTraining::Rebuilt& one = plan().rebuilt[i];

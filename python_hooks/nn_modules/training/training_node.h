@@ -14,12 +14,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "dispatcher/base/locks.h"
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/kernels/loaded_kernel.h"
 #include "python_hooks/nn_modules/record.h"
@@ -114,13 +114,13 @@ class ModuleNode final : public torch::autograd::Node {
   const Autocast autocast_;
   const at::Tensor drawn_from_;
   std::vector<std::int64_t> versions_;  // of inputs_
-  std::mutex saved_mutex_;
-  std::vector<torch::autograd::SavedVariable> saved_;  // guarded by saved_mutex_
-  std::vector<at::Tensor> inputs_;                     // guarded by saved_mutex_
-  std::vector<ArgumentShell> shells_;                  // of plan().rebuilt; guarded by saved_mutex_
-  bool released_ = false;                              // guarded by saved_mutex_
-  bool gave_up_saved_ = false;                         // to a kernel; guarded by saved_mutex_
-  PyObject* call_;                                     // owned; guarded by the GIL
+  Mutex saved_mutex_;
+  std::vector<torch::autograd::SavedVariable> saved_ EAGERCACHE_GUARDED_BY(saved_mutex_);
+  std::vector<at::Tensor> inputs_ EAGERCACHE_GUARDED_BY(saved_mutex_);
+  std::vector<ArgumentShell> shells_ EAGERCACHE_GUARDED_BY(saved_mutex_);  // of plan().rebuilt
+  bool released_ EAGERCACHE_GUARDED_BY(saved_mutex_) = false;
+  bool gave_up_saved_ EAGERCACHE_GUARDED_BY(saved_mutex_) = false;  // to a kernel
+  PyObject* call_;                                                  // owned; guarded by the GIL
 };
 
 // `handler(module, args, kwargs, rebuilt, masks, drawn_from, identity, autocast, inputs, wanted,
