@@ -7,7 +7,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -15,10 +14,12 @@
 #include <vector>
 
 #include "dispatcher/autograd/function_autograd.h"
+#include "dispatcher/base/locks.h"
 #include "dispatcher/base/policy.h"
 #include "dispatcher/hook/integer_samples.h"
 #include "dispatcher/hook/miss_queue.h"
 #include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/runtime/call_text.h"
 #include "dispatcher/runtime/miss_handler.h"
 #include "kernel_cache/base/status.h"
 #include "kernel_cache/store/disk_store.h"
@@ -141,9 +142,15 @@ class Runtime final : public MissQueue {
 
  private:
   struct Ticket {
-    std::mutex mutex;
+    Mutex mutex;
     std::condition_variable done_changed;
-    bool done = false;  // guarded by mutex
+    bool done EAGERCACHE_GUARDED_BY(mutex) = false;
+  };
+  // A kernel of a class of calls: of which kind of class, and which of the class's kernels.
+  struct ClassKernel {
+    enum class Kind : std::uint8_t { kShapes, kScalars };
+    Kind kind = Kind::kShapes;
+    std::size_t number = 0;  // a scalar class has one kernel
   };
   // A key on its way to a verdict.
   struct Pending {
@@ -155,20 +162,27 @@ class Runtime final : public MissQueue {
     std::uint64_t generation = 0;  // of the policy under which it was queued
     bool may_compile = false;
     std::vector<IntegerSample> integers;  // of the call that may be compiled
-    // In flight for a kernel of the key's shape class, and for which of them.
-    std::optional<std::size_t> class_number;
-    bool scalars = false;  // in flight for the kernel of the key's scalar class
+    std::optional<ClassKernel> of_class;  // in flight for this kernel, not for one of its own
     std::string again;  // what is asked of the service for a key with a verdict (runtime_again.cc)
     std::vector<std::shared_ptr<Ticket>> tickets;
   };
 
   Runtime();
-  // Puts `kernel` in the place of what is there, for ever. Needs registry_mutex_.
+  // Puts `kernel` in the place of what is there, for ever.
   void put_implementation(const c10::OperatorName& name, c10::DispatchKey key,
                           c10::KernelFunction kernel,
-                          std::optional<c10::impl::CppSignature> signature);
+                          std::optional<c10::impl::CppSignature> signature)
+      EAGERCACHE_REQUIRES(registry_mutex_);
   bool install_from_store(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                           const std::string& digest, Found* found);
+  // The kernel of an entry, which may answer the key; else why none does.
+  struct EntryKernel {
+    LoadedKernel* kernel = nullptr;
+    std::string decision{};        // "native" or "failed"
+    std::string reason{};          // of that
+    Status loaded = Status::ok();  // what came of loading its object, where that was tried
+  };
+  EntryKernel kernel_of(OperatorHook& hook, std::span<const Word> words, const Manifest& manifest);
   Found install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                 const Manifest& manifest);
   bool put_kernel(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
@@ -193,34 +207,43 @@ class Runtime final : public MissQueue {
   // How many calls of a key, of which native takes `native_ns` each, are worth a kernel now; see
   // runtime_budget.cc.
   std::uint64_t enough_calls(const OperatorHook& hook, std::uint64_t native_ns) const;
-  // Shape classes; see runtime_shapes.cc.
-  bool has_classes(const OperatorHook& hook) const;
-  std::string class_digest(const OperatorHook& hook, std::span<const Word> words,
-                           std::size_t number) const;
-  void ask_for_class(OperatorHook& hook, std::span<const Word> words);
-  bool install_class(OperatorHook& hook, std::span<const Word> words, std::size_t number,
-                     const Manifest& manifest, const std::string& digest);
-  bool hand_to_class(Pending& pending);
-  void complete_class(Pending& pending, const std::string& digest, const std::string& decision,
-                      const std::string& reason);
-  void answer_waiting_keys(OperatorHook& hook);
-  void retire_class_kernel(OperatorHook& hook, std::span<const Word> words,
-                           const std::string& reason);
-  void queue_alone(Pending& pending);
-  // What the kernels of classes and of single keys have in common; see runtime_install.cc.
+  // What an entry of one key and those of its classes have in common; see runtime_install.cc.
   Result<Manifest> find_entry(const std::string& digest) const;
   void put_aside(const std::string& digest, const std::string& reason) const;
-  bool join_in_flight(const std::string& digest, Pending& pending);
-  // Scalar classes; see runtime_scalars.cc.
+  // The way of a class's kernel, of either kind; see runtime_classes.cc.
+  struct ClassVerdict {
+    std::string
+        decision;        // "kernel": it stands among the classes; "native" or "failed": it does not
+    std::string reason;  // why not
+  };
+  std::string class_digest(const OperatorHook& hook, std::span<const Word> words,
+                           const ClassKernel& of) const;
+  bool ask_for_kernel_of(OperatorHook& hook, std::span<const Word> words, const ClassKernel& of);
+  bool install_class(OperatorHook& hook, std::span<const Word> words, const ClassKernel& of,
+                     const Manifest& manifest, const std::string& digest);
+  static void note_class_unknown(OperatorHook& hook, std::span<const Word> words,
+                                 const ClassKernel& of);
+  static void close_class(OperatorHook& hook, std::span<const Word> words, const ClassKernel& of,
+                          bool failed);
+  void hand_over(Pending& pending, const ClassKernel& of, CallRequest request);
+  void complete_class(Pending& pending, const std::string& digest, const std::string& decision,
+                      const std::string& reason);
+  void retire_classes(OperatorHook& hook, std::span<const Word> words, const std::string& reason);
+  void queue_alone(Pending& pending);
+  // What is the shape classes' own; see runtime_shapes.cc.
+  bool has_classes(const OperatorHook& hook) const;
+  void ask_for_class(OperatorHook& hook, std::span<const Word> words);
+  ClassVerdict put_shapes(OperatorHook& hook, std::span<const Word> words, std::size_t number,
+                          LoadedKernel* loaded, const Manifest& manifest);
+  bool hand_to_class(Pending& pending);
+  void answer_waiting_keys(OperatorHook& hook);
+  std::optional<std::size_t> retire_shapes(OperatorHook& hook, std::span<const Word> words);
+  // And the scalar classes'; see runtime_scalars.cc.
   bool has_scalar_classes(const OperatorHook& hook) const;
-  std::string scalar_digest(const OperatorHook& hook, std::span<const Word> words) const;
   bool ask_for_scalars(OperatorHook& hook, std::span<const Word> words);
-  bool install_scalars(OperatorHook& hook, std::span<const Word> words, const Manifest& manifest,
-                       const std::string& digest);
+  ClassVerdict put_scalars(OperatorHook& hook, std::span<const Word> words, LoadedKernel* loaded,
+                           const Manifest& manifest);
   bool hand_to_scalars(Pending& pending);
-  void complete_scalars(Pending& pending, const std::string& digest, const std::string& decision,
-                        const std::string& reason);
-  void retire_scalars(OperatorHook& hook, std::span<const Word> words, const std::string& reason);
   // Verdicts that noise hid, and kernels that may be bettered; see runtime_again.cc.
   void ask_again(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
                  const Manifest& manifest);
@@ -229,19 +252,23 @@ class Runtime final : public MissQueue {
   void wait_for_verdict(MissHandler& handler, const std::shared_ptr<Ticket>& ticket);
   void loader_loop();
   void process(Pending pending);
-  void submit(Pending pending, const CompileRequest& request);
+  bool join_in_flight(const std::string& digest, Pending& pending);
+  void submit(Pending pending, CallRequest call);
   static void finish(Pending& pending);
   void before_fork_child();
   void stop_for_exit();
 
-  mutable std::mutex registry_mutex_;
-  std::map<std::string, std::unique_ptr<OperatorHook>> hooks_;         // guarded by registry_mutex_
-  std::vector<c10::RegistrationHandleRAII> registrations_;             // guarded by registry_mutex_
-  std::map<std::string, std::unique_ptr<FunctionAutograd>> autograd_;  // guarded by registry_mutex_
-  std::shared_ptr<DiskStore> store_;                                   // guarded by registry_mutex_
-  std::shared_ptr<MissHandler> handler_;                               // guarded by registry_mutex_
-  std::map<std::string, Loaded> loaded_;  // by object, form and device; guarded by registry_mutex_
-  std::map<LoadedKernel*, LoadedKernel*> replica_kernels_;  // guarded by registry_mutex_
+  mutable Mutex registry_mutex_;
+  std::map<std::string, std::unique_ptr<OperatorHook>> hooks_
+      EAGERCACHE_GUARDED_BY(registry_mutex_);
+  std::vector<c10::RegistrationHandleRAII> registrations_ EAGERCACHE_GUARDED_BY(registry_mutex_);
+  std::map<std::string, std::unique_ptr<FunctionAutograd>> autograd_
+      EAGERCACHE_GUARDED_BY(registry_mutex_);
+  std::shared_ptr<DiskStore> store_ EAGERCACHE_GUARDED_BY(registry_mutex_);
+  std::shared_ptr<MissHandler> handler_ EAGERCACHE_GUARDED_BY(registry_mutex_);
+  // By object, form and device.
+  std::map<std::string, Loaded> loaded_ EAGERCACHE_GUARDED_BY(registry_mutex_);
+  std::map<LoadedKernel*, LoadedKernel*> replica_kernels_ EAGERCACHE_GUARDED_BY(registry_mutex_);
 
   std::atomic<Policy> policy_;  // read by every miss
   static_assert(std::atomic<Policy>::is_always_lock_free);
@@ -257,21 +284,22 @@ class Runtime final : public MissQueue {
   std::atomic<bool> exiting_{false};
   std::atomic<int> asking_{0};
 
-  mutable std::mutex queue_mutex_;
+  mutable Mutex queue_mutex_;
   std::condition_variable queue_changed_;
-  std::deque<Pending> queue_;                           // guarded by queue_mutex_
-  std::unordered_map<std::string, Pending> in_flight_;  // by digest; guarded by queue_mutex_
-  // Asked for again, when the machine is idle; nobody waits for them. By digest; guarded by
-  // queue_mutex_.
-  std::unordered_map<std::string, Pending> again_;
-  std::size_t processing_ = 0;  // guarded by queue_mutex_
-  bool stopping_ = false;       // guarded by queue_mutex_
-  std::thread loader_;          // guarded by queue_mutex_
+  std::deque<Pending> queue_ EAGERCACHE_GUARDED_BY(queue_mutex_);
+  // By digest.
+  std::unordered_map<std::string, Pending> in_flight_ EAGERCACHE_GUARDED_BY(queue_mutex_);
+  // Asked for again, when the machine is idle; nobody waits for them. By digest.
+  std::unordered_map<std::string, Pending> again_ EAGERCACHE_GUARDED_BY(queue_mutex_);
+  std::size_t processing_ EAGERCACHE_GUARDED_BY(queue_mutex_) = 0;
+  bool stopping_ EAGERCACHE_GUARDED_BY(queue_mutex_) = false;
+  std::thread loader_ EAGERCACHE_GUARDED_BY(queue_mutex_);
 
-  mutable std::mutex verdicts_mutex_;
-  // By hook, then digest; guarded by verdicts_mutex_.
-  std::unordered_map<const OperatorHook*, std::map<std::string, VerdictRecord>> verdicts_;
-  std::size_t verdict_count_ = 0;  // guarded by verdicts_mutex_
+  mutable Mutex verdicts_mutex_;
+  // By hook, then digest.
+  std::unordered_map<const OperatorHook*, std::map<std::string, VerdictRecord>> verdicts_
+      EAGERCACHE_GUARDED_BY(verdicts_mutex_);
+  std::size_t verdict_count_ EAGERCACHE_GUARDED_BY(verdicts_mutex_) = 0;
 };
 
 }  // namespace eagercache

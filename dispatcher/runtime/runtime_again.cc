@@ -4,7 +4,6 @@
 // search among them. Both wait until the machine is idle, and nobody waits for them.
 
 #include <charconv>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "dispatcher/base/log.h"
@@ -55,7 +54,7 @@ void Runtime::ask_again(OperatorHook& hook, std::span<const Word> words, std::ui
   pending.generation = verdict_generation.load(std::memory_order_relaxed);
   pending.again = std::move(again);
   {
-    std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     // Without a loader this is the first key's load on a caller's path: a later process asks.
     if (stopping_ || !loader_.joinable() || again_.size() >= kMostHeld) {
       return;
@@ -69,24 +68,20 @@ void Runtime::submit_again(Pending pending) {
   OperatorHook& hook = *pending.hook;
   CompileRequest request;
   request.digest = hook.entry_digest(pending.words, policy_tag()).hex();
-  nlohmann::json call =
-      nlohmann::json::parse(operator_call_json(hook, pending.words, request.digest, 1, 0));
-  if (const int measured = number_of(pending.again); measured > 0) {
-    call["again"] = measured;
-  } else {
-    call["again"] = pending.again;
-  }
-  request.call_json = call.dump();
+  request.call_json = operator_call_json(hook, pending.words,
+                                         {.digest = request.digest,
+                                          .measured = number_of(pending.again),
+                                          .left_to_do = pending.again});
   std::shared_ptr<MissHandler> handler;
   {
-    std::lock_guard lock(registry_mutex_);
+    const Lock lock(registry_mutex_);
     handler = handler_;
   }
   if (!handler) {
     return;
   }
   {
-    std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     if (stopping_ || !again_.emplace(request.digest, std::move(pending)).second) {
       return;
     }
@@ -95,7 +90,7 @@ void Runtime::submit_again(Pending pending) {
     handler->submit(request);
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning, std::string("a verdict is not looked at again: ") + error.what());
-    std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     again_.erase(request.digest);
   }
 }
@@ -104,7 +99,7 @@ void Runtime::submit_again(Pending pending) {
 void Runtime::complete_again(const std::string& digest) {
   Pending pending;
   {
-    std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     auto found = again_.extract(digest);
     if (found.empty()) {
       return;

@@ -35,11 +35,12 @@ void Runtime::stop_for_exit() {
   const auto until = std::chrono::steady_clock::now() + kExitPatience;
   std::thread loader;
   {
-    std::unique_lock lock(queue_mutex_);
+    Lock lock(queue_mutex_);
     stopping_ = true;
     loader = std::move(loader_);
     queue_changed_.notify_all();
-    queue_changed_.wait_until(lock, until, [this] { return processing_ == 0; });
+    lock.wait_until(queue_changed_, until,
+                    [this]() EAGERCACHE_REQUIRES(queue_mutex_) { return processing_ == 0; });
     if (processing_ != 0 && loader.joinable()) {
       loader.detach();
     }

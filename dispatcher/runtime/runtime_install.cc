@@ -40,7 +40,7 @@ void Runtime::put_aside(const std::string& digest, const std::string& reason) co
   }
   std::shared_ptr<MissHandler> handler;
   {
-    std::lock_guard lock(registry_mutex_);
+    const Lock lock(registry_mutex_);
     handler = handler_;
   }
   if (handler) {
@@ -90,7 +90,7 @@ LoadedKernel* Runtime::for_replicas(LoadedKernel* kernel, const Manifest& manife
   if (!policy().replicas || manifest.fact("numerics") == "bitwise") {
     return kernel;
   }
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   LoadedKernel*& guarded = replica_kernels_[kernel];
   if (guarded == nullptr) {
     guarded = make_replica_kernel(kernel);
@@ -98,37 +98,50 @@ LoadedKernel* Runtime::for_replicas(LoadedKernel* kernel, const Manifest& manife
   return guarded;
 }
 
-Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
-                       const Manifest& manifest) {
+Runtime::EntryKernel Runtime::kernel_of(OperatorHook& hook, std::span<const Word> words,
+                                        const Manifest& manifest) {
   if (manifest.kind != EntryKind::kKernel) {
-    install_native(hook, words, hash, manifest.kind == EntryKind::kNative ? "native" : "failed",
-                   manifest.fact("reason"), manifest.facts);
-    ask_again(hook, words, hash, manifest);
-    return {EntryState::kNative, nullptr};
+    return {.decision = manifest.kind == EntryKind::kNative ? "native" : "failed",
+            .reason = manifest.fact("reason")};
   }
   if (std::string reason = rejected_by_policy(hook, words, manifest); !reason.empty()) {
-    install_native(hook, words, hash, "native", reason, manifest.facts);
-    return {EntryState::kNative, nullptr};
+    return {.decision = "native", .reason = std::move(reason)};
   }
   Result<LoadedKernel*> kernel = load_kernel(hook, words, manifest);
   if (!kernel) {
-    if (kernel.code() == StatusCode::kCorrupt) {
+    return {.decision = "failed", .reason = kernel.status().message(), .loaded = kernel.status()};
+  }
+  return {.kernel = kernel.value()};
+}
+
+Found Runtime::install(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                       const Manifest& manifest) {
+  EntryKernel entry = kernel_of(hook, words, manifest);
+  switch (entry.loaded.code()) {
+    case StatusCode::kOk:
+      break;
+    case StatusCode::kCorrupt:
       // Quarantined: the key is a miss again and may be compiled anew.
-      log_line(LogLevel::kWarning, hook.full_name() + ": a damaged kernel was put aside (" +
-                                       kernel.status().message() + ")");
+      log_line(LogLevel::kWarning,
+               hook.full_name() + ": a damaged kernel was put aside (" + entry.reason + ")");
       return {EntryState::kPending, nullptr};
+    case StatusCode::kFull:
+      warn_once("full", entry.reason + "; further keys stay native");
+      entry.decision = "native";
+      break;
+    default:
+      entry.reason = entry.loaded.to_string();
+      log_line(LogLevel::kWarning, hook.full_name() + ": a stored kernel cannot be used (" +
+                                       entry.reason + "); native answers");
+  }
+  if (entry.kernel == nullptr) {
+    install_native(hook, words, hash, entry.decision, entry.reason, manifest.facts);
+    if (manifest.kind != EntryKind::kKernel) {
+      ask_again(hook, words, hash, manifest);
     }
-    if (kernel.code() == StatusCode::kFull) {
-      warn_once("full", kernel.status().message() + "; further keys stay native");
-      install_native(hook, words, hash, "native", kernel.status().message(), manifest.facts);
-      return {EntryState::kNative, nullptr};
-    }
-    log_line(LogLevel::kWarning, hook.full_name() + ": a stored kernel cannot be used (" +
-                                     kernel.status().to_string() + "); native answers");
-    install_native(hook, words, hash, "failed", kernel.status().to_string(), manifest.facts);
     return {EntryState::kNative, nullptr};
   }
-  LoadedKernel* const answers = for_replicas(kernel.value(), manifest);
+  LoadedKernel* const answers = for_replicas(entry.kernel, manifest);
   if (!put_kernel(hook, words, hash, answers)) {
     return {EntryState::kPending, nullptr};
   }
@@ -165,7 +178,7 @@ void Runtime::record(OperatorHook& hook, std::span<const Word> words, VerdictRec
              {"decision", verdict.decision},
              {"digest", verdict.digest},
              {"reason", verdict.reason}});
-  std::lock_guard lock(verdicts_mutex_);
+  const Lock lock(verdicts_mutex_);
   auto& known = verdicts_[&hook];
   const bool has_room = known.size() < kMaxVerdicts && verdict_count_ < kMaxAllVerdicts;
   if (has_room || known.contains(verdict.digest)) {

@@ -178,7 +178,7 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
   if (Status status = check_fit(hook, words, *opened->kernel); !status) {
     return status;
   }
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   // Two threads may have loaded the same object; the first one stays, the other is leaked like
   // every kernel (its library is the same one).
   auto [slot, inserted] = loaded_.try_emplace(identity);
@@ -189,7 +189,7 @@ Result<LoadedKernel*> Runtime::load_kernel(OperatorHook& hook, std::span<const W
 }
 
 std::optional<Runtime::Loaded> Runtime::find_loaded(const std::string& identity) const {
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   const auto found = loaded_.find(identity);
   return found == loaded_.end() ? std::nullopt : std::optional(found->second);
 }

@@ -69,8 +69,7 @@ void Runtime::note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
   }
   try {
     const std::string reason = "a kernel's answer differed from native's (" + difference + ")";
-    retire_class_kernel(hook, words, reason);
-    retire_scalars(hook, words, reason);
+    retire_classes(hook, words, reason);
     install_native(hook, words, hash_words(words), "failed", reason, {});
     put_aside(hook.entry_digest(words, policy_tag()).hex(), reason);
     warn_once("wrong:" + hook.full_name(),
@@ -121,11 +120,11 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
     }
     std::shared_ptr<MissHandler> handler;
     {
-      std::lock_guard lock(registry_mutex_);
+      const Lock lock(registry_mutex_);
       handler = handler_;
     }
     {
-      std::lock_guard lock(queue_mutex_);
+      const Lock lock(queue_mutex_);
       if (stopping_ || queue_.size() >= kMaxQueue) {
         return;
       }

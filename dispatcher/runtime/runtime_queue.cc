@@ -28,7 +28,7 @@ void give_way_to_callers() noexcept {
 
 // Whether that kernel is under way; then its verdict serves whoever waits for `pending`.
 bool Runtime::join_in_flight(const std::string& digest, Pending& pending) {
-  std::lock_guard lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   const auto same = in_flight_.find(digest);
   if (same == in_flight_.end()) {
     return false;
@@ -37,6 +37,8 @@ bool Runtime::join_in_flight(const std::string& digest, Pending& pending) {
     same->second.tickets.push_back(std::move(ticket));
   }
   pending.tickets.clear();
+  // The digest holds what the policy asks of the compile service; its answer serves this call.
+  same->second.generation = pending.generation;
   return true;
 }
 
@@ -45,8 +47,10 @@ void Runtime::loader_loop() {
   for (;;) {
     Pending pending;
     {
-      std::unique_lock lock(queue_mutex_);
-      queue_changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      Lock lock(queue_mutex_);
+      lock.wait(queue_changed_, [this]() EAGERCACHE_REQUIRES(queue_mutex_) {
+        return stopping_ || !queue_.empty();
+      });
       if (stopping_) {
         for (Pending& left : queue_) {
           finish(left);
@@ -60,7 +64,7 @@ void Runtime::loader_loop() {
     }
     process(std::move(pending));
     {
-      std::lock_guard lock(queue_mutex_);
+      const Lock lock(queue_mutex_);
       --processing_;
     }
     queue_changed_.notify_all();
@@ -78,17 +82,8 @@ void Runtime::process(Pending pending) {
       return;
     }
     const std::string digest = pending.hook->entry_digest(pending.words, policy_tag()).hex();
-    {
-      std::lock_guard lock(queue_mutex_);
-      if (const auto same = in_flight_.find(digest); same != in_flight_.end()) {
-        for (auto& ticket : pending.tickets) {
-          same->second.tickets.push_back(std::move(ticket));
-        }
-        // The digest holds what the policy asks of the compile service; its answer serves this
-        // call.
-        same->second.generation = pending.generation;
-        return;
-      }
+    if (join_in_flight(digest, pending)) {
+      return;
     }
     Found found = pending.hook->table().find(pending.words, pending.hash);
     const bool decided = found.state == EntryState::kKernel || found.state == EntryState::kNative;
@@ -106,10 +101,7 @@ void Runtime::process(Pending pending) {
       finish(pending);
       return;
     }
-    const CompileRequest request{
-        digest, operator_call_json(*pending.hook, pending.words, digest, pending.calls,
-                                   pending.native_ns, pending.integers)};
-    submit(std::move(pending), request);
+    submit(std::move(pending), {.digest = digest});
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning,
              std::string("a missed call could not be handled: ") + error.what());
@@ -117,11 +109,14 @@ void Runtime::process(Pending pending) {
   }
 }
 
-void Runtime::submit(Pending pending, const CompileRequest& request) {
-  const std::string& digest = request.digest;
+void Runtime::submit(Pending pending, CallRequest call) {
+  const std::string digest = call.digest;
+  if (join_in_flight(digest, pending)) {
+    return;  // a class's, from before a change of policy that forgot that it was under way
+  }
   std::shared_ptr<MissHandler> handler;
   {
-    std::lock_guard lock(registry_mutex_);
+    const Lock lock(registry_mutex_);
     handler = handler_;
   }
   if (!handler || !store()) {
@@ -132,10 +127,14 @@ void Runtime::submit(Pending pending, const CompileRequest& request) {
     return;
   }
   requests_.fetch_add(1, std::memory_order_relaxed);
+  call.calls = pending.calls;
+  call.native_ns = pending.native_ns;
+  call.integers = pending.integers;
+  const CompileRequest request{digest, operator_call_json(*pending.hook, pending.words, call)};
   const std::string full_name = pending.hook->full_name();
   bool stopping = false;
   {
-    std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     stopping = stopping_;
     if (!stopping) {
       in_flight_.emplace(digest, std::move(pending));
@@ -157,7 +156,7 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
                        const std::string& reason, double cpu_seconds) {
   Pending pending;
   {
-    std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     if (const auto found = in_flight_.find(digest); found != in_flight_.end()) {
       pending = std::move(found->second);
       // Kept in flight, without its contents, until the verdict stands: waiters on idleness must
@@ -171,10 +170,8 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
   waited_in_vain_.store(false);
   pending.hook->note_compile_cost(cpu_seconds);
   try {
-    if (pending.class_number) {
+    if (pending.of_class) {
       complete_class(pending, digest, decision, reason);
-    } else if (pending.scalars) {
-      complete_scalars(pending, digest, decision, reason);
     } else if (pending.generation == verdict_generation.load(std::memory_order_relaxed) &&
                !frozen()) {
       Found found;
@@ -188,7 +185,7 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
     log_line(LogLevel::kWarning, std::string("a verdict could not be installed: ") + error.what());
   }
   {
-    std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     if (const auto found = in_flight_.find(digest); found != in_flight_.end()) {
       for (auto& ticket : found->second.tickets) {
         pending.tickets.push_back(std::move(ticket));
@@ -203,7 +200,7 @@ void Runtime::complete(const std::string& digest, const std::string& decision,
 void Runtime::finish(Pending& pending) {
   for (const std::shared_ptr<Ticket>& ticket : pending.tickets) {
     {
-      std::lock_guard lock(ticket->mutex);
+      const Lock lock(ticket->mutex);
       ticket->done = true;
     }
     ticket->done_changed.notify_all();
@@ -212,18 +209,20 @@ void Runtime::finish(Pending& pending) {
 }
 
 std::size_t Runtime::outstanding() const {
-  std::lock_guard lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   return queue_.size() + processing_ + in_flight_.size();
 }
 
 bool Runtime::wait_until_idle(double seconds) {
-  std::unique_lock lock(queue_mutex_);
-  const auto idle = [this] { return queue_.empty() && processing_ == 0 && in_flight_.empty(); };
+  Lock lock(queue_mutex_);
+  const auto idle = [this]() EAGERCACHE_REQUIRES(queue_mutex_) {
+    return queue_.empty() && processing_ == 0 && in_flight_.empty();
+  };
   if (seconds < 0) {
-    queue_changed_.wait(lock, idle);
+    lock.wait(queue_changed_, idle);
     return true;
   }
-  return queue_changed_.wait_for(lock, std::chrono::duration<double>(seconds), idle);
+  return lock.wait_for(queue_changed_, std::chrono::duration<double>(seconds), idle);
 }
 
 void Runtime::shut_down() {
@@ -232,7 +231,7 @@ void Runtime::shut_down() {
   std::thread loader;
   std::vector<Pending> left;
   {
-    std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     stopping_ = true;
     loader = std::move(loader_);
     for (auto& [digest, pending] : in_flight_) {

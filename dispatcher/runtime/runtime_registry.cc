@@ -90,7 +90,7 @@ Result<OperatorHook*> Runtime::register_operator(const std::string& name,
   if (!op) {
     return Status(StatusCode::kInvalidArgument, "there is no operator " + shown);
   }
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   auto& slot = hooks_[hook_key(name, overload, dispatch_key)];
   if (slot) {
     return slot.get();
@@ -145,7 +145,7 @@ Status Runtime::register_autograd(const std::string& name, const std::string& di
   }
   const c10::DispatchKey key =
       c10::getAutogradKeyFromBackend(c10::toBackendComponent(hook->dispatch_key()));
-  const std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   auto& slot = autograd_[hook_key(name, "", dispatch_key)];
   if (slot) {
     return Status();
@@ -177,13 +177,13 @@ void Runtime::set_identity(OperatorHook& hook, const std::string& identity) {
 
 OperatorHook* Runtime::find_hook(const std::string& name, const std::string& overload,
                                  const std::string& dispatch_key) const {
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   const auto found = hooks_.find(hook_key(name, overload, dispatch_key));
   return found == hooks_.end() ? nullptr : found->second.get();
 }
 
 std::vector<OperatorHook*> Runtime::hooks() const {
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   std::vector<OperatorHook*> all;
   all.reserve(hooks_.size());
   for (const auto& [key, hook] : hooks_) {
@@ -214,17 +214,17 @@ std::string Runtime::policy_tag() const {
 }
 
 void Runtime::set_store(std::shared_ptr<DiskStore> store) {
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   store_ = std::move(store);
 }
 
 std::shared_ptr<DiskStore> Runtime::store() const {
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   return store_;
 }
 
 void Runtime::set_handler(std::shared_ptr<MissHandler> handler) {
-  std::lock_guard lock(registry_mutex_);
+  const Lock lock(registry_mutex_);
   handler_ = std::move(handler);
 }
 
@@ -257,7 +257,7 @@ double number_of(const std::map<std::string, std::string>& facts, const char* na
 }  // namespace
 
 std::vector<VerdictOutcome> Runtime::outcomes(const OperatorHook& hook) const {
-  std::lock_guard lock(verdicts_mutex_);
+  const Lock lock(verdicts_mutex_);
   std::vector<VerdictOutcome> all;
   if (const auto found = verdicts_.find(&hook); found != verdicts_.end()) {
     all.reserve(found->second.size());
@@ -270,7 +270,7 @@ std::vector<VerdictOutcome> Runtime::outcomes(const OperatorHook& hook) const {
 }
 
 std::vector<VerdictRecord> Runtime::verdicts(const OperatorHook& hook) const {
-  std::lock_guard lock(verdicts_mutex_);
+  const Lock lock(verdicts_mutex_);
   std::vector<VerdictRecord> all;
   if (const auto found = verdicts_.find(&hook); found != verdicts_.end()) {
     for (const auto& [digest, verdict] : found->second) {

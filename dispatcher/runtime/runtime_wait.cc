@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <mutex>
 #include <string>
 
 #include "dispatcher/base/log.h"
@@ -28,9 +27,10 @@ void Runtime::wait_for_verdict(MissHandler& handler, const std::shared_ptr<Ticke
   const auto left = [&] { return Seconds(seconds) - (Clock::now() - begin); };
   bool done = false;
   handler.run_blocking([&] {
-    std::unique_lock lock(ticket->mutex);
+    Lock lock(ticket->mutex);
     const Seconds slice = std::clamp<Seconds>(left(), Seconds::zero(), kWaitSlice);
-    done = ticket->done_changed.wait_for(lock, slice, [&ticket] { return ticket->done; });
+    done = lock.wait_for(ticket->done_changed, slice,
+                         [&]() EAGERCACHE_REQUIRES(ticket->mutex) { return ticket->done; });
     return done || left() <= Seconds::zero();
   });
   if (!done && left() <= Seconds::zero()) {

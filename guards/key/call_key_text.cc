@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "guards/key/call_key.h"
+#include "guards/key/call_key_json.h"
 #include "guards/key/call_key_names.h"
 #include "guards/key/key_fields.h"
 
@@ -251,9 +252,9 @@ std::string argument_difference(const DecodedArgument& left, const DecodedArgume
 
 std::string scalar_type_name(std::uint8_t dtype) { return dtype_name(dtype); }
 
-std::string describe_call(std::span<const Word> words, std::span<const std::string> names) {
+Json call_description(std::span<const Word> words, std::span<const std::string> names) {
   DecodedCall call;
-  if (!decode_call(words, &call)) return "";
+  if (!decode_call(words, &call)) return nullptr;
   Json args = Json::array();
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     Json argument = Json::object();
@@ -262,7 +263,12 @@ std::string describe_call(std::span<const Word> words, std::span<const std::stri
     argument.update(argument_json(call.arguments[i]));
     args.push_back(std::move(argument));
   }
-  return Json{{"state", state_json(call.state)}, {"args", std::move(args)}}.dump();
+  return {{"state", state_json(call.state)}, {"args", std::move(args)}};
+}
+
+std::string describe_call(std::span<const Word> words, std::span<const std::string> names) {
+  const Json description = call_description(words, names);
+  return description.is_null() ? "" : description.dump();
 }
 
 std::string first_difference(std::span<const Word> left, std::span<const Word> right,

@@ -21,9 +21,10 @@ std::vector<std::pair<std::string, std::uint64_t>> recorded() {
   const std::string policy_tag = Runtime::instance().policy_tag();
   std::vector<std::pair<std::string, std::uint64_t>> rows;
   for (const RecordedCall& call : recorded_calls()) {
-    const std::string digest = call.hook->entry_digest(call.words, policy_tag).hex();
-    rows.emplace_back(
-        operator_call_json(*call.hook, call.words, digest, call.calls, call.native_ns), call.hits);
+    const CallRequest request{.digest = call.hook->entry_digest(call.words, policy_tag).hex(),
+                              .calls = call.calls,
+                              .native_ns = call.native_ns};
+    rows.emplace_back(operator_call_json(*call.hook, call.words, request), call.hits);
   }
   return rows;
 }
