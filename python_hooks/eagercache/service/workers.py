@@ -12,9 +12,11 @@ import logging
 import os
 import threading
 import time
+from typing import Any
 
 from eagercache.base.log import event
 from eagercache.base.operators import described_name
+from eagercache.service.pace import SAMPLE_SECONDS, Pace, physical_cores
 from eagercache.service.request import Request, Response, failure_of, message, note_lost_batch
 from eagercache.service.request_queue import RequestQueue
 from eagercache.service.slots import Slot, Slots
@@ -39,11 +41,19 @@ class Workers:
             settings.slots or max(settings.workers, (os.cpu_count() or 2) // 2, 1),
             settings.slots_folder,
         )
+        self._serving = 0  # threads that hold a slot
+        # Who says how many workers there are to be knows better.
+        self._pace = None if settings.workers else Pace(physical_cores())
+
+    def _most(self) -> int:
+        """Workers that may run now."""
+        processors = len(os.sched_getaffinity(0))
+        most = self._queue.settings.workers or max(1, processors // 2)
+        return most if self._pace is None else min(most, self._pace.allowed())
 
     def start_thread_locked(self) -> bool:
         """Whether there is a thread that will serve what is queued."""
-        limit = self._queue.settings.workers or max(1, len(os.sched_getaffinity(0)) // 2)
-        if self._queue.idle > 0 or len(self.threads) >= limit:
+        if self._queue.idle > 0 or (self.threads and len(self.threads) >= self._most()):
             return True
         thread = threading.Thread(
             target=self._serve, name=f"eagercache-compile-{len(self.threads)}", daemon=True
@@ -69,11 +79,14 @@ class Workers:
                     if not self._queue.wait_for_work(process):
                         return
                     slot = self._wait_for_slot()
+                    if slot is None:
+                        process = self._serve_batch(process, [])
+                        continue
                     try:
                         batch = self._queue.take_batch(process)
                         process = self._serve_batch(process, batch)
                     finally:
-                        slot.release()
+                        self._release(slot)
                 except BaseException as error:  # whoever waits for the batch must not wait for ever
                     process = None
                     self._give_up(batch, error)
@@ -102,18 +115,39 @@ class Workers:
         with self._queue.changed:  # what fails at once does not keep a processor busy
             self._queue.changed.wait_for(lambda: self._queue.closed, _PAUSE_AFTER_FAILURE)
 
-    def _wait_for_slot(self) -> Slot:
+    def _wait_for_slot(self) -> Slot | None:
+        """None where others serve, and the program has had use for the processors for too long."""
         deadline = time.monotonic() + self._queue.settings.slot_timeout
         while True:
-            slot = self._slots.try_take()
+            allowed = self._begin_serving()
+            slot = self._slots.try_take() if allowed else None
             if slot is not None:
                 return slot
+            if allowed:
+                self._end_serving()
+            delay = self._queue.settings.slot_delay if allowed else SAMPLE_SECONDS
             with self._queue.changed:
-                self._queue.changed.wait_for(
-                    lambda: self._queue.closed, self._queue.settings.slot_delay
-                )
-                if self._queue.closed or time.monotonic() > deadline:
-                    return Slot(None)
+                self._queue.changed.wait_for(lambda: self._queue.closed, delay)
+                late = self._queue.closed or time.monotonic() > deadline
+            if late:
+                return Slot(None) if self._begin_serving() else None
+
+    def _begin_serving(self) -> bool:
+        """Whether one worker more may run now; it is counted then."""
+        most = self._most()
+        with self._queue.changed:
+            if self._serving >= most and not self._queue.closed:
+                return False
+            self._serving += 1
+            return True
+
+    def _end_serving(self) -> None:
+        with self._queue.changed:
+            self._serving -= 1
+
+    def _release(self, slot: Slot) -> None:
+        slot.release()
+        self._end_serving()
 
     def _serve_batch(
         self, process: WorkerProcess | None, batch: list[Request]
@@ -163,7 +197,7 @@ class Workers:
             self._queue.finish(request, failure_of(description, reason, transient=True))
             return None
         try:
-            response = process.ask(message(request), settings)
+            response = process.ask(self._message(request), settings)
         except WorkerLost as lost:
             self._discard(process)
             return self._lost(request, lost)
@@ -180,7 +214,7 @@ class Workers:
             return None
         left = dict(enumerate(batch))
         try:
-            messages = [message(request) for request in batch]
+            messages = [self._message(request) for request in batch]
             for response in process.ask_all(messages, batch[0].settings):
                 if response.get("index") in left:
                     self._take_response(left.pop(response["index"]), response)
@@ -200,6 +234,10 @@ class Workers:
             for request in left.values():
                 self._queue.finish(request, failure_of(request.description, reason, transient=True))
         return process
+
+    def _message(self, request: Request) -> dict[str, Any]:
+        # What compiles beside the worker counts as it does.
+        return {**message(request), "processors": self._most()}
 
     def _take_response(self, request: Request, response: Response) -> None:
         if response.get("verdict") == "busy":

@@ -186,6 +186,7 @@ class Worker:
             # each lowering.
             gc.freeze()
             gc.enable()
+        self._tools.processors = int(request.get("processors", 0))
         return self._tools
 
     def _make_scratch(self, store: Any) -> Path:

@@ -56,9 +56,10 @@ class Lowered:
 _MOST_TRITON_COMPILERS = 16
 
 
-def _triton_compilers() -> int:
-    """Half the processors, as all that is compiled in the background takes no more."""
-    return min(_MOST_TRITON_COMPILERS, max(1, len(os.sched_getaffinity(0)) // 2))
+def triton_compilers(processors: int = 0) -> int:
+    """So many for ``processors``; 0: half of the machine's, which the background may have."""
+    allowed = processors or len(os.sched_getaffinity(0)) // 2
+    return min(_MOST_TRITON_COMPILERS, max(1, allowed))
 
 
 class Tools:
@@ -74,6 +75,7 @@ class Tools:
         self.cpu_features = tuple(isa.features)  # what its code needs of a processor
         self.commands = BuildCommands(compiler, isa, private)
         self.bare = BareBuilder(compiler, isa, private, store)
+        self.processors = 0  # that compiling may use at once; 0 where nobody said
         self._taker: TextTaker | TextChecker | TextReader | None = None
         aot_inductor.set_text_handler(self._take)
 
@@ -186,7 +188,7 @@ class Tools:
         taker: TextChecker,
     ) -> str:
         """With processes that compile Triton kernels, and once more without where those fail."""
-        compilers = _triton_compilers()
+        compilers = triton_compilers(self.processors)
         triton_kernels.start_triton_compilers(compilers)
         while True:
             options.update(triton_kernels.aot_cuda_options(compilers))
