@@ -24,6 +24,12 @@ def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 def _cell(value: object) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        text = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-        return f'<td style="text-align:right">{text}</td>'
+        return f'<td style="text-align:right">{_number(value)}</td>'
     return f'<td style="text-align:left">{escape("" if value is None else str(value))}</td>'
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    # Two places would say of a small number that it is nothing.
+    return f"{value:.2g}" if 0 < abs(value) < 0.095 else f"{value:,.2f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -14,6 +15,7 @@ from eagercache.base import config
 from eagercache.frontend import waiting
 from eagercache.frontend.module_report import ModuleReport
 from eagercache.frontend.report import KernelInfo, KernelList
+from eagercache.frontend.tables import html_table
 from eagercache.modules import gains
 from eagercache.modules.stats import ModuleStats
 from eagercache.runtime import choices
@@ -116,6 +118,12 @@ def test_modules_are_a_tree_with_times_and_seconds_saved() -> None:
     assert [info.path for info in parts.tree] == ["a.b", "a.c"]
     deep = ModuleReport([(f"layers.{i}", module_stats()) for i in range(30)])
     assert repr(deep).endswith("and 10 more") and str(deep).count("\n") == 29
+
+
+def test_numbers_of_a_table_are_never_shown_as_nothing() -> None:
+    row = [(0.0, 0.000769, 0.0949, 0.1, 12_345.678, -0.004, 12_345)]
+    cells = re.findall(r">([^<>]+)</td>", html_table("t", ["n"] * 7, row))
+    assert cells == ["0.00", "0.00077", "0.095", "0.10", "12,345.68", "-0.004", "12,345"]
 
 
 def test_dir_is_what_is_public() -> None:
