@@ -47,11 +47,10 @@ bool same_layout(const at::Tensor& tensor, const std::vector<std::int64_t>& stri
 std::size_t default_runners() { return std::max(1U, std::thread::hardware_concurrency()); }
 
 template <typename Ready>
-bool wait_for(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
-              double seconds, Ready ready) {
+bool wait_for(std::condition_variable& condition, Lock& lock, double seconds, Ready ready) {
   // Longer than any process lives, and not so long that the sum overflows.
   const std::chrono::duration<double> limit(std::min(std::max(seconds, 0.0), 1e8));
-  return condition.wait_for(lock, limit, ready);
+  return lock.wait_for(condition, limit, ready);
 }
 
 }  // namespace
@@ -60,13 +59,15 @@ bool wait_for(std::condition_variable& condition, std::unique_lock<std::mutex>& 
 class DeployedProgram::Turn {
  public:
   Turn(DeployedProgram& program, Place place) : program_(program), counted_(place != Place::kNone) {
-    std::unique_lock lock(program.turns_mutex_);
-    const auto free = [&] { return program.taken_ < program.runners_; };
+    Lock lock(program.turns_mutex_);
+    const auto free = [&]() EAGERCACHE_REQUIRES(program.turns_mutex_) {
+      return program.taken_ < program.runners_;
+    };
     if (place == Place::kTry && !free()) {
       return;
     }
     if (place == Place::kWait) {
-      program.freed_.wait(lock, free);
+      lock.wait(program.freed_, free);
     }
     program.taken_ += counted_ ? 1 : 0;
     ++program.running_;
@@ -77,7 +78,7 @@ class DeployedProgram::Turn {
       return;
     }
     // Under the lock: who waits for the end may let go of the program as soon as it is free.
-    const std::scoped_lock lock(program_.turns_mutex_);
+    const Lock lock(program_.turns_mutex_);
     if (counted_) {
       --program_.taken_;
       program_.freed_.notify_one();
@@ -302,13 +303,14 @@ Status DeployedProgram::fold(std::vector<at::Tensor>* values) const {
 }
 
 bool DeployedProgram::is_ready() const {
-  const std::scoped_lock lock(turns_mutex_);
+  const Lock lock(turns_mutex_);
   return taken_ < runners_;
 }
 
 bool DeployedProgram::wait_until_ready(double seconds) const {
-  std::unique_lock lock(turns_mutex_);
-  const bool ready = wait_for(freed_, lock, seconds, [&] { return taken_ < runners_; });
+  Lock lock(turns_mutex_);
+  const bool ready = wait_for(
+      freed_, lock, seconds, [&]() EAGERCACHE_REQUIRES(turns_mutex_) { return taken_ < runners_; });
   if (ready) {
     freed_.notify_one();  // it was only asked for: one that waits to run may have been passed over
   }
@@ -316,8 +318,9 @@ bool DeployedProgram::wait_until_ready(double seconds) const {
 }
 
 bool DeployedProgram::wait_until_idle(double seconds) const {
-  std::unique_lock lock(turns_mutex_);
-  return wait_for(ended_, lock, seconds, [&] { return running_ == 0; });
+  Lock lock(turns_mutex_);
+  return wait_for(ended_, lock, seconds,
+                  [&]() EAGERCACHE_REQUIRES(turns_mutex_) { return running_ == 0; });
 }
 
 }  // namespace eagercache

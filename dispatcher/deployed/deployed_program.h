@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "dispatcher/base/locks.h"
 #include "dispatcher/deployed/program_spec.h"
 #include "dispatcher/deployed/shared_container.h"
 #include "dispatcher/deployed/weight_sets.h"
@@ -98,9 +98,9 @@ class DeployedProgram {
   ProgramShapeFunction shape_ = nullptr;
   std::shared_ptr<const ModuleArtifact> artifact_;
 
-  mutable std::mutex turns_mutex_;  // guards the two below; held for moments
-  std::size_t running_ = 0;         // calls under way
-  std::size_t taken_ = 0;           // runners that have one
+  mutable Mutex turns_mutex_;                                    // held for moments
+  std::size_t running_ EAGERCACHE_GUARDED_BY(turns_mutex_) = 0;  // calls under way
+  std::size_t taken_ EAGERCACHE_GUARDED_BY(turns_mutex_) = 0;    // runners that have one
   mutable std::condition_variable freed_;
   mutable std::condition_variable ended_;
 };
