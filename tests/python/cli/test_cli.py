@@ -18,7 +18,6 @@ from conftest import PACKAGE_ROOT, clean_environment, run_python
 from eagercache import _C
 from eagercache.base import environment
 from eagercache.cli import main as cli
-from eagercache.cli.common import entries_as_json, facts_as_json, print_json
 
 pytestmark = pytest.mark.once
 
@@ -109,31 +108,6 @@ def test_numbers_of_entries_are_numbers_in_json(store: Any) -> None:
     ):
         assert (facts["native_ns"], facts["kernel_ns"]) == (2500, 1250)
         assert facts["call"] == CALL
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        *(("0", 0), ("-12", -12), ("1993.70", 1993.7), ("1.675e+07", 1.675e7), ("5e-05", 5e-5)),
-        *(("12e45678", "12e45678"), ("1234567890123456", "1234567890123456"), ("007", "007")),
-        *(("1e+999", "1e+999"), ("nan", "nan"), ("12.2.0", "12.2.0"), ("", ""), ("٣", "٣")),
-        *(('{"a": [1]}', {"a": [1]}), ("[NaN]", "[NaN]"), ("{no", "{no")),
-        ("[" * 90_000, "[" * 90_000),
-    ],
-)
-def test_what_a_fact_is_in_json(text: str, value: object) -> None:
-    found = facts_as_json({"fact": text})["fact"]
-    assert (type(found), found) == (type(value), value)
-    json.dumps(found, indent=2, allow_nan=False)
-
-
-def test_deep_facts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    for depth in range(50, 1200, 23):
-        text = "[" * depth + "]" * depth
-        print_json(entries_as_json([{"key": "a", "facts": {"call": text}}]))
-        (row,) = json.loads(capsys.readouterr().out)
-        shown = row["facts"]["call"]
-        assert shown == text or json.dumps(shown) == text
 
 
 def test_show_prints_one_entry_whole(store: Any) -> None:
