@@ -134,5 +134,19 @@ def test_a_torch_that_gets_nothing_from_the_shared_store_fails_and_so_does_a_wro
     ]
 
 
+def test_on_a_machine_that_is_too_busy_each_torch_still_meets_what_it_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        side_by_side,
+        "one_visit",
+        lambda torch, python, store: side_by_side.Visit(torch, 200, 190, 10, 0, 0, 1.0),
+    )
+    pythons = {"2.11.0": Path("a"), "2.12.1": Path("b")}
+    visits = side_by_side.load(pythons, Path("store"), seconds=0.0)
+    assert sorted(each.torch for each in visits) == ["2.11.0", "2.11.0", "2.12.1", "2.12.1"]
+    assert len(side_by_side.load({"2.11.0": Path("a")}, Path("store"), seconds=0.2)) > 2
+
+
 def test_the_smoke_test_names_files_that_are_there() -> None:
     assert all(Path(ROOT, "tests", "python", name).is_file() for name in FILES)
