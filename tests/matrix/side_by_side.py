@@ -163,7 +163,7 @@ def main() -> None:
             if cell is not None and not cell.ok:
                 sys.exit(f"torch {torch}: {cell.said}")
         visits = load(pythons, folder / "store", options.seconds)
-        command = [str(pythons[versions[0]]), "-m", "eagercache", "verify", "--dir"]
+        command = [str(pythons[versions[0]]), "-m", "eagercache", "verify", "--all", "--dir"]
         sound = subprocess.run([*command, str(folder / "store")], check=False).returncode == 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)
