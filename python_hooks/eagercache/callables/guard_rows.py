@@ -237,7 +237,8 @@ def _named(value: Any) -> Any:
     if plain is not None:
         return plain
     if isinstance(value, types.FunctionType):
-        return ["function", str(value.__module__), value.__qualname__, code_digest(value.__code__)]
+        names = [str(value.__module__), value.__qualname__, value.__name__]
+        return ["function", *names, code_digest(value.__code__)]
     if isinstance(value, types.MethodType):
         return ["method", _named(value.__func__)]
     if isinstance(value, (staticmethod, classmethod)):

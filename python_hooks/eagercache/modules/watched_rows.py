@@ -27,6 +27,7 @@ from eagercache.callables.code_values import (
 from eagercache.callables.guard_rows import (
     OF_MEMBERS,
     GuardRow,
+    Path,
     in_class,
     is_slot,
     path_text,
@@ -115,17 +116,24 @@ class Rows:
 
     def guard(self, guard: GuardRow, module: torch.nn.Module) -> None:
         """Every step to the value of a guard, and the value. Raises Unwatchable."""
-        self._path(guard.path, module, guard.kind)
+        owner = self._path(guard.path, module, guard.kind)
         if guard.kind == "same":
             self._path(tuple((step, key) for step, key in guard.argument), module, "type")
+        elif guard.kind in ("contains", "lacks") and type(owner) is dict:
+            if not self._may_hold(owner, 0):
+                raise Unwatchable(f"{guard.text} holds a tensor or module")
+            self._presence(owner, guard.argument)
+        elif guard.kind == "has" and isinstance(guard.argument, str):
+            self._attribute(owner, guard.argument, guard.text)
 
-    def _path(self, path: tuple[tuple[str, Any], ...], module: torch.nn.Module, kind: str) -> None:
+    def _path(self, path: Path, module: torch.nn.Module, kind: str) -> Any:
+        """What the path leads to; MISSING where it is compared by its steps alone."""
         owner: Any = None
         of_module = False  # whether owner is the table of a module's children or tensors
         for position, (step, key) in enumerate(path):
             value = step_from(owner, step, key, module)
             if value is MISSING:
-                return  # comparing it says so
+                return MISSING  # comparing it says so
             if of_module:  # noticed otherwise, as another value in a module is
                 owner, of_module = value, False
                 continue
@@ -144,12 +152,30 @@ class Rows:
                 self._step(owner, step, key, (value, text), last and kind == "type")
             owner = value
         if of_module:
-            return
-        if kind in ("keys", "contains", "length"):
+            return MISSING
+        if kind in ("keys", "length") or (kind == "contains" and type(owner) is not dict):
             self._parts_of(owner, path_text(path))
         elif kind in ("has", "names"):
             kind_of = owner if isinstance(owner, type) else type(owner)
             self._class(kind_of)
+        return owner
+
+    def _presence(self, place: dict[Any, Any], key: Any) -> None:
+        """That a key is there, or is not."""
+        found = place.get(key, MISSING)
+        self._item(place, key, _NOT_THERE if found is MISSING else (type(found), True))
+
+    def _attribute(self, owner: Any, name: str, text: str) -> None:
+        """That an object has an attribute, or has none; in its class it is watched already."""
+        if isinstance(owner, (type, torch.nn.Module)):
+            return
+        held = getattr(owner, "__dict__", None)
+        if not isinstance(held, dict):
+            return
+        fixed = isinstance(owner, (types.ModuleType, types.FunctionType))
+        if not fixed and not self._may_hold(owner, 0):
+            raise Unwatchable(f"{text} is beside a tensor or module")
+        self._presence(held, name)
 
     def _step(self, owner: Any, step: str, key: Any, found: tuple[Any, str], by_type: bool) -> None:
         value, text = found
@@ -248,11 +274,12 @@ class Rows:
     def _item(self, place: Any, key: Any, value: tuple[Any, bool]) -> None:
         if isinstance(place, type) and is_covered(place.__module__):
             return
-        if self._left > 0:
-            _, held = self._items.setdefault(id(place), (place, {}))
-            self._left -= key not in held
-            if key not in held or held[key][1]:  # what a guard expects of it says more than a type
-                held[key] = value
+        _, held = self._items.setdefault(id(place), (place, {}))
+        if key not in held and self._left <= 0:
+            raise Unwatchable(f"more than {_MAX_VALUES} values")
+        self._left -= key not in held
+        if key not in held or held[key][1]:  # what a guard expects of it says more than a type
+            held[key] = value
 
     def _expected(self, value: Any) -> tuple[Any, bool]:
         if is_leaf(value):

@@ -233,3 +233,11 @@ def test_nothing_lives_longer_for_being_watched(reading: Any) -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_more_values_than_are_watched_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_rows, "_MAX_VALUES", 2)
+    values = watched_rows.Rows()
+    with pytest.raises(watched_rows.Unwatchable, match="more than 2 values"):
+        for name in ("FACTOR", "TABLE", "NAMES"):
+            values.chain((name,), vars(module_reading))

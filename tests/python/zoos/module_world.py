@@ -6,12 +6,15 @@ those of a review that found kernels with old values.
 
 from __future__ import annotations
 
+import abc
 import argparse
+import builtins
 import collections
 import datetime
 import enum
 import functools
 import os
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +56,10 @@ SLOTS, MIXED, PAIR = _Slots(), _Mixed(), [torch.ones(8), 3.0]
 
 class _Meta(type):
     gain = 1.25
+    table = {"a": 2.0}  # noqa: RUF012
+
+    def __getitem__(cls, key: str) -> float:
+        return cls.table[key]
 
 
 class _Made(metaclass=_Meta):
@@ -87,6 +94,14 @@ class _Named:
     pass
 
 
+class _Abstract(abc.ABC):  # noqa: B024 (classes are registered with it)
+    pass
+
+
+# What programs leave in modules that are not theirs.
+builtins.test_world_gain = 2.0  # type: ignore[attr-defined]
+torch.test_world_gains = [2.0]  # type: ignore[attr-defined]
+
 ROW, BOX, SECOND_BOX, EMPTY = _Row([2.0]), _Box(), _Box(), _Empty()
 DAY = datetime.date(2002, 1, 1)
 
@@ -99,6 +114,10 @@ def by_default(value: float = 2.0, *, more: float = 0.0) -> float:
 def by_keyword(*, value: float = 2.0) -> float:
     """Has a keyword's default alone."""
     return value
+
+
+def marked() -> None:
+    """Something is assigned to it."""
 
 
 @functools.lru_cache
@@ -262,6 +281,48 @@ class World(nn.Module):
         """A dict that would have an answer to any key."""
         return y * DEFAULTS["a"]
 
+    def list_of_torch(self, y: torch.Tensor) -> torch.Tensor:
+        """A list that the program put into another package."""
+        for gain in torch.test_world_gains:  # type: ignore[attr-defined]
+            y = y * gain
+        return y
+
+    def asked_of_torch(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute that another package has not yet."""
+        return y * getattr(functional, "test_world_asked", 2.0)
+
+    def asked_of_function(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute that a function has not yet."""
+        return y * (3.0 if hasattr(marked, "gain") else 2.0)
+
+    def asked_of_tensor(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute that a parameter has not yet."""
+        return y * getattr(self.dense.weight, "gain", 2.0)
+
+    def function_name(self, y: torch.Tensor) -> torch.Tensor:
+        """What a function is called."""
+        return y * len(marked.__name__)
+
+    def imported(self, y: torch.Tensor) -> torch.Tensor:
+        """Whether somebody imported something."""
+        return y * (3.0 if "test_world_imported" in sys.modules else 2.0)
+
+    def builtin_constant(self, y: torch.Tensor) -> torch.Tensor:
+        """A constant among Python's names."""
+        return y * test_world_gain  # type: ignore[name-defined]  # noqa: F821
+
+    def class_item(self, y: torch.Tensor) -> torch.Tensor:
+        """What a metaclass makes of an operator."""
+        return y * _Made["a"]
+
+    def tensor_cores(self, y: torch.Tensor) -> torch.Tensor:
+        """A setting that no key has."""
+        return y * (3.0 if torch.backends.cuda.matmul.allow_tf32 else 2.0)
+
+    def registered(self, y: torch.Tensor) -> torch.Tensor:
+        """Whether a class was registered with an abstract one."""
+        return y * (3.0 if isinstance(EMPTY, _Abstract) else 2.0)
+
     def tracer(self, y: torch.Tensor) -> torch.Tensor:
         """Code that a trace leaves out."""
         return y if torch.compiler.is_compiling() else y / y.norm()
@@ -319,6 +380,16 @@ CASES: dict[str, Callable[[World], Any]] = {
     "annotation": _set(by_default, "__annotations__", {}),
     "variable_of_bytes": lambda _: os.environ.__setitem__("TEST_WORLD_BYTES", "3.0"),
     "autocast_dtype": lambda _: torch.set_autocast_dtype("cpu", torch.float16),
+    "list_of_torch": lambda _: torch.test_world_gains.append(3.0),  # type: ignore[attr-defined]
+    "asked_of_torch": _set(functional, "test_world_asked", 5.0),
+    "asked_of_function": _set(marked, "gain", 5.0),
+    "asked_of_tensor": lambda model: setattr(model.dense.weight, "gain", 5.0),
+    "function_name": _set(marked, "__name__", "another"),
+    "imported": _put(sys.modules, "test_world_imported", types.ModuleType("test_world_imported")),
+    "builtin_constant": _set(builtins, "test_world_gain", 5.0),
+    "class_item": _put(_Meta.table, "a", 5.0),
+    "tensor_cores": _set(torch.backends.cuda.matmul, "allow_tf32", True),
+    "registered": lambda _: _Abstract.register(_Empty),
     # Last: the class is another one from here on, for which workers have no code.
     "own_default": _set(World.own_default, "__defaults__", (5.0,)),
 }
@@ -338,6 +409,8 @@ KERNELS |= {
     "variable_of_bytes",
     "slots",
 }
+KERNELS |= {"list_of_torch", "asked_of_torch", "asked_of_function", "function_name", "imported"}
+KERNELS |= {"builtin_constant"}
 
 
 def made(name: str) -> World:

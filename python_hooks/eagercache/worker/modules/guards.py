@@ -29,43 +29,11 @@ from eagercache.callables.guard_rows import (
     resolve,
     step_from,
 )
+from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.opened import INNER
+from eagercache.worker.modules.questions import Questions
 
-# How Dynamo's guards (GuardBuilder's methods) are compared here. None: not at all, since the key of
-# a call, the identity of the module or the environment key has it.
-_KINDS: dict[str, str | None] = {
-    **dict.fromkeys(
-        ("CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "BUILTIN_MATCH"), "value"
-    ),
-    **dict.fromkeys(
-        ("CLASS_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH", "ID_MATCH", "METHOD_MATCH"), "value"
-    ),
-    **dict.fromkeys(("MODULE_MATCH", "PYMODULE_MATCH"), "value"),
-    **dict.fromkeys(("TYPE_MATCH", "NN_MODULE", "NOT_NONE_MATCH", "WEAKREF_ALIVE"), "type"),
-    **dict.fromkeys(("SEQUENCE_LENGTH", "TUPLE_ITERATOR_LEN", "RANGE_ITERATOR_MATCH"), "length"),
-    **dict.fromkeys(("DICT_KEYS_MATCH", "DICT_CONST_KEYS", "MAPPING_KEYS_CHECK"), "keys"),
-    "DICT_CONTAINS": "contains",
-    "DICT_NOT_CONTAINS": "contains",
-    "SET_CONTAINS": "contains",
-    "HASATTR": "has",
-    "NOT_PRESENT_IN_GENERIC_DICT": None,  # what is found by a path is compared itself
-    "DUPLICATE_INPUT": "same",
-    "OBJECT_ALIASING": "same",
-    "EMPTY_NN_MODULE_HOOKS_DICT": None,
-    "TENSOR_SUBCLASS_METADATA_MATCH": None,
-}
-# Of values in packages that the environment key covers these matter: they may be patched.
-_MAY_BE_PATCHED = frozenset(("BUILTIN_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH"))
-_TRACER = (
-    "eagercache.callables",
-    "eagercache.worker",
-    "torch._dynamo",
-    "torch.utils._pytree",
-    "torch.export",
-    "torch.fx",
-    "torch._export",
-)
 _BUILTINS = "__builtins_dict__"
 _ALIAS = "__import_"
 # The names of a class: an item of them is one of its attributes.
@@ -102,6 +70,7 @@ class DynamoGuards:
         self._opened = opened
         self.restored: frozenset[str] = frozenset()
         self._guards: list[Any] = []
+        self._questions = Questions()
         self._read: dict[str, Any] = {}  # sources of all values that were read, by name
         self._imports: dict[str, str] = {}
         self._namespace = ""
@@ -140,16 +109,17 @@ class DynamoGuards:
         OutputGraph.compile_subgraph = compile_subgraph
         VariableBuilder.__call__ = built
         try:
-            yield
+            with self._questions.recorded():
+                yield
         finally:
             OutputGraph.compile_subgraph, VariableBuilder.__call__ = original, build
 
     def rows(self, module: torch.nn.Module) -> list[GuardRow]:
         """What the user's process has to compare. Raises CompileRefused where it could not."""
         self._module = module
+        self._questions.check()
         found: dict[tuple[str, ...], GuardRow] = {}
-        for guard in self._guards:
-            row = self._row(guard, module)
+        for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
             if row is not None:
                 found.setdefault(tuple(row.to_row()), row)
         if len(found) > MAX_GUARDS:
@@ -164,18 +134,21 @@ class DynamoGuards:
                 raise CompileRefused(f"the forward reads {guard.name}, which cannot be guarded")
             return None
         root, name = path[0]
-        if root == "import" and _is_of_tracer(str(name)):
+        if root == "import" and is_of_tracer(str(name)):
             return None
         sort = guard.create_fn_name()
         if sort == "TENSOR_MATCH":
             if root == "import":
                 raise CompileRefused(f"the forward reads the tensor {path_text(path)}")
             return None  # a parameter, a buffer or an argument
-        kind = _KINDS.get(sort, "")
+        kind = KINDS.get(sort, "")
         if kind == "":
             if root == "import":
                 raise CompileRefused(f"{sort} of {path_text(path)} cannot be compared")
             return None
+        if kind == "has":
+            # Whether the attribute is there at all: what it is has guards of its own.
+            return self._has(path[:-1], path[-1][1]) if path[-1][0] == "attr" else None
         value = resolve(path, module)
         if kind is None or value is MISSING or self._is_known(path, sort, value, module):
             return None
@@ -188,6 +161,29 @@ class DynamoGuards:
             return None
         return GuardRow(path, kind, argument, describe(value, kind, argument, module))
 
+    def _answers(self) -> Iterator[GuardRow]:
+        """What the trace asked, and has no guard on."""
+        for name in self._questions.builtins:
+            path: Path = (("import", "builtins"), ("attr", name))
+            value = resolve(path, self._module)
+            yield GuardRow(path, "value", None, describe(value, "value", None, self._module))
+        for source, name in self._questions.attributes.values():
+            place = self._path(source)
+            row = None if place is None else self._has(place, name)
+            if row is not None:
+                yield row
+
+    def _has(self, place: Path, name: str) -> GuardRow | None:
+        """Whether a value has an attribute."""
+        if place[0][0] == "import" and is_of_tracer(str(place[0][1])):
+            return None
+        value = resolve(place, self._module)
+        if isinstance(value, torch.Tensor) and not hasattr(torch.Tensor, name):
+            raise CompileRefused(f"the forward asks whether a tensor was given {name}")
+        if value is MISSING or isinstance(value, (torch.Tensor, torch.nn.Module)):
+            return None  # the identity of the module has its attributes
+        return GuardRow(place, "has", name, describe(value, "has", name, self._module))
+
     def _argument(self, guard: Any, kind: str) -> Any:
         create = guard.create_fn
         given = dict(create.keywords) if isinstance(create, functools.partial) else {}
@@ -197,7 +193,7 @@ class DynamoGuards:
             if path is None:
                 raise CompileRefused(f"the forward reads {guard.name} under two names")
             return [list(step) for step in path]
-        if kind in ("contains", "has"):
+        if kind == "contains":
             key = given.get("key", given.get("attr", given.get("item")))
             return key if isinstance(key, (str, int)) else None
         return None
@@ -211,7 +207,7 @@ class DynamoGuards:
         if isinstance(value, torch.nn.Module):
             return root == "self"
         if root == "import":
-            return is_covered(_owner(path, module)) and sort not in _MAY_BE_PATCHED
+            return is_covered(_owner(path, module)) and sort in OF_THE_PACKAGE
         return not _passes_an_object(path, module)
 
     def _is_of_program(self, source: Any) -> bool:
@@ -366,10 +362,6 @@ def _step(source: Any, sort: str) -> tuple[Step, ...] | None:
     if sort == "ConstDictKeySource":
         return (("key", source.index),)
     return None
-
-
-def _is_of_tracer(name: str) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in _TRACER)
 
 
 def _owner(path: Path, module: torch.nn.Module) -> str:

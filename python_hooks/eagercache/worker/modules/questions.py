@@ -1,0 +1,159 @@
+"""What a trace asks of values and goes on with as a constant, without a guard.
+
+TorchDynamo answers `hasattr`, `getattr` with a default, `isinstance` and `issubclass` while it
+traces, and takes constants among the builtins as they are. Here each such question is written down.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from eagercache.callables.code_values import is_covered
+from eagercache.worker.inductor.commands import CompileRefused
+
+# Its classes are registered with no abstract class but when they are imported.
+_KNOWN_LIBRARY = "transformers"
+# Functions that ask no metaclass of the program, or have guards of their own.
+_OF_ANY_CLASS = frozenset(
+    (getattr, hasattr, setattr, delattr, type, super, id, callable, print)
+) | {operator.is_, operator.is_not}
+
+
+class Questions:
+    """The questions of the traces in a `recorded` block.
+
+    Attributes:
+        attributes: where a value is (a source of Dynamo's) and the name that it was asked for, by
+            both names.
+        builtins: names of builtin constants that were read.
+    """
+
+    def __init__(self) -> None:
+        self.attributes: dict[tuple[str, str], tuple[Any, str]] = {}
+        self.builtins: dict[str, None] = {}
+        self._refused = ""
+
+    def check(self) -> None:
+        """Raises CompileRefused where an answer may be another one later, which nobody sees."""
+        if self._refused:
+            raise CompileRefused(self._refused)
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """What Dynamo traces in this block is recorded. Not for several threads."""
+        from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+        from torch._dynamo.variables.builtin import BuiltinVariable
+        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+        with ExitStack() as undo:
+            for kind in _classes_with("call_obj_hasattr"):
+                _before(undo, kind, "call_obj_hasattr", self._attribute)
+            # Not what it calls: such handlers are kept from trace to trace.
+            _before(undo, BuiltinVariable, "call_function", self._operator)
+            _before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
+            name = "load_builtin_from_argval"
+            _before(undo, InstructionTranslatorBase, name, self._builtin)
+            yield
+
+    def _attribute(self, asked: Any, _: Any, name: str) -> None:
+        source = getattr(asked, "source", None)
+        if source is not None:
+            self.attributes.setdefault((str(source.name), name), (source, name))
+
+    def _builtin(self, _: Any, name: str) -> None:
+        if name in vars(builtins) and not callable(vars(builtins)[name]):
+            self.builtins[name] = None
+
+    def _setting(self, asked: Any, *_: Any, **__: Any) -> None:
+        if asked.value is torch._C._get_cublas_allow_tf32 and not self._refused:
+            self._refused = "the forward asks whether TF32 is allowed, which no key has"
+
+    def _operator(self, asked: Any, _: Any, given: Any, *__: Any, **___: Any) -> None:
+        """Notes a question of classes, and what Dynamo computes with a class of the program."""
+        if self._refused or asked.fn in _OF_ANY_CLASS:
+            return
+        values = [part.realize() for part in given]
+        if asked.fn in (isinstance, issubclass):
+            self._kind(*values)
+            return
+        for value in values:
+            kind = vars(value).get("value")  # of others a property may raise
+            if isinstance(kind, type) and not is_covered(type(kind).__module__):
+                name = getattr(asked.fn, "__name__", "")
+                self._refused = f"the forward computes {name} of the class {kind.__qualname__}"
+
+    def _kind(self, asked: Any, kinds: Any) -> None:
+        try:
+            kind, asked_for = _type_of(asked), kinds.as_python_constant()
+        except Exception:  # Dynamo refuses it, in words of its own
+            return
+        for other in _flat(asked_for):
+            if not self._refused and not _is_settled(kind, other):
+                self._refused = (
+                    f"the forward asks whether a {kind.__qualname__} is a {other.__qualname__}, "
+                    "and another class may be registered as one"
+                )
+
+
+def _type_of(asked: Any) -> Any:
+    try:
+        return asked.python_type()
+    except NotImplementedError:
+        return asked.as_python_constant()
+
+
+def _flat(kinds: Any) -> Iterator[type]:
+    if isinstance(kinds, types.UnionType):
+        kinds = kinds.__args__
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if isinstance(kind, tuple):
+            yield from _flat(kind)
+        elif isinstance(kind, type):
+            yield kind
+
+
+def _is_settled(kind: type, other: type) -> bool:
+    """Whether it is clear from the bases of ``kind`` alone whether it is a subclass of ``other``.
+
+    Of an abstract class it may be one by `abc.ABCMeta.register`, which leaves no trace in either.
+    """
+    if other in kind.__mro__ or not isinstance(other, abc.ABCMeta):
+        return True
+    packages = {one.__module__.partition(".")[0] for one in (kind, other)}
+    both_covered = is_covered(kind.__module__) and is_covered(other.__module__)
+    return both_covered or packages == {_KNOWN_LIBRARY}
+
+
+def _classes_with(name: str) -> list[type]:
+    from torch._dynamo.variables.base import VariableTracker
+
+    found: dict[type, None] = {}
+    waiting: list[type] = [VariableTracker]
+    while waiting:
+        kind = waiting.pop()
+        found[kind] = None
+        kinds: list[type] = kind.__subclasses__()
+        waiting += [below for below in kinds if below not in found]
+    return [kind for kind in found if name in vars(kind)]
+
+
+def _before(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
+    """Has ``note`` called before a method, with the same arguments."""
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        note(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, noted)
+    undo.callback(setattr, owner, name, original)
