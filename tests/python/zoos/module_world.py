@@ -15,6 +15,7 @@ import enum
 import functools
 import os
 import sys
+import tempfile
 import types
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,13 @@ class _Named:
     pass
 
 
+class _WithDefault(dict):  # type: ignore[type-arg]
+    otherwise = 2.0
+
+    def __missing__(self, key: str) -> float:
+        return self.otherwise
+
+
 class _Abstract(abc.ABC):  # noqa: B024 (classes are registered with it)
     pass
 
@@ -104,6 +112,7 @@ torch.test_world_gains = [2.0]  # type: ignore[attr-defined]
 
 ROW, BOX, SECOND_BOX, EMPTY = _Row([2.0]), _Box(), _Box(), _Empty()
 DAY = datetime.date(2002, 1, 1)
+WITH_DEFAULT = _WithDefault()
 
 
 def by_default(value: float = 2.0, *, more: float = 0.0) -> float:
@@ -249,6 +258,18 @@ class World(nn.Module):
         """An attribute that is not there yet."""
         return y * getattr(EMPTY, "value", 2.0)
 
+    def of_its_class(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute of a class that the object may get itself."""
+        return y * float(WITH_DEFAULT["a"])
+
+    def folder(self, y: torch.Tensor) -> torch.Tensor:
+        """What a worker has for itself."""
+        return y * len(tempfile.gettempdir())
+
+    def group(self, y: torch.Tensor) -> torch.Tensor:
+        """Whether there is a process group; a worker has none."""
+        return y * 3.0 if torch.distributed.is_initialized() else y
+
     def builtin(self, y: torch.Tensor) -> torch.Tensor:
         """A name of Python's that the file may take."""
         return y * abs(-2.0)
@@ -374,6 +395,11 @@ CASES: dict[str, Callable[[World], Any]] = {
     "property_first": lambda _: setattr(_Box, "value", property(lambda self: 5.0)),
     "item": _set(_Row, "__getitem__", lambda *_: 5.0),
     "missing": _set(_Empty, "value", 5.0),
+    "of_its_class": _set(WITH_DEFAULT, "otherwise", 5.0),
+    "folder": _set(tempfile, "tempdir", "/var/tmp/another"),
+    "group": lambda _: torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    ),
     "builtin": lambda _: globals().__setitem__("abs", lambda _: 5.0),
     "day": lambda _: globals().__setitem__("DAY", datetime.date(2005, 1, 1)),
     "class_name": _set(_Named, "__name__", "Another"),
@@ -410,7 +436,7 @@ KERNELS |= {
     "slots",
 }
 KERNELS |= {"list_of_torch", "asked_of_torch", "asked_of_function", "function_name", "imported"}
-KERNELS |= {"builtin_constant"}
+KERNELS |= {"builtin_constant", "of_its_class"}
 
 
 def made(name: str) -> World:

@@ -19,7 +19,7 @@ KINDS: dict[str, str | None] = {
     "DICT_NOT_CONTAINS": "contains",
     "SET_CONTAINS": "contains",
     "HASATTR": "has",
-    "NOT_PRESENT_IN_GENERIC_DICT": None,  # what is found by a path is compared itself
+    "NOT_PRESENT_IN_GENERIC_DICT": None,  # see row_of_class of worker/modules/questions.py
     "DUPLICATE_INPUT": "same",
     "OBJECT_ALIASING": "same",
     "EMPTY_NN_MODULE_HOOKS_DICT": None,

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.code_values import MISSING, is_covered
+from eagercache.callables.code_values import MISSING, is_covered, plain_value
 from eagercache.callables.guard_rows import (
     GuardRow,
     Path,
@@ -32,7 +32,7 @@ from eagercache.callables.guard_rows import (
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.opened import INNER
-from eagercache.worker.modules.questions import Questions
+from eagercache.worker.modules.questions import Questions, row_of_class
 
 _BUILTINS = "__builtins_dict__"
 _ALIAS = "__import_"
@@ -146,6 +146,8 @@ class DynamoGuards:
             if root == "import":
                 raise CompileRefused(f"{sort} of {path_text(path)} cannot be compared")
             return None
+        if sort == "NOT_PRESENT_IN_GENERIC_DICT":
+            return row_of_class(path, guard, module)
         if kind == "has":
             # Whether the attribute is there at all: what it is has guards of its own.
             return self._has(path[:-1], path[-1][1]) if path[-1][0] == "attr" else None
@@ -207,7 +209,9 @@ class DynamoGuards:
         if isinstance(value, torch.nn.Module):
             return root == "self"
         if root == "import":
-            return is_covered(_owner(path, module)) and sort in OF_THE_PACKAGE
+            # Plain values are compared there too: a program sets them, and a worker has its own.
+            plain = plain_value(value) is not None and not isinstance(value, type)
+            return not plain and is_covered(_owner(path, module)) and sort in OF_THE_PACKAGE
         return not _passes_an_object(path, module)
 
     def _is_of_program(self, source: Any) -> bool:

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.code_values import is_covered
+from eagercache.callables.code_values import MISSING, is_covered
+from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
+from eagercache.worker.compat.folded_calls import is_answered_by_worker
 from eagercache.worker.inductor.commands import CompileRefused
 
 # Its classes are registered with no abstract class but when they are imported.
@@ -74,8 +76,9 @@ class Questions:
             self.builtins[name] = None
 
     def _setting(self, asked: Any, *_: Any, **__: Any) -> None:
-        if asked.value is torch._C._get_cublas_allow_tf32 and not self._refused:
-            self._refused = "the forward asks whether TF32 is allowed, which no key has"
+        if not self._refused and is_answered_by_worker(asked.value):
+            name = getattr(asked.value, "__name__", "")
+            self._refused = f"the forward calls {name}(), which a worker answers for itself"
 
     def _operator(self, asked: Any, _: Any, given: Any, *__: Any, **___: Any) -> None:
         """Notes a question of classes, and what Dynamo computes with a class of the program."""
@@ -102,6 +105,22 @@ class Questions:
                     f"the forward asks whether a {kind.__qualname__} is a {other.__qualname__}, "
                     "and another class may be registered as one"
                 )
+
+
+def row_of_class(path: Path, guard: Any, module: torch.nn.Module) -> GuardRow | None:
+    """What an object of the program has of its class, where it has nothing of that name itself.
+
+    Dynamo reads it from the class: what the object is given later stands on no path of a guard.
+    """
+    name = guard.create_fn.keywords.get("attr")
+    owner = resolve(path, module)
+    if not isinstance(name, str) or isinstance(owner, (type, torch.Tensor, torch.nn.Module)):
+        return None
+    place: Path = (*path, ("attr", name))
+    value = resolve(place, module)
+    if is_covered(type(owner).__module__) or value is MISSING:
+        return None
+    return GuardRow(place, "value", None, describe(value, "value", None, module))
 
 
 def _type_of(asked: Any) -> Any:
