@@ -260,8 +260,8 @@ class Rows:
             raise Unwatchable(f"{text} holds a tensor or module")
         if id(value) in self._looked:
             return
-        # Which keeps its order where a dict has none of it.
-        ordered = isinstance(value, OrderedDict)
+        # Which keeps its order where a dict has none of it: one item has no other.
+        ordered = isinstance(value, OrderedDict) and len(value) > 1
         if ordered or not isinstance(value, (list, dict, set)):
             raise Unwatchable(f"{text} is a {type(value).__name__}, which cannot be watched")
         self._look_inside(value)

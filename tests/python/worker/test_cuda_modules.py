@@ -273,7 +273,7 @@ def test_where_compilers_of_triton_fail_kernels_are_compiled_one_by_one(
             raise CompileFailed("InductorError: SubprocException: no such kernel", transient=False)
         return "made"
 
-    monkeypatch.setattr(compile_module, "_triton_compilers", lambda: 3)
+    monkeypatch.setattr(compile_module, "triton_compilers", lambda _: 3)
     monkeypatch.setattr(triton_kernels, "start_triton_compilers", lambda _: None)
     monkeypatch.setattr(compile_module.Tools, "_compile", fail_beside_others)
     tools = object.__new__(compile_module.Tools)

@@ -69,13 +69,14 @@ class Tools:
     bare kernels is kept in ``store``, the store's directory, for other workers.
     """
 
+    processors = 0  # that compiling may use at once; 0 where nobody said
+
     def __init__(
         self, compiler: Compiler, isa: Isa, private: Path | None, store: Path | None = None
     ) -> None:
         self.cpu_features = tuple(isa.features)  # what its code needs of a processor
         self.commands = BuildCommands(compiler, isa, private)
         self.bare = BareBuilder(compiler, isa, private, store)
-        self.processors = 0  # that compiling may use at once; 0 where nobody said
         self._taker: TextTaker | TextChecker | TextReader | None = None
         aot_inductor.set_text_handler(self._take)
 

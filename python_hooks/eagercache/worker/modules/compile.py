@@ -34,6 +34,7 @@ from eagercache.calls.contract import module_contracts
 from eagercache.calls.numerics import same_bits
 from eagercache.worker.compat import aot_inductor
 from eagercache.worker.graphs.indices import indexes
+from eagercache.worker.graphs.tensor_names import tensor_names
 from eagercache.worker.graphs.vector_products import use_vector_products
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
@@ -45,7 +46,6 @@ from eagercache.worker.modules.facts import call_facts, kernel_facts, output_str
 from eagercache.worker.modules.proof import prove_calls
 from eagercache.worker.modules.reads import Reads, check_names
 from eagercache.worker.modules.rebuilt_call import rebuilt_call
-from eagercache.worker.modules.tensor_names import tensor_names
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.timing import timing
 from eagercache.worker.timing.gpu_memory import with_room
