@@ -41,6 +41,7 @@ WHOLE = (*OPERATORS, *MODULES)
 MEASURES: dict[str, tuple[str, ...]] = {
     "bandwidth": ("bench/operators/bandwidth.py", *KERNELS),
     "beside-cpu": ("bench/compiling/beside.py", *SERVICE),
+    "beside-programs-h100": ("bench/compiling/beside_programs.py", *SERVICE, *WHOLE),
     "cluster": ("bench/compiling/cluster.py", *AHEAD),
     "compile-cpu": ("bench/compiling/compile.py", *SERVICE, *KERNELS),
     "conformance-h200": ("bench/overhead/cuda_lists.py", *OPERATORS),
