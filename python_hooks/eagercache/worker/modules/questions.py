@@ -147,6 +147,8 @@ def _is_settled(kind: type, other: type) -> bool:
     """
     if other in kind.__mro__ or not isinstance(other, abc.ABCMeta):
         return True
+    if kind in (type, abc.ABCMeta):  # a class, which Dynamo asks about while it makes an object
+        return True
     packages = {one.__module__.partition(".")[0] for one in (kind, other)}
     both_covered = is_covered(kind.__module__) and is_covered(other.__module__)
     return both_covered or packages == {_KNOWN_LIBRARY}
