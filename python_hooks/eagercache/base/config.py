@@ -285,7 +285,7 @@ VARIABLES: tuple[Variable, ...] = (
         "workers",
         _count,
         0,
-        "Compile workers of this process; 0: as many as it leaves cores, at most half of those.",
+        "Compile workers of this process; 0: as many as it leaves cores, half of all at most.",
     ),
     Variable(
         "EAGERCACHE_SLOTS",

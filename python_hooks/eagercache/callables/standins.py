@@ -65,13 +65,9 @@ def describe(tensor: torch.Tensor) -> Standin:
     if type(tensor) is TensorSketch:
         common = _metadata(tensor, tensor.offset, ())
         return Standin(**common, **statistics_of(tensor.sample.cpu()))
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-        raise NotTransferable(f"it holds a {type(tensor).__name__}")
-    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
-        raise NotTransferable("it holds a tensor of an unusual kind")
-    if tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0:
-        # Of a sharded model, whose parameters have memory during a forward or a backward alone.
-        raise NotTransferable("it holds a tensor whose memory was given up")
+    reason = _why_not(tensor)
+    if reason:
+        raise NotTransferable(reason)
     common = _metadata(tensor, tensor.data_ptr() % 64, tuple(sorted(vars(tensor))))
     if _is_exact(tensor):
         flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -129,7 +125,7 @@ class TensorSketch(torch.Tensor):
     def of(tensor: torch.Tensor) -> torch.Tensor:
         """A sketch of ``tensor``; the tensor itself where it is small, or says more."""
         values = tensor.is_floating_point() or tensor.is_complex()
-        if type(tensor) is not torch.Tensor or not values or vars(tensor) or _is_unusual(tensor):
+        if type(tensor) is not torch.Tensor or not values or vars(tensor) or _why_not(tensor):
             return tensor
         if _is_exact(tensor):
             return tensor.detach().requires_grad_(tensor.requires_grad)
@@ -183,10 +179,16 @@ def _is_exact(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.itemsize <= most
 
 
-def _is_unusual(tensor: torch.Tensor) -> bool:
-    if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
-        return True
-    return tensor.is_quantized or tensor.untyped_storage().nbytes() == 0
+def _why_not(tensor: torch.Tensor) -> str:
+    """Why nothing can stand in for it; empty where something can."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        return f"it holds a {type(tensor).__name__}"
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return "it holds a tensor of an unusual kind"
+    if tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0:
+        # Of a sharded model, whose parameters have memory during a forward or a backward alone.
+        return "it holds a tensor whose memory was given up"
+    return ""
 
 
 def _holds_object(value: Any) -> bool:

@@ -1,8 +1,8 @@
 """How many workers may run at once: as many as the program leaves processors.
 
 Where program and worker want one processor the worker gets a twentieth of it. A parallel region
-ends with its last thread, though, and so waits for each worker that runs beside one of them: eight
-workers cost a program with a thread on each core up to a third of its speed, one a twentieth.
+ends with its last thread, though, and so waits for each worker that runs beside one of them
+(bench/results/2026-11-26-beside-programs-h100.md).
 """
 
 from __future__ import annotations
