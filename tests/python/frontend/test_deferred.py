@@ -176,6 +176,22 @@ report(status=status, active=active())
     assert done["status"] == 10 and done["active"] == [VAR]
 
 
+def test_what_was_found_is_said_before_anybody_goes_on(program: Program) -> None:
+    done = program(
+        f"""
+import eagercache, time
+from eagercache.base.untried.standing import Standing
+said, standing = [], Standing()
+def say(problem):
+    time.sleep(0.5)
+    said.append(problem)
+standing.begin([{sys.executable!r}, "-c", "raise SystemExit(3)"], say)
+report(waited=standing.wait(60), said=len(said))
+"""
+    )
+    assert done["waited"] and done["said"] == 1
+
+
 def test_a_check_that_says_nothing_has_failed(program: Program) -> None:
     done = program(
         f"""

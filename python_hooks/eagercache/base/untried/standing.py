@@ -84,12 +84,14 @@ class Standing:
 
     def _settle(self, problem: str, say: Callable[[str], None]) -> None:
         self._problem = problem
-        with self._lock:
-            self._settled.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
-        say(problem)
+        try:
+            say(problem)  # first: who waits may end the program
+        finally:
+            with self._lock:
+                self._settled.set()
+                callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback()
 
 
 standing = Standing()
