@@ -163,6 +163,8 @@ class OperatorHook {
   // The rest of begin_unboxed for a call whose key, if it has one, the thread has not met lately.
   Route look_up_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs,
                         RunOfCall<UnboxedArguments>& run, std::uint64_t mark);
+  // Whether a call of that pending key needs nothing but native's answer; the table counts it then.
+  bool passes_pending(const RememberedKey& key) const noexcept;
   LoadedKernel::Outcome run_unboxed(LoadedKernel& kernel, const UnboxedArguments& arguments,
                                     const CallTensors& call, UnboxedOutputs outputs) noexcept;
   // Enters a missed call's key into the table, with what is known of it without native's answer:

@@ -35,6 +35,13 @@ void move_version_of(const UnboxedArguments& arguments, std::size_t index) {
   }
 }
 
+// Whoever is not decided ends the runs of those that are.
+void count_pending(HookSlots& slots, HookSlots::Recent& recent) noexcept {
+  slots.count(CallOutcome::kPending);
+  slots.run.end();
+  recent.run.end();
+}
+
 }  // namespace
 
 Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs) {
@@ -84,6 +91,10 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
       run.count(recent);
       return Route::kNative;
     }
+    if (found.state == EntryState::kPending && scalars_.empty() && passes_pending(recent->key)) {
+      count_pending(mine, *recent);
+      return Route::kNative;
+    }
   }
   return look_up_unboxed(arguments, outputs, run, mark);
 }
@@ -98,8 +109,7 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
   }
   RememberedKey key;
   const Found found = table_.find(view.key.words(), hash_words(view.key.words()), &key);
-  const bool decided = found.state == EntryState::kKernel || found.state == EntryState::kNative;
-  if (decided) {
+  if (found.state != EntryState::kAbsent) {
     run.slots().remember(mark, key);
   }
   if (found.state == EntryState::kKernel) [[likely]] {
@@ -120,6 +130,11 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
     const Route route =
         scalars_.empty() ? Route::kBoxed : answer_by_class(arguments, view, outputs);
     HookSlots::Recent* const recent = run.slots().find_recent(mark);
+    if (route == Route::kBoxed && found.state == EntryState::kPending && recent != nullptr &&
+        passes_pending(recent->key)) {
+      count_pending(run.slots(), *recent);
+      return Route::kNative;
+    }
     if (route == Route::kBoxed) {
       end_native_run(index_);  // or the boxed hook might pass the call on
       if (recent != nullptr) {
@@ -135,6 +150,14 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
   }
   run.count(run.slots().find_recent(mark));
   return Route::kNative;
+}
+
+bool OperatorHook::passes_pending(const RememberedKey& key) const noexcept {
+  return !kernels_frozen.load(std::memory_order_relaxed) &&
+         table_.note_again(key, [this](std::uint64_t calls) noexcept {
+           const MissNote note{EntryState::kPending, nullptr, false, calls};
+           return misses_.ask_for(*this, note) == MissQueue::Ask::kNothing;
+         });
 }
 
 void OperatorHook::note_failure(LoadedKernel& kernel, const UnboxedArguments& arguments) {

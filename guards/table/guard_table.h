@@ -69,6 +69,13 @@ class GuardTable {
   template <typename IsSame>
   Found find_again(const RememberedKey& remembered, const IsSame& is_same) const noexcept;
 
+  // As note_miss() of the pending key that `remembered` tells of, where `admits(calls)` is true of
+  // the number that it would be. False, and nothing is counted: where it is not, where the key is
+  // not pending or not there any more, and where another thread counts at the same moment. Any
+  // thread; lock-free.
+  template <typename Admits>
+  bool note_again(const RememberedKey& remembered, const Admits& admits) const noexcept;
+
   // Counts a miss of `key`, inserting it as kPending when absent. Any thread; never waits.
   MissNote note_miss(std::span<const Word> key, std::uint64_t hash);
 
@@ -116,6 +123,20 @@ inline Found GuardTable::find_again(const RememberedKey& remembered,
   }
   entry.touch(budget_.tick());
   return entry.verdict.load(std::memory_order_acquire).found();
+}
+
+template <typename Admits>
+inline bool GuardTable::note_again(const RememberedKey& remembered,
+                                   const Admits& admits) const noexcept {
+  const ReadSection section;
+  if (!section.entered() || remembered.generation_ != generation_.load(std::memory_order_seq_cst)) {
+    return false;
+  }
+  const guard_table_detail::Entry& entry = *remembered.entry_;
+  std::uint64_t calls = entry.calls.load(std::memory_order_relaxed);
+  const Found found = entry.verdict.load(std::memory_order_acquire).found();
+  return found.state == EntryState::kPending && admits(calls + 1) &&
+         entry.calls.compare_exchange_strong(calls, calls + 1, std::memory_order_relaxed);
 }
 
 }  // namespace eagercache

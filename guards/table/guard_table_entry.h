@@ -64,8 +64,8 @@ struct Entry : Retired {
   bool decided = false;            // in the queue of decided entries, not of pending ones
   std::uint32_t checked_tick = 0;  // `tick` when eviction last looked
 
-  std::atomic<std::uint64_t> calls{0};
-  std::uint64_t line_end[3] = {};  // fills the line
+  mutable std::atomic<std::uint64_t> calls{0};  // that were noted as missed
+  std::uint64_t line_end[3] = {};               // fills the line
 
   std::uint64_t hash = 0;
   std::atomic<Verdict> verdict{};

@@ -125,6 +125,39 @@ TEST_F(UnboxedHookTest, ACallWithoutAVerdictIsAMissAndNativeAnswers) {
   EXPECT_EQ(total(counts), 2U);
 }
 
+TEST_F(UnboxedHookTest, CallsWithoutAVerdictCostNativesAllocationsAndAreCounted) {
+  OperatorHook& abs = hook("aten::abs");
+  const at::Tensor x = at::tensor({-1.0F, -2.0F, -3.0F, -4.0F, -5.0F, -6.0F});
+  set_on_miss(OnMiss::kBackground, 40);
+  const auto store = use_store();
+  const auto handler = use_handler([](const CompileRequest& request) {
+    runtime().complete(request.digest, "native", "of the test");
+  });
+  std::size_t before = thread_allocations();
+  hooks_answer.store(false);
+  at::abs(x);
+  hooks_answer.store(true);
+  const std::size_t native = thread_allocations() - before;
+  at::abs(x);
+  at::abs(x);
+  const CallCounts counts = counted(abs, [&] {
+    before = thread_allocations();
+    for (int i = 0; i < 30; ++i) {
+      at::abs(x);
+    }
+    EXPECT_EQ(thread_allocations() - before, 30 * native);
+  });
+  EXPECT_EQ(count(counts, CallOutcome::kPending), 30U);
+  EXPECT_EQ(total(counts), 30U);
+  EXPECT_TRUE(handler->requests().empty());
+  // What the others were counted for: the fortieth asks.
+  for (int i = 0; i < 8; ++i) {
+    at::abs(x);
+  }
+  EXPECT_NE(handler->request(0).call_json.find("\"calls\":40"), std::string::npos)
+      << handler->request(0).call_json;
+}
+
 TEST_F(UnboxedHookTest, DecidedNativeAndSteppedAsideCallsCountOnce) {
   OperatorHook& abs = hook("aten::abs");
   const at::Tensor x = at::tensor({1.0F, -2.0F, 3.0F});

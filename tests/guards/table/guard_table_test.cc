@@ -74,6 +74,30 @@ TEST_F(GuardTableTest, ARememberedKeyIsFoundAgainWithItsVerdictOfNow) {
   EXPECT_EQ(find_again(table, remembered, key(1)).state, EntryState::kNative);
 }
 
+TEST_F(GuardTableTest, APendingKeyThatIsRememberedIsCountedWhereTheCallerAdmitsIt) {
+  GuardTable table;
+  EXPECT_TRUE(note(table, key(1)).inserted);
+  RememberedKey remembered;
+  EXPECT_EQ(table.find(key(1), hash_words(key(1)), &remembered).state, EntryState::kPending);
+  EXPECT_TRUE(table.note_again(remembered, [](std::uint64_t calls) { return calls == 2; }));
+  EXPECT_FALSE(table.note_again(remembered, [](std::uint64_t calls) { return calls != 3; }));
+  EXPECT_EQ(note(table, key(1)).calls, 3U);
+  // While one asks another one counts: what was asked for is not the number that it would be.
+  EXPECT_FALSE(table.note_again(
+      remembered, [&](std::uint64_t calls) { return note(table, key(1)).calls == calls; }));
+  EXPECT_EQ(note(table, key(1)).calls, 5U);
+  const auto any = [](std::uint64_t) { return true; };
+  set_native(table, key(1));
+  EXPECT_FALSE(table.note_again(remembered, any));
+  EXPECT_TRUE(erase(table, key(1)));
+  EXPECT_TRUE(note(table, key(1)).inserted);
+  EXPECT_FALSE(table.note_again(remembered, any));
+  RememberedKey none;
+  EXPECT_EQ(table.find(key(2), hash_words(key(2)), &none).state, EntryState::kAbsent);
+  EXPECT_FALSE(table.note_again(none, any));
+  EXPECT_EQ(note(table, key(1)).calls, 2U);
+}
+
 TEST_F(GuardTableTest, OnceAnEntryWasTakenOutNoneIsRemembered) {
   GuardTable table;
   const auto remember = [&](Word number) {
