@@ -6,7 +6,9 @@ fork, with a session, an environment and descriptors of its own, that goes on as
 eagercache.worker` does. Tests of how workers start, live and end take none.
 
 They also leave each other the headers that they precompile, which a worker of its own makes anew
-for each store, or does without for its first kernels: five seconds a kernel, or more.
+for each store, or does without for its first kernels: five seconds a kernel, or more. And they link
+containers against empty libraries of the names of torch's: to read the symbols of torch's own takes
+a quarter of a second each time. What is made finds its symbols when it is loaded.
 
 Run as a script with the number of a listening Unix socket and a folder for these headers, which
 several such processes may share. Each connection asks for one worker: a frame (4 bytes of length,
@@ -234,12 +236,32 @@ def _share_headers(folder: Path) -> None:
                 finally:
                     unfinished.unlink()
 
+        def _link_command(self, words: list[str]) -> list[str]:
+            return _without_reading_torch(super()._link_command(words), folder)
+
     class Tools(compile.Tools):
         def __init__(self, compiler: Any, isa: Any, private: Any, store: Any = None) -> None:
             super().__init__(compiler, isa, private, folder)
             self.commands = Commands(compiler, isa, folder)
 
     compile.Tools = Tools  # type: ignore[misc]
+
+
+def _without_reading_torch(words: list[str], folder: Path) -> list[str]:
+    """A link command on CPU with empty libraries, which are made in `folder`, in torch's place."""
+    names = [word for word in words if word in ("-ltorch", "-ltorch_cpu")]
+    if not names or "-ltorch_cuda" in words:
+        return words
+    for name in names:
+        target = folder / f"lib{name[2:]}.so"
+        if not target.exists():
+            made = folder / f"{target.name}.{os.getpid()}"
+            command = [words[0], "-shared", "-nostdlib", f"-Wl,-soname,{target.name}"]
+            subprocess.run([*command, "-x", "c++", "/dev/null", "-o", str(made)], check=True)
+            made.rename(target)
+    place, rest = words.index(names[0]), [word for word in words if word not in names]
+    needed = ["-Wl,--push-state,--no-as-needed", *names, "-Wl,--pop-state"]
+    return [*rest[:place], f"-L{folder}", *needed, *rest[place:]]
 
 
 def _shorten_timings() -> None:

@@ -114,7 +114,8 @@ def test_triton_compilers_are_no_more_than_what_is_allowed() -> None:
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-    settings = ServiceSettings(str(tmp_path), "", slots_folder=tmp_path / "slots")
+    # As many slots, too, as on such a machine: who finds none waits for two minutes.
+    settings = ServiceSettings(str(tmp_path), "", slots=8, slots_folder=tmp_path / "slots")
     yield Workers(RequestQueue(settings))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from eagercache.base import environment
 from eagercache.base.load import core
 from eagercache.base.toolchain import find_compiler, pick_isa
 from eagercache.worker.compat import aot_inductor
@@ -35,6 +36,26 @@ def test_what_inductor_writes_has_them(tmp_path: Path) -> None:
     tools.read_texts(graph, (torch.ones(8),), tmp_path, lambda text, _: wrappers.append(text))
     rest = [common_parts.without_interface(text) for text in wrappers]
     assert len(rest) == 1 and rest[0] is not None and CALLED not in rest[0]
+
+
+WRONG = "unmatched dtype"
+
+
+def test_checks_of_tensors_are_left_out_unless_a_variable_asks_for_them(tmp_path: Path) -> None:
+    graph = torch.fx.symbolic_trace(lambda x, y: (x.sin() + y,))
+    found: list[str] = []
+    tools = Tools(find_compiler(), pick_isa(core.host_cpu_features()), None)
+    examples = (torch.ones(8), torch.ones(8))
+    tools.read_texts(graph, examples, tmp_path, lambda text, _: found.append(text))
+    (text,) = found
+    less = common_parts.without_checks(text, {})
+    left_out = set(text.splitlines()) - set(less.splitlines())
+    assert text.count(WRONG) == 2 and WRONG not in less
+    assert all(line.startswith(" ") for line in left_out), left_out
+    assert text.partition("::run_impl(")[2] == less.partition("::run_impl(")[2] != ""
+    assert text.count("check_input_") == less.count("check_input_") == 4
+    assert common_parts.without_checks(text, {common_parts.CHECKS_VARIABLE: "1"}) == text
+    assert common_parts.CHECKS_VARIABLE in environment.VARIABLES  # it has kernels of its own
 
 
 @pytest.mark.parametrize("compiles", [True, False])

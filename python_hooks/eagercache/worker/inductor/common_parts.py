@@ -1,12 +1,17 @@
-"""What is the same in every container: compiled once for a worker, and linked into each.
+"""What a wrapper is compiled without: what is the same in all of them, and what is not run.
 
 Two thirds of the compile of a wrapper are the functions by which a container is called, with all
-that they are made of, and `std::regex`, with which it parses its device string.
+that they are made of, and `std::regex`, with which it parses its device string. These are compiled
+once for a worker, and linked into each container. A third to two thirds of what is left, more with
+every tensor that a graph is given, are checks of the tensors, which run where a variable asks for
+them.
 """
 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Mapping
 
 from eagercache.worker.compat import aot_inductor
 
@@ -39,6 +44,23 @@ def without_interface(wrapper: str) -> str | None:
         return None
     includes = [line for line in interface.splitlines() if line.startswith("#include ")]
     return wrapper.replace(interface, "\n".join([*includes, f"extern {_MODEL_BASE}"]))
+
+
+# The runtime asks for this variable once, and checks where it is set to anything but 0. Programs
+# that set it have an environment, and kernels, of their own.
+CHECKS_VARIABLE = "AOTI_RUNTIME_CHECK_INPUTS"
+# A function for each tensor, of which every line but the first three and the last is indented.
+_CHECK = re.compile(
+    r"^(AOTI_NOINLINE static void check_input_\d+\(\n"
+    r" +AtenTensorHandle\* input_handles\n"
+    r"\) \{\n)(?:(?: .*)?\n)+(?=\}$)",
+    re.MULTILINE,
+)
+
+
+def without_checks(wrapper: str, environ: Mapping[str, str]) -> str:
+    """A wrapper's text with no checks of its tensors, unless ``environ`` asks for them."""
+    return wrapper if CHECKS_VARIABLE in environ else _CHECK.sub(r"\1", wrapper)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -129,6 +130,8 @@ class BuildCommands:
         if self._for_gpu and self._cuda is not None:
             words = self._cuda.rewrite(words)
         step = self._step(words)
+        if step == "wrapper":
+            _leave_out_checks(Path(_source(words)))
         if step in ("wrapper", "kernel"):
             words = self._with_header(words, step)
             # Their objects are first needed by the linker, so the two run side by side.
@@ -136,10 +139,12 @@ class BuildCommands:
             return
         if step == "link":
             self._finish_running()
-            words.extend(map(str, self._common))
-            if self._seams:
-                words.extend(_SEAM_FLAGS)
+            words = self._link_command(words)
         self._record(Command(step, words, self._directory))
+
+    def _link_command(self, words: list[str]) -> list[str]:
+        seams = _SEAM_FLAGS if self._seams else ()
+        return [*words, *map(str, self._common), *seams]
 
     def _step(self, words: Sequence[str]) -> str:
         if "-c" not in words:
@@ -201,6 +206,10 @@ class BuildCommands:
             command.append(f"-ffile-prefix-map={self._headers}=.")
             self._record(Command("headers", command, self._directory))
         return target
+
+
+def _leave_out_checks(wrapper: Path) -> None:
+    wrapper.write_text(common_parts.without_checks(wrapper.read_text(), os.environ))
 
 
 def _includes(source: Path) -> Iterator[str]:
