@@ -8,7 +8,9 @@ eagercache.worker` does. Tests of how workers start, live and end take none.
 They also leave each other the headers that they precompile, which a worker of its own makes anew
 for each store, or does without for its first kernels: five seconds a kernel, or more. And they link
 containers against empty libraries of the names of torch's: to read the symbols of torch's own takes
-a quarter of a second each time. What is made finds its symbols when it is loaded.
+a quarter of a second each time. What is made finds its symbols when it is loaded. The wrappers of
+containers, which call kernels and no more, are compiled without optimizing: in half the time, of
+which most goes into functions that are compiled elsewhere.
 
 Run as a script with the number of a listening Unix socket and a folder for these headers, which
 several such processes may share. Each connection asks for one worker: a frame (4 bytes of length,
@@ -225,6 +227,8 @@ def _share_headers(folder: Path) -> None:
 
     class Commands(container.BuildCommands):
         def _with_header(self, words: list[str], step: str) -> list[str]:
+            if step == "wrapper":
+                words = ["-O0" if word == "-O1" else word for word in words]
             with (folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if unfinished.exists():  # by a worker that was killed

@@ -1,4 +1,7 @@
-"""The import beside a torch that nobody has tried: what is said, checked, kept and left native."""
+"""The import beside a torch that nobody has tried: what is said, checked, kept and left native.
+
+What the checks find is torch's own matter; what becomes of it is the same with each (`once`).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE_ROOT, clean_environment, run_program
+from conftest import PACKAGE_ROOT, clean_environment, run_program, run_python
 from eagercache.base import torch_versions, untried_torch
+from launcher import Finished
 
 TRIED = "TRIED = ("
 BEGUN = "Its self-check there runs beside the program; everything stays native until it has passed."
@@ -75,16 +79,12 @@ def variables(package: Path, **others: str) -> dict[str, str]:
     return clean_environment(**{**store, **others, "PYTHONPATH": str(package.parent)})
 
 
-def run(package: Path, *command: str, **others: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *(command or ("-c", PROGRAM))],
-        env=variables(package, **others),
-        cwd=package.parent,
-        capture_output=True,
-        text=True,
-        timeout=700,
-        check=False,
-    )
+def run(package: Path, code: str = PROGRAM, **others: str) -> Finished:
+    """Runs a program, forked from a process that has torch, beside that package."""
+    path = str(package.parent)
+    first = f"import os, sys\nsys.path.insert(0, {path!r})\nos.environ['PYTHONPATH'] = {path!r}\n"
+    environment = {**variables(package, **others), "PYTHONPATH": PACKAGE_ROOT}
+    return run_python(first + code, environment, folder=package.parent, timeout=700)
 
 
 def kept(package: Path) -> list[str]:
@@ -113,6 +113,7 @@ def test_hooks_a_kernel_and_a_module_are_tried_and_the_program_goes_on(untried: 
     assert kept(untried) == [""]
 
 
+@pytest.mark.once
 def test_the_import_waits_for_none_of_it_and_until_then_all_is_native(untried: Path) -> None:
     go, _ = wait_for_go(untried)
     code = f"""
@@ -130,13 +131,14 @@ print(eagercache.wait(), eagercache.is_enabled())
 torch.var(x, -1)
 print(eagercache.stats().misses)
 """
-    done = run(untried, "-c", code)
+    done = run(untried, code)
     seconds, *said = done.stdout.split("\n")
     # A check that is waited for would never end.
     assert said == ["True False {}", "False True", "True True", "1", ""], done.stderr
     assert float(seconds) < 20, "of a busy machine; it is some 0.2 s"
 
 
+@pytest.mark.once
 def test_what_the_check_found_is_kept_for_this_torch_and_module(untried: Path) -> None:
     for begun in (True, False):
         done = run(untried)
@@ -149,6 +151,7 @@ def test_what_the_check_found_is_kept_for_this_torch_and_module(untried: Path) -
     assert checks(untried) == 2
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -209,6 +212,7 @@ globals().update({k: v for k, v in vars(_real).items() if not k.startswith("__")
 """
 
 
+@pytest.mark.once
 def test_a_copy_that_does_not_end_is_ended_and_nothing_is_kept(untried: Path) -> None:
     quick = untried / "base" / "untried" / "quick_check.py"
     quick.write_text(quick.read_text().replace("LIMIT_S = 5.0", "LIMIT_S = 0.3"))
@@ -221,6 +225,7 @@ def test_a_copy_that_does_not_end_is_ended_and_nothing_is_kept(untried: Path) ->
     assert kept(untried) == []
 
 
+@pytest.mark.once
 def test_what_may_pass_is_not_kept(untried: Path) -> None:
     check(untried, SAYS.format(problem="no memory", lasting=False))
     for count in (1, 2):
@@ -228,6 +233,7 @@ def test_what_may_pass_is_not_kept(untried: Path) -> None:
         assert checks(untried) == count
 
 
+@pytest.mark.once
 def test_a_verdict_that_others_may_have_written_is_not_believed(untried: Path) -> None:
     run(untried)
     (untried.parent.parent / "store" / untried_torch.NAME).chmod(0o666)
@@ -235,24 +241,31 @@ def test_a_verdict_that_others_may_have_written_is_not_believed(untried: Path) -
     assert checks(untried) == 2
 
 
+@pytest.mark.once
 def test_workers_and_commands_check_nothing(untried: Path) -> None:
     assert "was tried" not in run(untried, EAGERCACHE_INSIDE_WORKER="1").stderr
-    doctor = run(untried, "-m", "eagercache", "doctor")
+    doctor = subprocess.run(
+        [sys.executable, "-m", "eagercache", "doctor"],
+        env=variables(untried), cwd=untried.parent, capture_output=True, text=True, timeout=700,
+        check=False,
+    )  # fmt: skip
     assert "eagercache was tried with torch 2.9.7, and not with 2." in " ".join(
         doctor.stdout.split()
     )
     assert checks(untried) == 0
 
 
+@pytest.mark.once
 def test_where_the_store_cannot_be_made_each_process_checks(untried: Path) -> None:
     (untried.parent / "file").touch()
     store = str(untried.parent / "file" / "store")
     code = "import eagercache; eagercache.wait()"
     for count in (1, 2):
-        assert PASSED in run(untried, "-c", code, EAGERCACHE_DIR=store).stderr
+        assert PASSED in run(untried, code, EAGERCACHE_DIR=store).stderr
         assert checks(untried) == count
 
 
+@pytest.mark.once
 def test_of_programs_that_start_together_one_checks(untried: Path) -> None:
     go, started = wait_for_go(untried)
     both = [
@@ -271,6 +284,7 @@ def test_of_programs_that_start_together_one_checks(untried: Path) -> None:
     assert checks(untried) == 1
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("linger", ["60", "0"])
 def test_a_program_that_ends_first_leaves_the_check_unless_nothing_may_be_left(
     untried: Path, linger: str
@@ -279,7 +293,7 @@ def test_a_program_that_ends_first_leaves_the_check_unless_nothing_may_be_left(
     code = (
         f"import os, time, eagercache\nwhile not os.path.exists({str(started)!r}): time.sleep(0.1)"
     )
-    assert run(untried, "-c", code, EAGERCACHE_LINGER=linger).returncode == 0
+    assert run(untried, code, EAGERCACHE_LINGER=linger).returncode == 0
     number = int(started.read_text())
     if linger == "0":
         assert comes(lambda: not running(number))
@@ -297,6 +311,7 @@ def running(number: int) -> bool:
         return False
 
 
+@pytest.mark.once
 def test_the_check_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untried_torch, "LIMIT_S", 0.01)
     problem, lasting = untried_torch.whole_check()

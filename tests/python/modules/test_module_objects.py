@@ -67,8 +67,8 @@ GENERATE = """
 import torch, transformers, eagercache
 from eagercache.modules.manager import explain_module, manager
 torch.set_num_threads(1)
-sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, vocab_size=100)
+sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers={layers},
+             num_attention_heads=4, num_key_value_heads=2, vocab_size=100)
 torch.manual_seed(0)
 made, config, more = {model}
 model = made(config(**sizes, **more)).eval()
@@ -101,19 +101,21 @@ LLAMA = "transformers.LlamaForCausalLM, transformers.LlamaConfig, {}"
 SLIDES = "transformers.MistralForCausalLM, transformers.MistralConfig, dict(sliding_window=8)"
 
 
+# The first has two layers; what the others are about is in each.
 @pytest.mark.parametrize(
-    ("model", "chosen", "least"),
+    ("model", "layers", "chosen", "least"),
     [
-        (LLAMA, "[:1]", 16),
-        pytest.param(LLAMA, "[1:]", 48, marks=pytest.mark.once),
-        pytest.param(SLIDES, "[:1]", 20, marks=pytest.mark.once),
+        (LLAMA, 2, "[:1]", 16),
+        pytest.param(LLAMA, 1, "[1:]", 48, marks=pytest.mark.once),
+        pytest.param(SLIDES, 1, "[:1]", 20, marks=pytest.mark.once),
     ],
     ids=["alone", "other ways", "sliding window"],
 )
 def test_a_language_model_generates_what_it_does_in_eager(
-    model: str, chosen: str, least: int, store: Path
+    model: str, layers: int, chosen: str, least: int, store: Path
 ) -> None:
     program = GENERATE.replace("{chosen}", chosen).replace("{model}", model.replace("{}", "{{}}"))
+    program = program.replace("{layers}", str(layers))
     made = run_program(program.format(on_miss="wait"), store, timeout=500, fills=True)
     assert made["same"], made["lines"]
     assert made["hits"] >= least, made["lines"]

@@ -51,13 +51,13 @@ class Tied(nn.Module):
 
 
 def ids() -> tuple[Any, ...]:
-    """Arguments of a `Tagger`."""
-    return (torch.randint(0, 20, (3, 4)),)
+    """Arguments of a `Tagger`: two steps, each of which is compiled."""
+    return (torch.randint(0, 20, (3, 2)),)
 
 
 def rows() -> tuple[Any, ...]:
-    """Five steps of two rows."""
-    return (torch.randn(5, 2, 8),)
+    """Three steps of two rows."""
+    return (torch.randn(3, 2, 8),)
 
 
 def rows_and_states() -> tuple[Any, ...]:
