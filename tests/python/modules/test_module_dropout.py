@@ -309,6 +309,6 @@ report(lines=lines, close=[torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b i
 
 
 def test_the_mask_of_a_dropout_is_no_index_of_the_embedding_behind_it(cache: Path) -> None:
-    seen = run_program(EMBEDDED, cache, timeout=600)
+    seen = run_program(EMBEDDED, cache, timeout=600, fills=True)
     assert "with gradients" in seen["lines"] and "refused" not in seen["lines"], seen["lines"]
     assert seen["close"] == [True] * 3, seen

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CMAKE = shutil.which("cmake")
 LAYERS = ["dispatcher", "guards", "kernel_cache", "python_hooks"]
 
-pytestmark = pytest.mark.skipif(CMAKE is None, reason="needs cmake")
+pytestmark = [pytest.mark.once, pytest.mark.skipif(CMAKE is None, reason="needs cmake")]
 
 
 def digest_of(tree: Path) -> str:

@@ -17,6 +17,8 @@ from eagercache.service.settings import ServiceSettings
 from eagercache.service.workers import Workers
 from eagercache.worker.inductor.compile import triton_compilers
 
+pytestmark = pytest.mark.once  # clocks and processors
+
 
 class Program:
     """A made-up process: its clock, and what its threads have had of a processor."""
