@@ -35,6 +35,8 @@ struct Policy {
   // A key is handed to the compile service at this many missed calls (kBackground; kWait compiles
   // at the first).
   std::uint16_t compile_after = 2;
+  // A few of the calls that kernels answer are timed, and native answers every second one of these.
+  bool trials = false;
   // Calls that differ in sizes only share kernels with symbolic sizes.
   bool shape_classes = false;
 };

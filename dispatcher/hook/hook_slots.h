@@ -19,8 +19,9 @@ struct alignas(64) HookSlots {
   std::array<std::atomic<std::uint64_t>, kAsideReasonCount> aside{};
 
   // The owner's own, down to here:
-  LongRun run;                       // of all calls
-  std::uint32_t sketched_epoch = 0;  // of the last call that sketched_runs.h counted
+  LongRun run;                            // of all calls
+  std::uint32_t sketched_epoch = 0;       // of the last call that sketched_runs.h counted
+  std::uint64_t trial_at = kTrialsApart;  // the number of hits after which one is timed
 
   // Keys of its last calls, by a mark of the call (call_sketch.h).
   struct Recent {
@@ -32,6 +33,20 @@ struct alignas(64) HookSlots {
   static constexpr std::size_t kRecentBits = 3;
   std::array<Recent, 1U << kRecentBits> recent{};
   bool remembers = true;  // false of those that ending threads share
+
+  // Of this hook's hits one in so many is timed (call_trials.h), on average.
+  static constexpr std::uint64_t kTrialsApart = 256;
+  bool trial_due() const noexcept {
+    return outcomes[static_cast<std::size_t>(CallOutcome::kHit)].load(std::memory_order_relaxed) >=
+           trial_at;
+  }
+  // The next one is half as many hits away to half as many more, so that no period of the program
+  // has always the same call timed.
+  void next_trial() noexcept {
+    const std::uint64_t hits =
+        outcomes[static_cast<std::size_t>(CallOutcome::kHit)].load(std::memory_order_relaxed);
+    trial_at = hits + kTrialsApart / 2 + (((hits + 1) * 0x9e3779b97f4a7c15) >> 56) % kTrialsApart;
+  }
 
   // Null when the mark is not remembered.
   Recent* find_recent(std::uint64_t mark) noexcept {

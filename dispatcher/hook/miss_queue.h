@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dispatcher/base/policy.h"
+#include "dispatcher/hook/call_trials.h"
 #include "dispatcher/hook/integer_samples.h"
 #include "guards/table/guard_table.h"
 
@@ -45,6 +46,9 @@ class MissQueue {
   // this process, one warning.
   virtual void note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
                                  const std::string& difference) = 0;
+  // In the program's own calls native is faster than the key's kernel: it answers from now on.
+  virtual void note_lost_trial(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                               const TrialTimes& times) = 0;
 
  protected:
   ~MissQueue() = default;

@@ -150,7 +150,18 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
       answer_verified(found.kernel, view, hash, keys, stack);
       return;
     }
+    const TrialTurn turn = begin_trial(run.slots(), view.key.words(), hash);
+    if (turn == TrialTurn::kNative) [[unlikely]] {
+      run.slots().count(CallOutcome::kNative);
+      const NativeTrial trial(true);
+      call_native(keys, stack);
+      return;
+    }
+    const std::uint64_t began = turn == TrialTurn::kKernel ? trial_clock() : 0;
     if (answer_by_kernel(found.kernel, view, stack)) [[likely]] {
+      if (turn == TrialTurn::kKernel) [[unlikely]] {
+        end_trial(view.key.words(), hash, turn, trial_clock() - began);
+      }
       count(view, hash, CallOutcome::kHit);
       run.bar();
       return;

@@ -16,7 +16,9 @@
 #include "dispatcher/base/locks.h"
 #include "dispatcher/classes/scalar_classes.h"
 #include "dispatcher/classes/shape_classes.h"
+#include "dispatcher/hook/call_trials.h"
 #include "dispatcher/hook/counters.h"
+#include "dispatcher/hook/hook_slots.h"
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/miss_queue.h"
 #include "dispatcher/hook/switches.h"
@@ -36,6 +38,7 @@ class RunOfCall;
 enum class Route {
   kAnswered,  // a kernel answered; the outputs are there
   kNative,    // counted; the displaced native kernel answers
+  kTimed,     // the same, and it is timed: a NativeTrial was begun
   kBoxed,     // not counted: OperatorHook::call does what is left (a miss, an explainer, a probe)
 };
 
@@ -78,6 +81,10 @@ class OperatorHook {
   // The number of returns that are no arguments.
   std::size_t num_fresh() const noexcept { return num_fresh_; }
   bool returns_list() const noexcept { return eligibility_.returns_list; }
+
+  // A call of a trial took so long (call_trials.h).
+  void end_trial(std::span<const Word> words, std::uint64_t hash, TrialTurn turn,
+                 std::uint64_t nanoseconds) noexcept;
 
   // The displaced native kernel, with hooks below it disabled.
   void call_native(c10::DispatchKeySet keys, torch::jit::Stack* stack);
@@ -161,8 +168,11 @@ class OperatorHook {
   void note_failure(LoadedKernel& kernel, std::span<const Word> words);
   void note_failure(LoadedKernel& kernel, const UnboxedArguments& arguments);
   // The rest of begin_unboxed for a call whose key, if it has one, the thread has not met lately.
-  Route look_up_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs,
-                        RunOfCall<UnboxedArguments>& run, std::uint64_t mark);
+  [[gnu::noinline]] Route look_up_unboxed(const UnboxedArguments& arguments, UnboxedOutputs outputs,
+                                          RunOfCall<UnboxedArguments>& run, std::uint64_t mark);
+  // The turn of a call that a kernel would answer, where one is due; a NativeTrial is begun for
+  // native's.
+  TrialTurn begin_trial(HookSlots& mine, std::span<const Word> words, std::uint64_t hash) noexcept;
   // Whether a call of that pending key needs nothing but native's answer; the table counts it then.
   bool passes_pending(const RememberedKey& key) const noexcept;
   LoadedKernel::Outcome run_unboxed(LoadedKernel& kernel, const UnboxedArguments& arguments,

@@ -74,7 +74,9 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
     const Found found = table_.find_again(recent->key, [&](std::span<const Word> words) noexcept {
       return has_key(eligibility_.plan, arguments, device_type_, words, call);
     });
-    if (found.state == EntryState::kKernel) [[likely]] {
+    // A call that may be timed is looked up, for the words of its key.
+    const bool answers = found.state == EntryState::kKernel && !mine.trial_due();
+    if (answers) [[likely]] {
       auto& kernel = *static_cast<LoadedKernel*>(const_cast<void*>(found.kernel));
       const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, call, outputs);
       if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
@@ -86,7 +88,7 @@ Route OperatorHook::begin_unboxed(const UnboxedArguments& arguments, UnboxedOutp
         note_failure(kernel, arguments);
       }
     }
-    if (found.state == EntryState::kKernel || found.state == EntryState::kNative) {
+    if (answers || found.state == EntryState::kNative) {
       recent->answered = false;
       run.count(recent);
       return Route::kNative;
@@ -108,7 +110,8 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
     return Route::kNative;
   }
   RememberedKey key;
-  const Found found = table_.find(view.key.words(), hash_words(view.key.words()), &key);
+  const std::uint64_t hash = hash_words(view.key.words());
+  const Found found = table_.find(view.key.words(), hash, &key);
   if (found.state != EntryState::kAbsent) {
     run.slots().remember(mark, key);
   }
@@ -117,8 +120,17 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
     if (verification_is_on() && !kernel.writes_inputs()) [[unlikely]] {
       return Route::kBoxed;  // which draws, once
     }
+    const TrialTurn turn = begin_trial(run.slots(), view.key.words(), hash);
+    if (turn == TrialTurn::kNative) [[unlikely]] {
+      run.slots().count(CallOutcome::kNative);
+      return Route::kTimed;
+    }
+    const std::uint64_t began = turn == TrialTurn::kKernel ? trial_clock() : 0;
     const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, view, outputs);
     if (outcome == LoadedKernel::Outcome::kAnswered) [[likely]] {
+      if (turn == TrialTurn::kKernel) [[unlikely]] {
+        end_trial(view.key.words(), hash, turn, trial_clock() - began);
+      }
       run.slots().count(CallOutcome::kHit);
       run.bar(run.slots().find_recent(mark));
       return Route::kAnswered;

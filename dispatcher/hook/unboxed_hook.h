@@ -93,9 +93,10 @@ class UnboxedHook<Return(Args...)> final : public BoxedCalls {
         return as_tuple(fixed, values, std::make_index_sequence<std::tuple_size_v<Return>>());
       }
     }
-    const InsideIf inside(route == Route::kNative);
+    const InsideIf inside(route != Route::kBoxed);
+    const NativeTrial trial(route == Route::kTimed);
     const c10::KernelFunction& kernel =
-        route == Route::kNative ? hook_.native_kernel() : hook_.boxed_kernel();
+        route != Route::kBoxed ? hook_.native_kernel() : hook_.boxed_kernel();
     return kernel.template call<Return, Args...>(hook_.op(), keys, std::forward<Args>(args)...);
   }
 

@@ -113,6 +113,9 @@ class Runtime final : public MissQueue {
   void note_wrong_answer(OperatorHook& hook, std::span<const Word> words,
                          const std::string& difference) override;
 
+  void note_lost_trial(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash,
+                       const TrialTimes& times) noexcept override;
+
   // --- called by the compile service ---
   // The service is done with a key: the store is asked again and the verdict installed. When the
   // store has nothing, the key stays native in this process, for `reason`. `cpu_seconds` is what it
@@ -164,6 +167,7 @@ class Runtime final : public MissQueue {
     std::vector<IntegerSample> integers;  // of the call that may be compiled
     std::optional<ClassKernel> of_class;  // in flight for this kernel, not for one of its own
     std::string again;  // what is asked of the service for a key with a verdict (runtime_again.cc)
+    std::optional<TrialTimes> lost;  // the store is to be told that its kernel loses here
     std::vector<std::shared_ptr<Ticket>> tickets;
   };
 
@@ -249,6 +253,8 @@ class Runtime final : public MissQueue {
                  const Manifest& manifest);
   void submit_again(Pending pending);
   void complete_again(const std::string& digest);
+  // A kernel that lost in the program's own calls; see runtime_trials.cc.
+  void keep_lost_trial(const Pending& pending);
   void wait_for_verdict(MissHandler& handler, const std::shared_ptr<Ticket>& ticket);
   void loader_loop();
   void process(Pending pending);

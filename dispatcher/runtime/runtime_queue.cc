@@ -77,6 +77,10 @@ void Runtime::process(Pending pending) {
       finish(pending);
       return;
     }
+    if (pending.lost) {
+      keep_lost_trial(pending);
+      return;
+    }
     if (!pending.again.empty()) {
       submit_again(std::move(pending));
       return;

@@ -204,6 +204,9 @@ void Runtime::set_policy(const Policy& policy) {
   // Who waits for the first kernel of a key, or wants no other answer, wants every call looked at.
   const bool runs = policy.on_miss != OnMiss::kWait && policy.choose == Choose::kFaster;
   static std::atomic<std::uint32_t> epochs{0};
+  call_trials::clear();
+  call_trials::set_on(policy.trials && policy.on_miss == OnMiss::kBackground &&
+                      policy.choose == Choose::kFaster && !policy.replicas);
   native_run_epoch.store(runs ? ++epochs : 0, std::memory_order_relaxed);
 }
 

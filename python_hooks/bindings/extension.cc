@@ -182,7 +182,7 @@ Enum parse_choice(const std::string& text, const std::vector<std::pair<const cha
 }
 
 void set_policy(const std::string& on_miss, const std::string& choose, const std::string& numerics,
-                std::uint16_t compile_after, bool replicas, bool shape_classes) {
+                std::uint16_t compile_after, bool replicas, bool shape_classes, bool trials) {
   Policy policy;
   policy.on_miss = parse_choice<OnMiss>(
       on_miss,
@@ -195,6 +195,7 @@ void set_policy(const std::string& on_miss, const std::string& choose, const std
   policy.compile_after = compile_after;
   policy.replicas = replicas;
   policy.shape_classes = shape_classes;
+  policy.trials = trials;
   Runtime::instance().set_policy(policy);
 }
 
@@ -264,7 +265,7 @@ void bind_native_calls(py::module_& module) {
 void bind_policy(py::module_& module) {
   module.def("set_policy", &set_policy, py::arg("on_miss"), py::arg("choose"), py::arg("numerics"),
              py::arg("compile_after") = Policy{}.compile_after, py::arg("replicas") = false,
-             py::arg("shape_classes") = false);
+             py::arg("shape_classes") = false, py::arg("trials") = false);
   module.def(
       "set_wait_seconds", [](double seconds) { Runtime::instance().set_wait_seconds(seconds); },
       py::arg("seconds"));

@@ -225,6 +225,7 @@ def set_policy(
     compile_after: int = ...,
     replicas: bool = ...,
     shape_classes: bool = ...,
+    trials: bool = ...,
 ) -> None: ...
 def set_wait_seconds(seconds: float) -> None: ...
 

@@ -185,6 +185,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Overrides `enable(choose=...)`: faster or always.",
     ),
     Variable(
+        "EAGERCACHE_TRIALS",
+        "trials",
+        _flag,
+        True,
+        "Whether a few of the program's own calls on the CPU are timed, by their kernel and by "
+        "native in turns: a kernel that loses there goes. 0: what a worker measured stands.",
+    ),
+    Variable(
         "EAGERCACHE_SEARCH",
         "search",
         _choice(SEARCH),
@@ -335,6 +343,7 @@ class Settings:
     wait_seconds: float
     numerics: str | None
     choose: str | None
+    trials: bool
     search: Search
     max_bytes: int
     tiers: tuple[Path, ...]

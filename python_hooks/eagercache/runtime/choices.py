@@ -55,6 +55,7 @@ def configuration(
         numerics=settings.numerics or numerics,
         replicas=_has_replicas(),
         wait_seconds=settings.wait_seconds,
+        trials=settings.trials,
         training=training,
     )
 

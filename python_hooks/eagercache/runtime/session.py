@@ -27,6 +27,7 @@ class Configuration:
     numerics: str
     replicas: bool = False  # one of several processes that hold the same parameters
     wait_seconds: float = 600.0  # at most, for a kernel, where on_miss is "wait"
+    trials: bool = True  # the program's own calls are timed, a few of them
     training: bool = False  # kernels of whole modules answer calls that need gradients, too
 
 

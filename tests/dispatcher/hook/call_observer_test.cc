@@ -40,6 +40,8 @@ class NotingQueue final : public MissQueue {
   void note_kernel_failure(OperatorHook& /*hook*/, std::span<const Word> /*words*/) override {}
   void note_wrong_answer(OperatorHook& /*hook*/, std::span<const Word> /*words*/,
                          const std::string& /*difference*/) override {}
+  void note_lost_trial(OperatorHook& /*hook*/, std::span<const Word> /*words*/,
+                       std::uint64_t /*hash*/, const TrialTimes& /*times*/) override {}
 
   int asked_classes = 0;
   std::vector<std::pair<std::string, std::uint64_t>> missed;
