@@ -10,6 +10,8 @@ import pytest
 from conftest import Program, run_program
 from eagercache.base import config
 
+pytestmark = pytest.mark.once  # settings and folders
+
 ENABLE = """
 import warnings, torch, eagercache
 with warnings.catch_warnings(record=True) as caught:
