@@ -79,8 +79,9 @@ _MISSING = object()
 
 def _current(module: torch.nn.Module, name: str) -> Any:
     attributes = vars(module)
-    for group in (attributes, *(attributes.get(key, {}) for key in ("_parameters", "_buffers"))):
-        value = group.get(name, _MISSING)
+    for group in (attributes, attributes.get("_parameters"), attributes.get("_buffers")):
+        # What torch.jit scripts has tables of its own kind in their place.
+        value = group.get(name, _MISSING) if isinstance(group, dict) else _MISSING
         if value is not _MISSING:
             return value if isinstance(value, torch.Tensor) else _MISSING
     return _MISSING

@@ -142,3 +142,33 @@ def test_a_refused_module_costs_its_wrapper_and_asks_nobody(cache: Path) -> None
     assert seen["count"] == 101
     # The wrapper, whether TorchDynamo traces, and the look at what is known of the module.
     assert seen["events"] - seen["native"] <= 3 * 101, seen
+
+
+SCRIPTED = """
+import copy
+import torch, eagercache
+from torch import nn
+torch.set_num_threads(1)
+
+model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+x = torch.linspace(-1, 1, 32).view(4, 8)
+rows = {}
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    expected = model.eval()(x)
+    for name in ("script", "trace"):
+        made = torch.jit.script(model) if name == "script" else torch.jit.trace(model, x)
+        made.train()
+        made.eval()
+        made.note = 1.0
+        made.register_buffer("more", torch.ones(1))
+        made.more = torch.zeros(1)
+        rows[name] = [torch.allclose(made(x), expected) for _ in range(4)]
+        made.requires_grad_(False)
+        rows[name] += [torch.allclose(copy.deepcopy(made)(x), expected), made.training]
+report(rows=rows)
+"""
+
+
+def test_what_torch_jit_made_is_changed_and_called_as_ever(cache: Path) -> None:
+    rows = run_program(SCRIPTED, cache, fills=True)["rows"]
+    assert rows == dict.fromkeys(("script", "trace"), [True] * 5 + [False])
