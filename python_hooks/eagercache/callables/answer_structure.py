@@ -205,30 +205,36 @@ def _is_data_descriptor(value: Any) -> bool:
     return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")
 
 
-def lasting_part(one: Any, other: Any, objects: Sequence[Any]) -> Any:
-    """What the objects in two answers of one call share, so that it was not made by it; or None.
+def refuse_lasting(one: Any, other: Any, objects: Sequence[Any]) -> None:
+    """Raises Unfit where two answers of one call show what an answer of a kernel cannot be.
 
-    ``objects``: those of the call itself, which do not count.
+    That is one with an object, list or dict that the call did not make, or with one in two places:
+    the caller may change it. ``objects``: those of the call itself, which do not count, nor do
+    lists and dicts in them.
     """
-    known = {id(value) for value in objects}
-    seen = {id(part) for part in _mutable_parts(one, known, inside=False)}
-    parts = _mutable_parts(other, known, inside=False)
-    return next((part for part in parts if id(part) in seen), None)
+    known = {id(part) for value in objects for part in _mutable_parts(value, set(), set())}
+    parts = list(_mutable_parts(one, known, set()))
+    seen = {id(part) for part in parts}
+    if len(seen) < len(parts):
+        raise Unfit("it returns an object that is reached twice")
+    for part in _mutable_parts(other, known, set()):
+        if id(part) in seen:
+            raise Unfit(f"it returns a {type(part).__name__}, which outlives the call")
 
 
-def _mutable_parts(value: Any, known: set[int], inside: bool) -> Iterator[Any]:
+def _mutable_parts(value: Any, known: set[int], above: set[int]) -> Iterator[Any]:
     held: Any = ()
-    if id(value) in known:
+    if id(value) in known or id(value) in above:
         return
     if is_object(value) and not isinstance(value, dict):
         yield value
-        held, inside = fields_of(value).values(), inside or not isinstance(value, tuple)
+        held = fields_of(value).values()
     elif isinstance(value, (list, tuple, dict)):
-        if inside and not isinstance(value, tuple):
+        if not isinstance(value, tuple):
             yield value
         held = value.values() if isinstance(value, dict) else value
     for part in held:
-        yield from _mutable_parts(part, known, inside)
+        yield from _mutable_parts(part, known, {*above, id(value)})
 
 
 def stored_constant(value: torch.dtype | torch.device | type | enum.Enum) -> dict[str, Any]:

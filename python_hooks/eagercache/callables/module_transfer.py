@@ -132,6 +132,7 @@ class Transferred:
         objects: those among the arguments, which a forward changes.
         writes: the forward's, into tensors in the objects; see `finds_writes`.
         classes: those of the program's `__main__`, by their names.
+        key: of the call in the program; empty where it may be another one here.
     """
 
     module: torch.nn.Module
@@ -143,6 +144,7 @@ class Transferred:
     objects: CallObjects = field(init=False)
     writes: tuple[Write, ...] = ()
     classes: dict[str, type] = field(default_factory=dict)
+    key: bytes = b""
 
     def __post_init__(self) -> None:
         self.objects = CallObjects(self.args, self.kwargs)

@@ -51,6 +51,21 @@ def counters(tensors: Sequence[torch.Tensor]) -> Contents:
     return Contents([t for t in tensors if t.numel() * t.element_size() <= _COUNTER_BYTES])
 
 
+def marks_of(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """What a forward may change of tensors beside their values, to be compared with an earlier one.
+
+    Whether autograd records them, their gradients and hooks, memory and layout, own attributes.
+    """
+    return [
+        (
+            *(tensor.requires_grad, tensor.is_leaf, id(tensor.grad) if tensor.is_leaf else 0),
+            *(len(tensor._backward_hooks or ()), tensor.data_ptr(), tensor.dtype),
+            *(tensor.storage_offset(), tensor.shape, tensor.stride(), sorted(vars(tensor))),
+        )
+        for tensor in tensors
+    ]
+
+
 class WriteSearch:
     """A forward runs once while `watched`; what it wrote is `found`, and is put back."""
 

@@ -102,6 +102,8 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
         "dispatch_key": "CPU" if gpu is None else "CUDA",
         "native_ns": MODULE_NS,
         "identity": missed.form.identity,
+        # The forward may have run already, and left arguments of another kind.
+        "key": missed.form.key.hex() if gpu is None and not missed.open else "",
         "payload": pack(module, missed.args, missed.kwargs),
         "open": missed.open,
         "met": missed.met,

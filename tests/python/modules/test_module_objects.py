@@ -122,3 +122,78 @@ def test_a_language_model_generates_what_it_does_in_eager(
     again = run_program(program.format(on_miss="native"), store)
     assert again["same"], again["lines"]
     assert again["hits"] >= least, again["lines"]
+
+
+ANSWERS = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+class Base(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.table = {"sizes": [8]}
+
+    def body(self, x):
+        return self.last(self.first(x).tanh()).sin()
+
+class Own(Base):  # what a caller changes the module has, too
+    def forward(self, x):
+        return self.body(x), self.table["sizes"]
+
+class Twice(Base):  # what a caller changes in one place is in the other, too
+    def forward(self, x):
+        sizes = [8]
+        return self.body(x), sizes, sizes
+
+class Anew(Base):
+    def forward(self, x):
+        return self.body(x), [8], {"sizes": [8]}
+
+class Records(Base):
+    def forward(self, x):
+        x.requires_grad_()
+        return (self.body(x),)
+
+class Names(Base):
+    def forward(self, x):
+        x.seen = True
+        return (self.body(x),)
+
+def effect(model):
+    x = torch.linspace(-1, 1, 32).view(4, 8)
+    answer = model(x)
+    twice = answer[-1] is answer[-2] if len(answer) > 1 else None
+    return [answer[-1] is model.table["sizes"], twice, x.requires_grad, hasattr(x, "seen")]
+
+rows = {}
+with eagercache.enable((), modules="auto", on_miss="wait", choose="always", training=True):
+    for kind in (Own, Twice, Anew, Records, Names):
+        for gradients in (False, True):
+            model = kind().train(gradients)
+            with torch.set_grad_enabled(gradients):
+                seen = [effect(model) for _ in range(6)]
+            hits = sum(row.hits for part, row in manager.stats() if part is model)
+            rows[f"{kind.__name__} {gradients}"] = [hits, seen, explain_module(model)[:1]]
+report(rows=rows)
+"""
+
+
+def test_what_a_caller_can_tell_of_an_answer_or_an_argument_is_as_eager_has_it(cache: Path) -> None:
+    rows = run_program(ANSWERS, cache, fills=True, timeout=500)["rows"]
+    expected = {
+        "Own": [True, False, False, False],
+        "Twice": [False, True, False, False],
+        "Anew": [False, False, False, False],
+        "Records": [False, None, True, False],
+        "Names": [False, None, False, True],
+    }
+    for name, (hits, seen, lines) in rows.items():
+        kind = name.partition(" ")[0]
+        assert all(row == expected[kind] for row in seen), (name, seen, lines)
+        assert (hits > 0) == (kind == "Anew"), (name, lines)
+    assert "it returns a list, which outlives the call" in str(rows["Own True"][2])
+    assert "it returns an object that is reached twice" in str(rows["Twice False"][2])
+    names = str(rows["Names True"][2])
+    assert "it writes to its arguments, or changes more of a tensor than its values" in names

@@ -15,6 +15,7 @@ from eagercache.callables.outputs import build_unflatten, takes_objects
 from eagercache.callables.surroundings import casts_kept
 from eagercache.callables.written_tensors import counters
 from eagercache.calls.numerics import ProofFailed
+from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.trace import ModuleGraph
 from eagercache.worker.timing import cuda_timing, timing
 
@@ -78,6 +79,8 @@ class Answers:
         self._rebuilt.run()
         if not keys:
             raise ProofFailed(f"the call steps aside: {self._aside()}")
+        if self._rebuilt.key not in (b"", keys[0]):
+            raise CompileRefused("its forward changes what kind of arguments it is called with")
         return keys[0]
 
     def _aside(self) -> str:

@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from eagercache.callables import call_hooks
+from eagercache.callables.answer_structure import refuse_lasting
 from eagercache.callables.arguments import OPEN, argument_tensors, sized_values, sizes_of
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred
@@ -30,6 +31,7 @@ from eagercache.callables.surroundings import (
     random_states,
 )
 from eagercache.callables.used_functions import FunctionRecorder
+from eagercache.callables.written_tensors import marks_of
 from eagercache.calls.contract import module_contracts
 from eagercache.calls.numerics import same_bits
 from eagercache.worker.compat import aot_inductor
@@ -135,10 +137,13 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     before = [slot.tensor.clone() for slot in identity.slots]
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
     given = [tensor.clone() for tensor in arguments]
+    marks = marks_of([*_tensors_of(identity), *arguments])
     states = random_states()
     with rebuilt.finds_writes(), Reads(gradients=False) as reads:
         rebuilt.run()  # what a first call sets up is not its effect
     reads.check()
+    if marks_of([*_tensors_of(identity), *arguments]) != marks:
+        raise Unfit("it changes more of a tensor than its values")
     output, errors = Listener(), Listener()
     with (
         contextlib.redirect_stdout(output),
@@ -158,7 +163,9 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         raise Unfit("it writes to its parameters or buffers")
     if any(not same_bits(a, b) for a, b in zip(given, arguments, strict=True)):
         raise Unfit("it writes to its arguments")
-    if not equal_answers(first, rebuilt.run()):
+    another = rebuilt.run()
+    refuse_lasting(first, another, rebuilt.objects.found)
+    if not equal_answers(first, another):
         raise Unfit("its answers differ from run to run")
     try:
         functions = read_beside(recorder, module, rebuilt.objects.found)

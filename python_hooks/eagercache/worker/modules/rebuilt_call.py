@@ -32,4 +32,5 @@ def rebuilt_call(
         torch.set_grad_enabled(gradients),
         unpacked(description["payload"]) as rebuilt,
     ):
+        rebuilt.key = bytes.fromhex(description.get("key", ""))
         yield rebuilt

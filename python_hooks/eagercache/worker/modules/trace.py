@@ -12,7 +12,7 @@ import torch.fx
 from eagercache.callables.answer_structure import (
     Structure,
     holds_objects,
-    lasting_part,
+    refuse_lasting,
     structure_of,
 )
 from eagercache.callables.arguments import argument_tensors, sized_values, stand_in
@@ -307,10 +307,8 @@ def _name_sizes(symbolic: SymbolicSizes, opens: _Open, objects: CallObjects) -> 
 def _structure_of_new(answer: Any, rebuilt: Transferred, changes: Sequence[Change]) -> Structure:
     """Raises CompileRefused for an answer with an object that the call did not make."""
     another, _ = rebuilt.run_once()
-    lasting = lasting_part(answer, another, rebuilt.objects.found)
-    if lasting is not None:
-        raise CompileRefused(f"it returns a {type(lasting).__name__}, which outlives the call")
     try:
+        refuse_lasting(answer, another, rebuilt.objects.found)
         return structure_of(answer, rebuilt.objects, changes)
     except Unfit as error:
         raise CompileRefused(str(error)) from error

@@ -14,8 +14,8 @@ from eagercache.callables import call_hooks
 from eagercache.callables.answer_structure import (
     holds_objects,
     in_objects,
-    lasting_part,
     outcome_of,
+    refuse_lasting,
     structure_of,
     take,
 )
@@ -29,6 +29,7 @@ from eagercache.callables.surroundings import (
     torch_states,
 )
 from eagercache.callables.used_functions import FunctionRecorder
+from eagercache.callables.written_tensors import marks_of
 from eagercache.calls.numerics import same_bits
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.comparison import equal_answers, tensor_leaves
@@ -68,13 +69,19 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     identity = identify(module)
     if identity.digest != expected:
         raise Unfit("its attributes change, or cannot be rebuilt in another process")
+    own = [slot.tensor for slot in identity.slots]
+    arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
+    marks = marks_of([*own, *arguments])
+    written = [tensor._version for tensor in arguments]
     with Reads(gradients=True) as reads:
         module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
     reads.check()
+    # At once: what is turned around is as it was after two calls.
+    if marks_of([*own, *arguments]) != marks or [t._version for t in arguments] != written:
+        raise Unfit("it writes to its arguments, or changes more of a tensor than its values")
     rebuilt.draw(seed=0)
     before = [slot.tensor.detach().clone() for slot in identity.slots]
     versions = [slot.tensor._version for slot in identity.slots]
-    arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
     given = [tensor.detach().clone() for tensor in arguments]
     recorder = FunctionRecorder()
     answer, saved, draws = _run(rebuilt, recorder)
@@ -90,14 +97,14 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     _restore(identity, before)
     with drawing_from(0):
         another = module(*rebuilt.args, **rebuilt.kwargs)
-    opened = _opened(answer, another, rebuilt)
+    refuse_lasting(answer, another, rebuilt.objects.found)
+    opened = _opened(answer, rebuilt)
     if not equal_answers(detached(first), detached(outcome_of(another, rebuilt.objects))):
         raise Unfit("its answers differ from run to run")
     if any(not same_bits(a, s.tensor.detach()) for a, s in zip(after, identity.slots, strict=True)):
         raise Unfit("what it writes differs from run to run")
     _restore(identity, before)
     functions = _functions(rebuilt, recorder)
-    own = [slot.tensor for slot in identity.slots]
     refuse_shared(first, [*own, *arguments])
     if any(leaf.storage_offset() != 0 for leaf in tensor_leaves(first)):
         raise Unfit("it returns a view into a larger tensor")
@@ -173,15 +180,12 @@ def _refuse_custom_operators(rebuilt: Transferred) -> None:
         refuse_operators(program.graph, draws=True)
 
 
-def _opened(answer: Any, another: Any, rebuilt: Transferred) -> OpenedAnswer | None:
-    """What there is to know of an answer with objects; ``another`` one of the same call."""
+def _opened(answer: Any, rebuilt: Transferred) -> OpenedAnswer | None:
+    """What there is to know of an answer with objects."""
     if not holds_objects(answer):
         return None
     if rebuilt.objects.found:
         raise Unfit("it is called with an object")
-    lasting = lasting_part(answer, another, ())
-    if lasting is not None:
-        raise Unfit(f"it returns a {type(lasting).__name__}, which outlives the call")
     structure = structure_of(answer)
     leaves: list[Any] = []
     take(structure, answer, leaves)
