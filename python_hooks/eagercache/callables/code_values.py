@@ -23,7 +23,7 @@ import re
 import struct
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -132,7 +132,10 @@ def code_digest(code: types.CodeType) -> str:
     digest.update(code.co_code)
     for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
         digest.update(repr(part).encode())
-    digest.update(repr((code.co_argcount, code.co_kwonlyargcount, code.co_flags)).encode())
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    digest.update(repr(counts).encode())
+    # Where a `try` begins and ends, which no instruction says since Python 3.11.
+    digest.update(getattr(code, "co_exceptiontable", b""))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             digest.update(code_digest(constant).encode())
@@ -184,6 +187,39 @@ def class_code(kind: type) -> str:
         for row in rows:
             digest.update(json.dumps([name, *row]).encode())
     return digest.hexdigest()[:16]
+
+
+def put_into(kind: type, made: Callable[[Any], Any]) -> list[list[Any]]:
+    """Functions in a class of a package that are not where the package's text has them.
+
+    A program may have put others there, which is no matter under names that the package does not
+    have. ``made``: hands back what stood in the place of one of ours. Few functions of a package
+    are elsewhere (`__str__ = __repr__`), and count as well.
+    """
+    top = sys.modules.get(kind.__module__.partition(".")[0])
+    folder = f"{pathlib.Path(getattr(top, '__file__', None) or '').parent}{os.sep}"
+    writer = _Loose()
+    rows = []
+    for name, value in sorted(vars(kind).items()):
+        for function in functions_in(made(value)):
+            names = (str(function.__module__), function.__qualname__)
+            inside = function.__code__.co_filename.startswith(folder)
+            if names == (kind.__module__, f"{kind.__qualname__}.{name}") and inside:
+                continue
+            if inside or any(name in _names_in_text(base.__module__) for base in kind.__mro__):
+                rows.append([name, *names, *writer.function(function)])
+    return rows
+
+
+@functools.cache
+def _names_in_text(module_name: str) -> frozenset[str]:
+    """The names that classes in a Python module's text have; more than those do no harm."""
+    path = getattr(sys.modules.get(module_name), "__file__", None)
+    try:
+        text = pathlib.Path(path or "").read_text(errors="replace")
+    except OSError:
+        return frozenset()
+    return frozenset(re.findall(r"^[ \t]+(?:async )?(?:def )?(\w+)[ \t]*[(:=]", text, re.MULTILINE))
 
 
 def own_members(kind: type) -> Iterator[tuple[str, Any, list[types.FunctionType]]]:

@@ -47,6 +47,7 @@ Path = tuple[Step, ...]
 _KINDS = ("value", "type", "length", "keys", "contains", "lacks", "has", "same", "names")
 # What Python puts into a member of an enum beside its name and value, some of it when asked.
 OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_", "_inverted_"))
+_MOST_ITEMS = 64  # of a container that are written down one by one
 # In a row's first place, where a used function has the name of its module.
 MARK = ""
 
@@ -246,7 +247,9 @@ def _named(value: Any) -> Any:
     if isinstance(value, property):
         return [type_name(value), *map(_named, (value.fget, value.fset))]
     if isinstance(value, (tuple, list)):
-        return [type_name(value), *map(_named, value[:64])]
+        return [type_name(value), *_in_short(list(map(_named, value)))]
+    if isinstance(value, (set, frozenset)):
+        return [type_name(value), *_in_short(sorted(map(_named, value), key=json.dumps))]
     position = getter_position(value)  # of a named tuple
     if position is not None:
         return [type_name(value), position]
@@ -259,6 +262,13 @@ def _named(value: Any) -> Any:
     if is_immutable(value):
         return [type_name(value), repr(value)]
     return [type_name(value), str(getattr(value, "__qualname__", ""))]
+
+
+def _in_short(items: list[Any]) -> list[Any]:
+    """Many items as their number and a digest."""
+    if len(items) <= _MOST_ITEMS:
+        return items
+    return [len(items), hashlib.sha256(json.dumps(items).encode()).hexdigest()[:16]]
 
 
 def class_shape(kind: type) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from eagercache.callables.call_hooks import as_torch_made
 from eagercache.callables.code_values import (
     class_code,
     code_digest,
@@ -28,6 +29,7 @@ from eagercache.callables.code_values import (
     is_found_by_name,
     is_python_class,
     plain_value,
+    put_into,
     type_name,
 )
 
@@ -226,18 +228,28 @@ def _class_row(kind: type) -> list[Any]:
     """A class by name, its package's version and the code of its methods, bases included."""
     if not issubclass(kind, torch.nn.Module):
         raise Unfit(f"{kind.__name__} is no torch.nn.Module")
+    meta: type = type(kind)
     bases = [
         [base.__module__, base.__qualname__, class_code(base)]
-        for base in kind.__mro__
+        for base in (*kind.__mro__, *meta.__mro__)
         if not (is_covered(base.__module__) and is_found_by_name(base))
     ]
+    put = [[base.__qualname__, *row] for base in kind.__mro__ for row in _put_into(base)]
     return [
         kind.__module__,
         kind.__qualname__,
         kind.__name__,
         package_version(kind.__module__),
         bases,
+        put,
     ]
+
+
+def _put_into(kind: type) -> list[list[Any]]:
+    """What a program put into a class of PyTorch's, say."""
+    if not is_covered(kind.__module__) or kind.__module__ == "builtins":
+        return []
+    return put_into(kind, as_torch_made)
 
 
 def package_version(module_name: str) -> str:

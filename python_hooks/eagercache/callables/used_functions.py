@@ -125,6 +125,7 @@ class CodeIndex:
     def __init__(self, namespace: Mapping[str, Any], classes: tuple[type, ...] = ()) -> None:
         self.namespace = namespace
         self._by_code: dict[types.CodeType, str] = {}
+        self._named: dict[types.CodeType, dict[str, None]] = {}  # but for nested ones
         self._by_path: dict[str, types.CodeType] = {}
         self._functions: dict[str, types.FunctionType] = {}  # but for nested ones
         for name, value in list(namespace.items()):
@@ -132,9 +133,13 @@ class CodeIndex:
         for kind in classes:
             self._add_class(kind.__qualname__, kind)
 
-    def path_of(self, code: types.CodeType) -> str | None:
-        """The name of ``code``; None when it does not belong to the module."""
-        return self._by_code.get(code)
+    def paths_of(self, code: types.CodeType) -> list[str]:
+        """The names of ``code``: of all functions with it, since each may hold other values.
+
+        None at all when it does not belong to the module.
+        """
+        named = self._named.get(code, {})
+        return [*named] or [self._by_code[code]] if code in self._by_code else []
 
     def code(self, path: str) -> tuple[types.CodeType, types.FunctionType | None] | None:
         """What has that name now; the function is None for nested ones."""
@@ -162,7 +167,8 @@ class CodeIndex:
     def _add_functions(self, name: str, value: Any) -> None:
         for number, function in enumerate(functions_in(value)):
             path = name if number == 0 else f"{name}~{number}"
-            self._functions.setdefault(path, function)
+            if self._functions.setdefault(path, function) is function:
+                self._named.setdefault(function.__code__, {})[path] = None
             self._add_code(path, function.__code__)
 
     def _add_code(self, path: str, code: types.CodeType) -> None:
@@ -333,10 +339,11 @@ class FunctionRecorder:
                 of_objects = (kind for kind in given if kind.__module__ == name)
                 classes = (*tree_classes(module, name), *of_objects)
                 indexes[name] = CodeIndex(namespace, classes)
-            path = indexes[name].path_of(code)
-            if path is None:
+            paths = indexes[name].paths_of(code)
+            if not paths:
                 raise Unfit(f"it runs {name}.{code.co_name}, which cannot be found by name")
-            known = indexes[name].find(path)
-            if known is not None:
-                found.append(UsedFunction(name, path, *known))
+            for path in paths:
+                known = indexes[name].find(path)
+                if known is not None:
+                    found.append(UsedFunction(name, path, *known))
         return sorted(found, key=lambda item: (item.module, item.path))

@@ -13,6 +13,7 @@ from eagercache.callables.code_values import (
     filled_cells,
     is_covered,
     is_of_program,
+    is_python_class,
     plain_value,
 )
 
@@ -22,6 +23,15 @@ def is_leaf(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None and is_covered(str(value.__module__))
     return plain_value(value) is not None
+
+
+def is_found_unasked(item: Any) -> bool:
+    """Whether a set finds this member without running code of the program."""
+    if isinstance(item, (tuple, frozenset)) and not is_python_class(type(item)):
+        return all(map(is_found_unasked, item))
+    kind: Any = type(item)
+    by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    return is_leaf(item) or by_identity
 
 
 def held_parts(value: Any) -> Iterator[Any]:

@@ -31,6 +31,7 @@ def attribute_values(module: torch.nn.Module) -> list[Row]:
     kinds: dict[type, None] = {}
     for part in module.modules():
         kinds.update(dict.fromkeys(type(part).__mro__))
+        rows.metaclasses(type(part))
         for name, value in list(vars(part).items()):
             if name not in OWN_ATTRIBUTES and name not in SHARDING_MARKS:
                 rows.inside(value)

@@ -34,7 +34,7 @@ from eagercache.callables.guard_rows import (
     step_from,
 )
 from eagercache.callables.module_identity import NOT_COMPARED
-from eagercache.modules.held_parts import held_parts, is_leaf
+from eagercache.modules.held_parts import held_parts, is_found_unasked, is_leaf
 
 # (sort, place, keys, expected): see nn_modules/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
@@ -307,9 +307,10 @@ class Rows:
             for item in value:
                 self.inside(item)
         elif isinstance(value, set):
-            items = tuple(value)
-            if all(is_leaf(item) for item in items):
-                self._insides.append(("set", value, (), tuple((item, False) for item in items)))
+            items = tuple(value)  # at one moment, too
+            if not all(map(is_found_unasked, items)):
+                raise Unwatchable("a set whose members compare themselves")
+            self._insides.append(("set", value, (), tuple((item, False) for item in items)))
         elif isinstance(value, dict):
             self._dictionary(value)
         elif isinstance(value, functools.partial):
@@ -332,6 +333,12 @@ class Rows:
             self._typed.add(id(value))
             self._kept.append(value)
             self._insides.append(("type", value, (), ((kind, False),)))
+
+    def metaclasses(self, kind: type) -> None:
+        """That nothing is assigned to a class's metaclasses, which is no write to the class."""
+        meta: type = type(kind)
+        for base in (base for base in meta.__mro__ if not is_covered(base.__module__)):
+            self._class(base)
 
     def _class(self, kind: type) -> None:
         if id(kind) not in self._looked:

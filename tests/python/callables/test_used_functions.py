@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import types
 
+import module_world
 import module_zoo
 import pytest
+from eagercache.callables.code_values import code_digest
 from eagercache.callables.used_functions import (
     CodeIndex,
     FunctionRecorder,
@@ -141,3 +143,16 @@ def test_rows_that_end_early_are_a_value_error() -> None:
     text = rows_text([["module", "path", str(number), "values"] for number in range(500)])
     with pytest.raises(ValueError):
         rows_in(text[:-40])
+
+
+def test_code_that_differs_in_where_a_try_begins_or_how_it_may_be_called_is_other_code() -> None:
+    def names(value: float, more: float = 1.0) -> float:
+        return value * more
+
+    def places(value: float, more: float = 1.0, /) -> float:
+        return value * more
+
+    both, apart = module_world.split.__code__, module_world.split_apart.__code__
+    assert code_digest(both) != code_digest(apart)
+    assert code_digest(names.__code__) != code_digest(places.__code__)
+    assert code_digest(names.__code__) == code_digest(names.__code__.replace(co_firstlineno=7))

@@ -10,6 +10,7 @@ import abc
 import argparse
 import builtins
 import collections
+import dataclasses
 import datetime
 import enum
 import functools
@@ -31,6 +32,32 @@ QUEUE = collections.deque([1.0, 2.0])
 METHODS: dict[str, Any] = {"a": torch.Tensor.dim}
 DEFAULTS = collections.defaultdict(float, a=2.0)
 TABLE = torch.linspace(0, 1, 8)
+
+
+@dataclasses.dataclass
+class Options:
+    """What `dataclasses.asdict` copies."""
+
+    value: float = 2.0
+
+
+class Tasks(enum.Flag):
+    """Members of which one may be in several."""
+
+    FIRST = 1
+    SECOND = 2
+
+
+OPTIONS, TASKS = Options(), Tasks.FIRST
+
+
+class _Gains(type(nn.Module)):  # type: ignore[misc]
+    gain = 2.0
+
+
+class _Gained(nn.Module, metaclass=_Gains):
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return y * type(self).gain  # type: ignore[attr-defined, no-any-return]
 
 
 class _Slots:
@@ -125,6 +152,38 @@ def by_keyword(*, value: float = 2.0) -> float:
     return value
 
 
+def kind_of(value: float) -> Any:
+    """A class like others of its name, but for what its method holds."""
+
+    class Kind:
+        def get(self) -> float:
+            return value
+
+    return Kind
+
+
+KIND = kind_of(2.0)
+PLACES, MANY = {(1, 2)}, tuple(range(100))
+
+
+def split(values: list[float]) -> float:
+    """Catches an error of each line, and as `split_apart` of the second one alone."""
+    try:
+        first = values[0]
+        return first + values[1]
+    except IndexError:
+        return 3.0
+
+
+def split_apart(values: list[float]) -> float:
+    """The same instructions as `split`."""
+    first = values[0]
+    try:
+        return first + values[1]
+    except IndexError:
+        return 3.0
+
+
 def marked() -> None:
     """Something is assigned to it."""
 
@@ -148,6 +207,9 @@ class World(nn.Module):
         self.dense, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
         self.parts = nn.ModuleDict({"a": nn.ReLU(), "b": nn.Hardtanh(-0.3, 0.2)})
         self.reads = reads.__name__
+        # Of classes that are other ones after their case.
+        if self.reads in ("metaclass", "layer"):
+            self.inner = _Gained() if self.reads == "metaclass" else nn.Softplus()
         if self.reads == "pair_of_module":
             self.pair = [torch.ones(8), 3.0]
         self.plain = 2.0
@@ -344,6 +406,39 @@ class World(nn.Module):
         """Whether a class was registered with an abstract one."""
         return y * (3.0 if isinstance(EMPTY, _Abstract) else 2.0)
 
+    def as_dict(self, y: torch.Tensor) -> torch.Tensor:
+        """A field among all, each of which is copied."""
+        return y * dataclasses.asdict(OPTIONS)["value"]
+
+    def flags(self, y: torch.Tensor) -> torch.Tensor:
+        """Whether flags have a member."""
+        return y * (3.0 if Tasks.SECOND in TASKS else 2.0)
+
+    def metaclass(self, y: torch.Tensor) -> torch.Tensor:
+        """An attribute that a submodule's class has of its metaclass."""
+        return self.inner(y)
+
+    def layer(self, y: torch.Tensor) -> torch.Tensor:
+        """The forward of a class of PyTorch."""
+        return self.inner(y)
+
+    def kind(self, y: torch.Tensor) -> torch.Tensor:
+        """A method of an object that is made here, of a class that is not what its name says."""
+        return y * KIND().get()
+
+    def places(self, y: torch.Tensor) -> torch.Tensor:
+        """How many tuples a set has."""
+        return y * (1.0 + len(PLACES))
+
+    def far(self, y: torch.Tensor) -> torch.Tensor:
+        """An item far back in a tuple."""
+        return y * float(sum(MANY) % 7 + 1)
+
+    def sums(self, y: torch.Tensor) -> torch.Tensor:
+        """A setting that Dynamo asks torch for where it has no rule."""
+        setting = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        return y * (2.0 if setting else 3.0)
+
     def tracer(self, y: torch.Tensor) -> torch.Tensor:
         """Code that a trace leaves out."""
         return y if torch.compiler.is_compiling() else y / y.norm()
@@ -415,6 +510,16 @@ CASES: dict[str, Callable[[World], Any]] = {
     "builtin_constant": _set(builtins, "test_world_gain", 5.0),
     "class_item": _put(_Meta.table, "a", 5.0),
     "tensor_cores": _set(torch.backends.cuda.matmul, "allow_tf32", True),
+    "as_dict": _set(OPTIONS, "value", 5.0),
+    "flags": lambda _: globals().__setitem__("TASKS", Tasks.FIRST | Tasks.SECOND),
+    "metaclass": _set(_Gains, "gain", 5.0),
+    "layer": _set(nn.Softplus, "forward", lambda self, y: y.sin()),
+    "kind": lambda _: globals().__setitem__("KIND", kind_of(5.0)),
+    "places": lambda _: PLACES.add((3, 4)),
+    "far": lambda _: globals().__setitem__("MANY", (*range(99), 100)),
+    "sums": lambda _: setattr(
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
+    ),
     "registered": lambda _: _Abstract.register(_Empty),
     # Last: the class is another one from here on, for which workers have no code.
     "own_default": _set(World.own_default, "__defaults__", (5.0,)),
@@ -436,7 +541,8 @@ KERNELS |= {
     "slots",
 }
 KERNELS |= {"list_of_torch", "asked_of_torch", "asked_of_function", "function_name", "imported"}
-KERNELS |= {"builtin_constant", "of_its_class"}
+KERNELS |= {"builtin_constant", "of_its_class", "kind", "places", "far"}
+KERNELS |= {"metaclass", "layer", "as_dict", "flags"}
 
 
 def made(name: str) -> World:

@@ -33,6 +33,19 @@ _OF_GPU = frozenset((torch.cuda.is_available, torch.cuda.is_initialized))
 _DEVICES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg")))
 
 
+def is_run_by_worker(called: Any, given: Any, named: Any, result: Any) -> bool:
+    """Whether a call that Dynamo put into its graph came back as a plain value of the worker's.
+
+    So do what it has no rule for (`torch._C._get_...`): from plain values, and without a guard.
+    ``called`` and the others are Dynamo's variables.
+    """
+    values = [*given, *named.values()]
+    if not all(value.is_python_constant() for value in values) or not result.is_python_constant():
+        return False
+    known = called.can_constant_fold_through() or called.value in called._get_handlers()
+    return not known and result.as_python_constant() is not None
+
+
 def is_answered_by_worker(function: Any) -> bool:
     """Whether a trace has the worker's own answer, which need not be the program's.
 

@@ -6,14 +6,23 @@ what their classes say: that is written down here.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import sys
+import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from eagercache.callables.answer_structure import Structure, classes_in
-from eagercache.callables.code_values import MISSING, is_covered, own_members, plain_value
+from eagercache.callables.code_values import (
+    MISSING,
+    is_covered,
+    is_immutable,
+    own_members,
+    plain_value,
+)
 from eagercache.callables.guard_rows import GuardRow, Path, attribute, describe
 from eagercache.callables.made_classes import (
     find_class,
@@ -25,6 +34,7 @@ from eagercache.callables.objects import CallObjects, parts_of
 from eagercache.worker.inductor.commands import CompileRefused
 
 _NOBODY = torch.nn.Module()
+_FACTORY: Any = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]
 
 
 def class_rows(objects: CallObjects, structure: Structure) -> list[GuardRow]:
@@ -110,3 +120,71 @@ def _members_in(values: Iterable[Any]) -> Iterator[enum.Enum]:
         if isinstance(value, enum.Enum):
             yield value
         yield from _members_in(parts_of(value))
+
+
+def rows_of_function(function: types.FunctionType) -> Iterator[GuardRow]:
+    """What a function holds that a trace found on no path: its defaults and its closure's values.
+
+    TorchDynamo has no guard on them where it does not know where the function is: a method of an
+    object that the forward makes. Raises CompileRefused.
+    """
+    if any(map(_is_held, _parts_held(function).values())):
+        path = _path_of(function)
+        if path is None:
+            name = f"{function.__module__}.{function.__qualname__}"
+            raise CompileRefused(f"it runs {name}, whose closure cannot be found by name")
+        yield from _rows_held(function, path, frozenset())
+
+
+def _parts_held(function: types.FunctionType) -> dict[Path, Any]:
+    """Defaults and contents of cells, each with the steps to it."""
+    found: dict[Path, Any] = {}
+    for index, value in enumerate(function.__defaults__ or ()):
+        found[("attr", "__defaults__"), ("item", index)] = value
+    for name, value in (function.__kwdefaults__ or {}).items():
+        found[("attr", "__kwdefaults__"), ("item", name)] = value
+    for index, cell in enumerate(function.__closure__ or ()):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        if function.__code__.co_freevars[index] != "__class__":
+            steps: Path = (("attr", "__closure__"), ("item", index), ("attr", "cell_contents"))
+            found[steps] = value
+    return found
+
+
+def _is_held(value: Any) -> bool:
+    """Whether a value may be another one elsewhere: a function of a covered package may not."""
+    of_dataclasses = type(value) is type(_FACTORY)  # stands for the default that a factory makes
+    of_package = isinstance(value, types.FunctionType) and is_covered(str(value.__module__))
+    return not (of_dataclasses or of_package)
+
+
+def _rows_held(
+    function: types.FunctionType, path: Path, above: frozenset[int]
+) -> Iterator[GuardRow]:
+    for steps, value in _parts_held(function).items():
+        if not _is_held(value):
+            continue
+        if isinstance(value, types.FunctionType):
+            if id(value) not in above:
+                yield from _rows_held(value, (*path, *steps), above | {id(value)})
+        elif plain_value(value) is None and not is_immutable(value):
+            name = f"{function.__module__}.{function.__qualname__}"
+            raise CompileRefused(f"{name} holds a {type(value).__name__}, which nothing guards")
+        yield _row((*path, *steps), value)
+
+
+def _path_of(function: types.FunctionType) -> Path | None:
+    """Where a function is in its Python module, or in a class there."""
+    found = sys.modules.get(str(function.__module__))
+    namespace = {} if found is None else vars(found)
+    root: Path = (("import", str(function.__module__)),)
+    for name, value in list(namespace.items()):
+        if value is function:
+            return (*root, ("attr", name))
+        for attribute_name, held in vars(value).items() if isinstance(value, type) else ():
+            if held is function or getattr(held, "__func__", None) is function:
+                return (*root, ("attr", name), ("attr", attribute_name))
+    return None

@@ -31,6 +31,7 @@ from eagercache.callables.guard_rows import (
 )
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.class_rows import rows_of_function
 from eagercache.worker.modules.opened import INNER
 from eagercache.worker.modules.questions import Questions, row_of_class
 
@@ -169,6 +170,8 @@ class DynamoGuards:
             path: Path = (("import", "builtins"), ("attr", name))
             value = resolve(path, self._module)
             yield GuardRow(path, "value", None, describe(value, "value", None, self._module))
+        for function in self._questions.functions:
+            yield from rows_of_function(function)
         for source, name in self._questions.attributes.values():
             place = self._path(source)
             row = None if place is None else self._has(place, name)

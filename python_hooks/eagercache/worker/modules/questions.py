@@ -19,7 +19,7 @@ import torch
 
 from eagercache.callables.code_values import MISSING, is_covered
 from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
-from eagercache.worker.compat.folded_calls import is_answered_by_worker
+from eagercache.worker.compat.folded_calls import is_answered_by_worker, is_run_by_worker
 from eagercache.worker.inductor.commands import CompileRefused
 
 # Its classes are registered with no abstract class but when they are imported.
@@ -37,11 +37,13 @@ class Questions:
         attributes: where a value is (a source of Dynamo's) and the name that it was asked for, by
             both names.
         builtins: names of builtin constants that were read.
+        functions: those that ran and that Dynamo knows no place of.
     """
 
     def __init__(self) -> None:
         self.attributes: dict[tuple[str, str], tuple[Any, str]] = {}
         self.builtins: dict[str, None] = {}
+        self.functions: dict[types.FunctionType, None] = {}
         self._refused = ""
 
     def check(self) -> None:
@@ -54,6 +56,7 @@ class Questions:
         """What Dynamo traces in this block is recorded. Not for several threads."""
         from torch._dynamo.symbolic_convert import InstructionTranslatorBase
         from torch._dynamo.variables.builtin import BuiltinVariable
+        from torch._dynamo.variables.functions import UserFunctionVariable
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
         with ExitStack() as undo:
@@ -62,6 +65,8 @@ class Questions:
             # Not what it calls: such handlers are kept from trace to trace.
             _before(undo, BuiltinVariable, "call_function", self._operator)
             _before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
+            _after(undo, TorchInGraphFunctionVariable, "call_function", self._answer)
+            _before(undo, UserFunctionVariable, "bind_args", self._function)
             name = "load_builtin_from_argval"
             _before(undo, InstructionTranslatorBase, name, self._builtin)
             yield
@@ -75,10 +80,22 @@ class Questions:
         if name in vars(builtins) and not callable(vars(builtins)[name]):
             self.builtins[name] = None
 
+    def _function(self, asked: Any, *_: Any) -> None:
+        function = asked.fn
+        if asked.get_source() is None and not is_covered(str(function.__module__)):
+            self.functions[function] = None
+
     def _setting(self, asked: Any, *_: Any, **__: Any) -> None:
         if not self._refused and is_answered_by_worker(asked.value):
-            name = getattr(asked.value, "__name__", "")
-            self._refused = f"the forward calls {name}(), which a worker answers for itself"
+            self._refuse_answer(asked.value)
+
+    def _answer(self, result: Any, asked: Any, _: Any, given: Any, named: Any) -> None:
+        if not self._refused and is_run_by_worker(asked, given, named, result):
+            self._refuse_answer(asked.value)
+
+    def _refuse_answer(self, function: Any) -> None:
+        name = getattr(function, "__name__", "")
+        self._refused = f"the forward calls {name}(), which a worker answers for itself"
 
     def _operator(self, asked: Any, _: Any, given: Any, *__: Any, **___: Any) -> None:
         """Notes a question of classes, and what Dynamo computes with a class of the program."""
@@ -175,6 +192,20 @@ def _before(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) 
     def noted(*args: Any, **kwargs: Any) -> Any:
         note(*args, **kwargs)
         return original(*args, **kwargs)
+
+    setattr(owner, name, noted)
+    undo.callback(setattr, owner, name, original)
+
+
+def _after(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
+    """Has ``note`` called after a method, with its result and the same arguments."""
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        note(result, *args, **kwargs)
+        return result
 
     setattr(owner, name, noted)
     undo.callback(setattr, owner, name, original)
