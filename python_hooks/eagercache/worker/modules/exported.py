@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from eagercache.callables.module_identity import Identity
 from eagercache.worker.compat import traced_graphs
+from eagercache.worker.compat.python_calls import teach_python_calls
 from eagercache.worker.graphs.recurrent import check_recurrent
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
@@ -45,6 +46,7 @@ def export_strictly(
     guards = DynamoGuards(opened=None if guarded is module else module)
     traced_graphs.export_constants_of_objects()
     traced_graphs.mend_final_states()
+    teach_python_calls()
     try:
         with (
             warnings.catch_warnings(record=True) as said,
