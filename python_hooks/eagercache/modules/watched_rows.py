@@ -307,8 +307,7 @@ class Rows:
             for item in value:
                 self.inside(item)
         elif isinstance(value, set):
-            items = tuple(value)  # at one moment, too
-            if not all(map(is_found_unasked, items)):
+            if not all(map(is_found_unasked, items := tuple(value))):  # at one moment, too
                 raise Unwatchable("a set whose members compare themselves")
             self._insides.append(("set", value, (), tuple((item, False) for item in items)))
         elif isinstance(value, dict):
@@ -336,8 +335,7 @@ class Rows:
 
     def metaclasses(self, kind: type) -> None:
         """That nothing is assigned to a class's metaclasses, which is no write to the class."""
-        meta: type = type(kind)
-        for base in (base for base in meta.__mro__ if not is_covered(base.__module__)):
+        for base in type.mro(type(kind))[:-2]:  # but type and object
             self._class(base)
 
     def _class(self, kind: type) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 
-import module_world
+import module_world_parts
 import module_zoo
 import pytest
 from eagercache.callables.code_values import code_digest
@@ -115,10 +115,15 @@ def test_another_value_of_an_environment_variable_that_is_asked_for_is_found(
 def test_nested_functions_and_methods_have_names() -> None:
     index = CodeIndex(vars(module_zoo))
     forward = module_zoo.Block.forward.__code__
-    path = index.path_of(forward)
-    assert path == "Block.forward"
-    assert index.find(path) is not None
+    assert index.paths_of(forward) == ["Block.forward"]
+    assert index.find("Block.forward") is not None
     assert index.find("Block.absent") is None
+    # All of one code, since each may hold other values.
+    kinds = {"Made": module_world_parts.kind_of(1.0), "Another": module_world_parts.kind_of(2.0)}
+    made = CodeIndex({**vars(module_world_parts), **kinds})
+    paths = made.paths_of(kinds["Made"].get.__code__)
+    assert {"Made.get", "Another.get"} <= set(paths)
+    assert made.find("Made.get") != made.find("Another.get")
 
 
 def test_rows_of_a_deep_model_fit_into_a_manifest() -> None:
@@ -152,7 +157,7 @@ def test_code_that_differs_in_where_a_try_begins_or_how_it_may_be_called_is_othe
     def places(value: float, more: float = 1.0, /) -> float:
         return value * more
 
-    both, apart = module_world.split.__code__, module_world.split_apart.__code__
+    both, apart = module_world_parts.split.__code__, module_world_parts.split_apart.__code__
     assert code_digest(both) != code_digest(apart)
     assert code_digest(names.__code__) != code_digest(places.__code__)
     assert code_digest(names.__code__) == code_digest(names.__code__.replace(co_firstlineno=7))

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from module_world_parts import Gained, Gains, Options, Tasks, kind_of
 from torch import nn
 from torch.nn import functional
 
@@ -32,32 +33,6 @@ QUEUE = collections.deque([1.0, 2.0])
 METHODS: dict[str, Any] = {"a": torch.Tensor.dim}
 DEFAULTS = collections.defaultdict(float, a=2.0)
 TABLE = torch.linspace(0, 1, 8)
-
-
-@dataclasses.dataclass
-class Options:
-    """What `dataclasses.asdict` copies."""
-
-    value: float = 2.0
-
-
-class Tasks(enum.Flag):
-    """Members of which one may be in several."""
-
-    FIRST = 1
-    SECOND = 2
-
-
-OPTIONS, TASKS = Options(), Tasks.FIRST
-
-
-class _Gains(type(nn.Module)):  # type: ignore[misc]
-    gain = 2.0
-
-
-class _Gained(nn.Module, metaclass=_Gains):
-    def forward(self, y: torch.Tensor) -> torch.Tensor:
-        return y * type(self).gain  # type: ignore[attr-defined, no-any-return]
 
 
 class _Slots:
@@ -152,36 +127,9 @@ def by_keyword(*, value: float = 2.0) -> float:
     return value
 
 
-def kind_of(value: float) -> Any:
-    """A class like others of its name, but for what its method holds."""
-
-    class Kind:
-        def get(self) -> float:
-            return value
-
-    return Kind
-
-
+OPTIONS, TASKS = Options(), Tasks.FIRST
 KIND = kind_of(2.0)
 PLACES, MANY = {(1, 2)}, tuple(range(100))
-
-
-def split(values: list[float]) -> float:
-    """Catches an error of each line, and as `split_apart` of the second one alone."""
-    try:
-        first = values[0]
-        return first + values[1]
-    except IndexError:
-        return 3.0
-
-
-def split_apart(values: list[float]) -> float:
-    """The same instructions as `split`."""
-    first = values[0]
-    try:
-        return first + values[1]
-    except IndexError:
-        return 3.0
 
 
 def marked() -> None:
@@ -209,7 +157,7 @@ class World(nn.Module):
         self.reads = reads.__name__
         # Of classes that are other ones after their case.
         if self.reads in ("metaclass", "layer"):
-            self.inner = _Gained() if self.reads == "metaclass" else nn.Softplus()
+            self.inner = Gained() if self.reads == "metaclass" else nn.Softplus()
         if self.reads == "pair_of_module":
             self.pair = [torch.ones(8), 3.0]
         self.plain = 2.0
@@ -512,7 +460,7 @@ CASES: dict[str, Callable[[World], Any]] = {
     "tensor_cores": _set(torch.backends.cuda.matmul, "allow_tf32", True),
     "as_dict": _set(OPTIONS, "value", 5.0),
     "flags": lambda _: globals().__setitem__("TASKS", Tasks.FIRST | Tasks.SECOND),
-    "metaclass": _set(_Gains, "gain", 5.0),
+    "metaclass": _set(Gains, "gain", 5.0),
     "layer": _set(nn.Softplus, "forward", lambda self, y: y.sin()),
     "kind": lambda _: globals().__setitem__("KIND", kind_of(5.0)),
     "places": lambda _: PLACES.add((3, 4)),

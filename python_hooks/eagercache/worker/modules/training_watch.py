@@ -71,14 +71,7 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         raise Unfit("its attributes change, or cannot be rebuilt in another process")
     own = [slot.tensor for slot in identity.slots]
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
-    marks = marks_of([*own, *arguments])
-    written = [tensor._version for tensor in arguments]
-    with Reads(gradients=True) as reads:
-        module(*rebuilt.args, **rebuilt.kwargs)  # what a first call sets up is not its effect
-    reads.check()
-    # At once: what is turned around is as it was after two calls.
-    if marks_of([*own, *arguments]) != marks or [t._version for t in arguments] != written:
-        raise Unfit("it writes to its arguments, or changes more of a tensor than its values")
+    _first_run(rebuilt, own, arguments)
     rebuilt.draw(seed=0)
     before = [slot.tensor.detach().clone() for slot in identity.slots]
     versions = [slot.tensor._version for slot in identity.slots]
@@ -126,6 +119,21 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         version_steps=steps,
         draws=draws,
     )
+
+
+def _first_run(
+    rebuilt: Transferred, own: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]
+) -> None:
+    """Runs the forward, since what a first call sets up is not its effect. Raises Unfit.
+
+    What it does to tensors is seen here: what is turned around is as it was after two calls.
+    """
+    marks, written = marks_of([*own, *arguments]), [tensor._version for tensor in arguments]
+    with Reads(gradients=True) as reads:
+        rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
+    reads.check()
+    if marks_of([*own, *arguments]) != marks or [t._version for t in arguments] != written:
+        raise Unfit("it writes to its arguments, or changes more of a tensor than its values")
 
 
 def _run(
