@@ -64,6 +64,9 @@ class CallTrial {
 // the lock, a call is not timed, or its time is dropped.
 namespace call_trials {
 
+// In the place of a hook's number: trials of kernels of whole modules, by their entries.
+inline constexpr std::size_t kModuleTrials = std::size_t{1} << 32;
+
 // Whether calls are timed at all. The runtime sets it (Runtime::set_policy).
 void set_on(bool on) noexcept;
 // Forgets all trials.

@@ -36,16 +36,19 @@ struct alignas(64) HookSlots {
 
   // Of this hook's hits one in so many is timed (call_trials.h), on average.
   static constexpr std::uint64_t kTrialsApart = 256;
+  // Half of that to half as much more, so that no period of the program has always the same call
+  // timed.
+  static constexpr std::uint64_t trial_distance(std::uint64_t calls) noexcept {
+    return kTrialsApart / 2 + (((calls + 1) * 0x9e3779b97f4a7c15) >> 56) % kTrialsApart;
+  }
   bool trial_due() const noexcept {
     return outcomes[static_cast<std::size_t>(CallOutcome::kHit)].load(std::memory_order_relaxed) >=
            trial_at;
   }
-  // The next one is half as many hits away to half as many more, so that no period of the program
-  // has always the same call timed.
   void next_trial() noexcept {
     const std::uint64_t hits =
         outcomes[static_cast<std::size_t>(CallOutcome::kHit)].load(std::memory_order_relaxed);
-    trial_at = hits + kTrialsApart / 2 + (((hits + 1) * 0x9e3779b97f4a7c15) >> 56) % kTrialsApart;
+    trial_at = hits + trial_distance(hits);
   }
 
   // Null when the mark is not remembered.

@@ -205,8 +205,7 @@ void Runtime::set_policy(const Policy& policy) {
   const bool runs = policy.on_miss != OnMiss::kWait && policy.choose == Choose::kFaster;
   static std::atomic<std::uint32_t> epochs{0};
   call_trials::clear();
-  call_trials::set_on(policy.trials && policy.on_miss == OnMiss::kBackground &&
-                      policy.choose == Choose::kFaster && !policy.replicas);
+  call_trials::set_on(policy.trials && policy.on_miss == OnMiss::kBackground && !policy.replicas);
   native_run_epoch.store(runs ? ++epochs : 0, std::memory_order_relaxed);
 }
 

@@ -116,11 +116,13 @@ void bind_calls(py::module_& module) {
   module.def(
       "set_module_handlers",
       [](const py::object& select, const py::object& look, const py::object& missed,
-         const py::object& unfit, const py::object& is_wrong, const py::object& name) {
-        ModuleRegistry::instance().set_handlers({select, look, missed, unfit, is_wrong, name});
+         const py::object& unfit, const py::object& is_wrong, const py::object& lost,
+         const py::object& name) {
+        ModuleRegistry::instance().set_handlers(
+            {select, look, missed, unfit, is_wrong, lost, name});
       },
       py::arg("select"), py::arg("look"), py::arg("missed"), py::arg("unfit"),
-      py::arg("is_wrong") = py::none(), py::arg("name") = py::none());
+      py::arg("is_wrong") = py::none(), py::arg("lost") = py::none(), py::arg("name") = py::none());
   module.def(
       "difference_from_native",
       [](py::handle kernel, py::handle native) {

@@ -266,6 +266,7 @@ def set_module_handlers(
     missed: Callable[..., None] | None,
     unfit: Callable[[Any], None] | None,
     is_wrong: Callable[[Any, str, Any, Any], bool] | None = None,
+    lost: Callable[[Any, str, int, int], None] | None = None,
     name: Callable[[Any], str] | None = None,
 ) -> None: ...
 def set_modules_active(active: bool) -> None: ...

@@ -119,23 +119,27 @@ std::vector<const ModuleKernel*> ModuleRecord::kernels() const {
   return all;
 }
 
-void ModuleRecord::drop(const ModuleKernel& kernel) noexcept {
+bool ModuleRecord::drop(const ModuleKernel& kernel) noexcept {
+  bool dropped = false;
   // Each module object loads an entry's kernel for itself.
   const auto is_dropped = [&kernel](const ModuleKernel* other) {
     return other == &kernel ||
            (other != nullptr && !kernel.digest.empty() && other->digest == kernel.digest);
   };
   for (auto& [identity, classes] : classes_by_identity_) {
-    std::erase_if(classes, [&](const auto& known) { return is_dropped(known->kernel()); });
+    dropped |=
+        std::erase_if(classes, [&](const auto& known) { return is_dropped(known->kernel()); }) != 0;
   }
   for (auto& [identity, variants] : by_identity_) {
     for (ModuleVariant& variant : variants) {
       if (is_dropped(variant.kernel)) {
         variant.kernel = nullptr;
         variant.state = ModuleVariant::State::kNative;
+        dropped = true;
       }
     }
   }
+  return dropped;
 }
 
 void ModuleRecord::install(const std::string& identity, std::span<const Word> words,

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatcher/hook/hook_slots.h"
 #include "dispatcher/kernels/model_container.h"
 #include "dispatcher/kernels/profile_event.h"
 #include "python_hooks/nn_modules/arguments.h"
@@ -71,6 +72,9 @@ struct ModuleKernel {
   // For calls that need gradients; null for others. Never destroyed.
   const ModuleTraining* training = nullptr;
   ModuleReplays replays;  // of calls without gradients on a GPU
+  // Its calls, and after how many of them one is timed (call_trials.h).
+  std::uint64_t calls = 0;
+  std::uint64_t trial_at = HookSlots::kTrialsApart;
   // Replicas of a data-parallel job have it or not, and it does not give the forward's very bits:
   // where they compute from equal data the forward answers (numerics_rule.h).
   bool differs_on_replicas = false;
@@ -118,8 +122,8 @@ class ModuleRecord {
   ModuleShapeClass* find_class(std::span<const Word> words, ModuleShapeClass::Strides& strides,
                                bool* chosen) const;
   // That kernel answers no more, nor another of the same entry: it failed, or was wrong. The
-  // forward does.
-  void drop(const ModuleKernel& kernel) noexcept;
+  // forward does. Whether any was there.
+  bool drop(const ModuleKernel& kernel) noexcept;
   // The kernels of the identity that holds now.
   std::vector<const ModuleKernel*> kernels() const;
 
@@ -159,6 +163,7 @@ class ModuleRecord {
   unsigned calls_since_left = 0;
   // So many of the next calls that may need gradients are taken for ones that are left.
   unsigned passes = 0;
+  bool timed_next = false;    // the next call is timed from its beginning
   bool asked = false;         // the Python side is looking, or has been asked to
   std::uint64_t version = 0;  // of changes noticed
   std::unique_ptr<ModuleGuard> guard;

@@ -50,6 +50,9 @@ struct ModuleHandlers {
   // the forward did, in a call that was chosen to be checked (verification.h). True: the kernel is
   // wrong and answers no more, anywhere.
   pybind11::object is_wrong;
+  // (module, digest, native_ns, kernel_ns): in the program's own calls its forward is faster than
+  // the kernel of that entry, which answers no more (call_trials.h).
+  pybind11::object lost;
   // (module) -> str: how people know it. Asked once a module, while a profiler listens.
   pybind11::object name;
 };

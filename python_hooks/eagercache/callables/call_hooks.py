@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,10 +69,17 @@ def _noticed(original: Any, note: Any) -> Any:
 
 
 def as_torch_made(value: Any) -> Any:
-    """The function of torch.nn.Module that ``value`` stands for; ``value`` where it is not ours."""
+    """The function of torch.nn.Module that ``value`` stands for; ``value`` where it is not ours.
+
+    Nor torch.compile's, which puts wrappers around two of them once a program has used it.
+    """
     for name, own in _own.items():
         if value is own:
             return _originals[name]
+    guard = sys.modules.get("torch._dynamo.mutation_guard")
+    if guard is not None and getattr(value, "__globals__", None) is vars(guard):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return next((found for found in cells if isinstance(found, types.FunctionType)), value)
     return value
 
 

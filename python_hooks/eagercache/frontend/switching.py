@@ -69,7 +69,7 @@ def apply_configuration(chosen: Configuration) -> None:
             chosen.numerics,
             replicas=chosen.replicas,
             shape_classes=True,
-            trials=chosen.trials,
+            trials=chosen.trials and chosen.choose == "faster",
         )
     session.configuration = chosen
 

@@ -66,6 +66,15 @@ class KnownModules:
         core.module_refuse(module)
         log.info("event=module name=%s decision=refused reason=%r", info.name, reason)
 
+    def lose(self, module: torch.nn.Module, info: ModuleInfo, reason: str) -> None:
+        """A kernel for calls without gradients goes; where it was the last one, parts are tried."""
+        assert core is not None
+        info.kernels[False] = max(0, info.kernels[False] - 1)
+        info.reasons[False] = reason
+        if info.kernels[False] == 0:
+            core.module_leave(module, False, True)
+        log.info("event=module name=%s decision=lost reason=%r", info.name, reason)
+
     def forget_kernels(self, module: torch.nn.Module, info: ModuleInfo) -> bool:
         """Its kernels were traced with other values; False when the module is refused for it."""
         info.changes += 1

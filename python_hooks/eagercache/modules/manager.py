@@ -40,6 +40,7 @@ from eagercache.modules.selection import (
 from eagercache.modules.shapes import SizeBook
 from eagercache.modules.stats import ModuleStats
 from eagercache.modules.thread import ModuleThread
+from eagercache.modules.verdicts import LOST, keep_lost
 from eagercache.modules.watch import attribute_values
 from eagercache.runtime import differences
 from eagercache.runtime.session import session
@@ -108,6 +109,7 @@ class ModuleManager:
             self._missed,
             self._unfit,
             self._is_wrong,
+            self._lost,
             ModuleNames(self._met).name_of,
         )
         core.set_eager_gradients(eager_gradients)
@@ -215,6 +217,13 @@ class ModuleManager:
             with contextlib.suppress(core.StoreError):
                 store.quarantine(digest, reason)
         return True
+
+    def _lost(self, module: torch.nn.Module, digest: str, native_ns: int, kernel_ns: int) -> None:
+        """The core dropped a kernel that loses to the forward in the program's own calls."""
+        info = self._known.find(module)
+        if info is not None:
+            self._known.lose(module, info, LOST)
+        self._thread.post(lambda: keep_lost(digest, native_ns, kernel_ns))
 
     # ---- what is found, on a thread of ours ------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,29 @@ from eagercache.modules.watched_rows import Unwatchable
 from eagercache.runtime.session import session
 
 log = logging.getLogger("eagercache")
+
+
+# What a native entry keeps of the kernel's that stood in its place.
+_KEPT_FACTS = ("op", "call", "dispatch_key", "choose", "torch", "machine", "numerics")
+LOST = "in the program's own calls its forward is faster"
+
+
+def keep_lost(digest: str, native_ns: int, kernel_ns: int) -> None:
+    """Has the store keep that a kernel loses here, in its place; see runtime_trials.cc."""
+    assert core is not None
+    store = session.store
+    if store is None or store.read_only or core.frozen():
+        return
+    with contextlib.suppress(core.StoreError):
+        entry = store.find(digest)
+        if entry is None or entry["kind"] != "kernel":
+            return
+        facts = {name: text for name, text in entry["facts"].items() if name in _KEPT_FACTS}
+        facts.update(reason=LOST, native_ns=str(native_ns), kernel_ns=str(kernel_ns))
+        store.remove(digest)
+        store.publish(
+            {"key": digest, "kind": "native", "created": int(time.time()), "facts": facts}
+        )
 
 
 class Verdicts:

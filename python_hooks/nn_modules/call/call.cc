@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dispatcher/device/cuda_driver.h"
+#include "dispatcher/hook/call_trials.h"
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/switches.h"
 #include "python_hooks/nn_modules/call/call_state.h"
@@ -253,7 +254,7 @@ std::shared_ptr<ModuleRecord> meet(ModuleRegistry& registry, PyObject* module) {
 
 PyObject* call_module(PyObject* original, PyObject* const* args, std::size_t nargsf,
                       PyObject* names) {
-  const ModuleCall call{original, args, nargsf, names};
+  ModuleCall call{original, args, nargsf, names};
   ModuleRegistry& registry = ModuleRegistry::instance();
   if (!registry.active() || !hooks_answer.load(std::memory_order_relaxed) || call.count() == 0 ||
       modules_are_aside()) {
@@ -268,6 +269,10 @@ PyObject* call_module(PyObject* original, PyObject* const* args, std::size_t nar
     if (record == nullptr || record->state == ModuleRecord::State::kRefused ||
         is_left(registry, *record) || passes_by(registry, *record)) {
       return call.forward();
+    }
+    if (record->timed_next) [[unlikely]] {
+      record->timed_next = false;
+      call.began = trial_clock();
     }
     return answer(registry, *record, call);
   } catch (const std::exception&) {

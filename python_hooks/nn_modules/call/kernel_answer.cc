@@ -9,7 +9,10 @@
 
 #include "dispatcher/base/index_range.h"
 #include "dispatcher/device/device_stream.h"
+#include "dispatcher/hook/call_observer.h"
+#include "dispatcher/hook/call_trials.h"
 #include "dispatcher/hook/inside_guard.h"
+#include "dispatcher/hook/switches.h"
 #include "dispatcher/kernels/container_kernel.h"
 #include "dispatcher/kernels/numerics_rule.h"
 #include "dispatcher/observe/verification.h"
@@ -185,6 +188,46 @@ PyObject* verified(ModuleRecord& record, const ModuleKernel& kernel, const Modul
   return expected.inc_ref().ptr();
 }
 
+// The turn of this call in its kernel's trial (call_trials.h). What looking the kernel up takes
+// counts against it, so that a timed call of it is the next one, from its beginning. Not those that
+// need gradients, whose backward comes later, nor of kernels with open sizes, whose times differ.
+TrialTurn turn_of(ModuleRecord& record, ModuleKernel& kernel, const ModuleCall& call) noexcept {
+  if (++kernel.calls < kernel.trial_at) [[likely]] {
+    return TrialTurn::kNone;
+  }
+  if (!kernel.device.is_cpu() || kernel.training != nullptr || kernel.shape != nullptr ||
+      kernel.digest.empty() || kernels_frozen.load() ||
+      answer_verifier.load(std::memory_order_relaxed) != nullptr ||
+      at::globalContext().deterministicAlgorithms()) {
+    return TrialTurn::kNone;
+  }
+  const TrialTurn turn =
+      call_trials::next(call_trials::kModuleTrials, std::hash<std::string>{}(kernel.digest));
+  if (turn == TrialTurn::kKernel && call.began == 0) {
+    record.timed_next = true;
+    return TrialTurn::kNone;
+  }
+  kernel.trial_at = kernel.calls + HookSlots::trial_distance(kernel.calls);
+  return turn;
+}
+
+// A call of that turn took so long since `began`.
+void end_turn(const ModuleKernel& kernel, TrialTurn turn, std::uint64_t began) {
+  const std::optional<TrialTimes> lost =
+      call_trials::add(call_trials::kModuleTrials, std::hash<std::string>{}(kernel.digest), turn,
+                       trial_clock() - began);
+  if (!lost) {
+    return;
+  }
+  const ModuleRegistry& registry = ModuleRegistry::instance();
+  for (const std::shared_ptr<ModuleRecord>& record : registry.records()) {
+    if (record->drop(kernel)) {
+      call_handler(registry.handlers().lost, py::handle(record->module), py::str(kernel.digest),
+                   py::int_(lost->native_ns), py::int_(lost->kernel_ns));
+    }
+  }
+}
+
 // Whether the forward reads an object of the call by another way too, from the module or a global
 // variable: there it would meet what it has put into the object.
 bool is_reached_twice(const ModuleRecord& record, const ModuleCallForm& form) noexcept {
@@ -235,6 +278,16 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   if (!kernel.writes.empty() && !may_write(kernel, *record.guard, form)) [[unlikely]] {
     return answer_aside(record, ModuleAside::kTensorKind, call);
   }
+  const TrialTurn turn = turn_of(record, kernel, call);
+  if (turn == TrialTurn::kNative) [[unlikely]] {
+    const std::uint64_t began = trial_clock();
+    PyObject* const answer = call.forward_watched();
+    ++record.native;
+    if (answer != nullptr) {
+      end_turn(kernel, turn, began);
+    }
+    return answer;
+  }
   bool failed = false;
   const bool training = kernel.training != nullptr;
   PyObject* result = nullptr;
@@ -249,6 +302,9 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
     if (verification_chosen() && !training && !kernel.takes_objects &&
         !kernel.model->calls_operators()) [[unlikely]] {
       return verified(record, kernel, call, result);
+    }
+    if (turn == TrialTurn::kKernel) [[unlikely]] {
+      end_turn(kernel, turn, call.began);
     }
     ++record.hits;
     record.training_hits += training ? 1 : 0;

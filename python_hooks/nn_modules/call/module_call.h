@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "python_hooks/nn_modules/objects.h"
 
@@ -28,6 +29,7 @@ struct ModuleCall {
   PyObject* const* args;
   std::size_t nargsf;
   PyObject* names;
+  std::uint64_t began = 0;  // of one that is timed (trial_clock()); else 0
 
   std::size_t count() const noexcept {
     return static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));

@@ -9,6 +9,7 @@ from typing import Any
 import module_zoo
 import pytest
 import torch
+from conftest import run_program
 from eagercache.callables.module_identity import Unfit, identify
 from torch import nn
 
@@ -107,6 +108,24 @@ def test_bookkeeping_that_differs_from_process_to_process_is_left_out() -> None:
         block.settings = Settings(text, length)
         blocks.append(digest(block))
     assert blocks[0] == blocks[1] != blocks[2]
+
+
+def test_a_program_that_has_compiled_something_has_the_same_identities() -> None:
+    done = run_program(
+        """
+import torch
+from eagercache.callables.module_identity import identify
+module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+first, before = identify(module).digest, torch.nn.Module.__init__
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+patched = torch.nn.Module.__init__ is not before
+same = identify(module).digest == first
+torch.nn.Module.__init__ = lambda self: before(self)
+report(patched=patched, same=same, others=identify(module).digest != first)
+""",
+        None,
+    )
+    assert done["patched"] and done["same"] and done["others"], done
 
 
 def test_the_code_of_a_class_is_in_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
