@@ -5,9 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
-#include <algorithm>
 #include <chrono>
-#include <limits>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -52,15 +50,6 @@ void move_version_of(const c10::IValue& value) {
   } else if (value.isTensor()) {
     move_version(value.toTensor());
   }
-}
-
-bool is_large(const c10::IValue& value) {
-  if (value.isTensorList()) {
-    const c10::ArrayRef<c10::IValue> elements = value.toListRef();
-    return std::any_of(elements.begin(), elements.end(), is_large);
-  }
-  return value.isTensor() && value.toTensor().defined() &&
-         value.toTensor().numel() > std::numeric_limits<std::int32_t>::max();
 }
 
 }  // namespace
@@ -316,15 +305,6 @@ bool OperatorHook::answer_by_class(const CallView& view, std::uint64_t hash,
   }
   answer_decided(view, hash, keys, stack);
   return true;
-}
-
-bool OperatorHook::returned_large(const torch::jit::Stack& stack) const noexcept {
-  for (std::size_t i = 0; i < num_returns(); ++i) {
-    if (is_large(stack[stack.size() - 1 - i])) {
-      return true;
-    }
-  }
-  return false;
 }
 
 bool OperatorHook::answer_by_kernel(const void* kernel, const CallView& view,

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,15 @@ namespace {
 constexpr double kUsualCompileSeconds = 2.0;
 
 c10::DeviceType device_type_of(c10::DispatchKey key) { return c10::dispatchKeyToDeviceType(key); }
+
+bool is_large(const c10::IValue& value) {
+  if (value.isTensorList()) {
+    const c10::ArrayRef<c10::IValue> elements = value.toListRef();
+    return std::any_of(elements.begin(), elements.end(), is_large);
+  }
+  return value.isTensor() && value.toTensor().defined() &&
+         value.toTensor().numel() > std::numeric_limits<std::int32_t>::max();
+}
 
 }  // namespace
 
@@ -168,6 +179,15 @@ Digest OperatorHook::entry_digest(std::span<const Word> words, std::string_view 
   const std::vector<Word> persistent = persistent_words(words);
   hasher.add_words(persistent);
   return hasher.finish();
+}
+
+bool OperatorHook::returned_large(const torch::jit::Stack& stack) const noexcept {
+  for (std::size_t i = 0; i < num_returns(); ++i) {
+    if (is_large(stack[stack.size() - 1 - i])) {
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace eagercache

@@ -21,8 +21,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import module_world_parts
 import torch
-from module_world_parts import Gained, Gains, Options, Tasks, kind_of
+from module_world_parts import Gained, Gains, Options, Tasks
 from torch import nn
 from torch.nn import functional
 
@@ -128,7 +129,6 @@ def by_keyword(*, value: float = 2.0) -> float:
 
 
 OPTIONS, TASKS = Options(), Tasks.FIRST
-KIND = kind_of(2.0)
 PLACES, MANY = {(1, 2)}, tuple(range(100))
 
 
@@ -372,7 +372,7 @@ class World(nn.Module):
 
     def kind(self, y: torch.Tensor) -> torch.Tensor:
         """A method of an object that is made here, of a class that is not what its name says."""
-        return y * KIND().get()
+        return y * module_world_parts.KIND().get()
 
     def places(self, y: torch.Tensor) -> torch.Tensor:
         """How many tuples a set has."""
@@ -462,7 +462,7 @@ CASES: dict[str, Callable[[World], Any]] = {
     "flags": lambda _: globals().__setitem__("TASKS", Tasks.FIRST | Tasks.SECOND),
     "metaclass": _set(Gains, "gain", 5.0),
     "layer": _set(nn.Softplus, "forward", lambda self, y: y.sin()),
-    "kind": lambda _: globals().__setitem__("KIND", kind_of(5.0)),
+    "kind": lambda _: setattr(module_world_parts, "KIND", module_world_parts.kind_of(5.0)),
     "places": lambda _: PLACES.add((3, 4)),
     "far": lambda _: globals().__setitem__("MANY", (*range(99), 100)),
     "sums": lambda _: setattr(

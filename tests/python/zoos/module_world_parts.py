@@ -43,6 +43,9 @@ def kind_of(value: float) -> Any:
     return Kind
 
 
+KIND = kind_of(2.0)
+
+
 def split(values: list[float]) -> float:
     """Catches an error of each line, and as `split_apart` of the second one alone."""
     try:
