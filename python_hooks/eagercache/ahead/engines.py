@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Future
@@ -113,7 +114,15 @@ class _Ray:
         self._ours = not ray.is_initialized()
         if self._ours:
             address = "auto" if host == "auto" else f"ray://{host}:{port or _RAY_PORT}"
-            ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+            connect = functools.partial(
+                ray.init, address=address, logging_level="ERROR", log_to_driver=False
+            )
+            try:
+                connect()
+            except ConnectionAbortedError:
+                # The server starts a process for each client, and waits 30 s for it: on a machine
+                # that is busy the second one finds its files read.
+                connect()
         resource = "GPU" if gpu else "CPU"
         self.workers = int(ray.cluster_resources().get(resource, 0))
         # Ray hides GPUs from what does not ask for one. It does not try again: we do, and count.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -252,6 +253,30 @@ def test_dasks_workers_compile_for_a_store_that_they_do_not_share(
     assert sum(report["machines"].values()) >= 1 and not report["refused"]
     again = json.loads(eagercache(tmp_path, "warm", trace, "--dir", "here", "--json"))
     assert {entry["state"] for entry in again["entries"]} == {"found"}
+
+
+@pytest.mark.parametrize(("failures", "reached"), [(0, True), (1, True), (2, False)])
+def test_a_server_of_rays_that_was_too_busy_is_asked_once_more(
+    monkeypatch: pytest.MonkeyPatch, failures: int, reached: bool
+) -> None:
+    asked = []
+
+    def init(**options: Any) -> None:
+        asked.append(options["address"])
+        if len(asked) <= failures:
+            raise ConnectionAbortedError("Initialization failure from server")
+
+    ray = types.ModuleType("ray")
+    vars(ray).update(
+        init=init, is_initialized=lambda: False, cluster_resources=lambda: {"CPU": 3.0}
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    if reached:
+        assert engines._Ray("ray://host:1", "host", 1, gpu=False).workers == 3
+    else:
+        with pytest.raises(ConnectionAbortedError):
+            engines._Ray("ray://host:1", "host", 1, gpu=False)
+    assert asked == ["ray://host:1"] * min(failures + 1, 2)
 
 
 def test_rays_workers_do_the_same(trace: str, tmp_path: Path) -> None:
