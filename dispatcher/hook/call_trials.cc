@@ -11,6 +11,7 @@
 
 #include "dispatcher/hook/call_observer.h"
 #include "dispatcher/hook/operator_hook.h"
+#include "dispatcher/hook/switches.h"
 
 namespace eagercache {
 namespace {
@@ -120,7 +121,10 @@ void clear() noexcept {
 }
 
 TrialTurn next(std::size_t hook, std::uint64_t hash) noexcept {
-  if (!trials_on.load(std::memory_order_relaxed)) {
+  if (!trials_on.load(std::memory_order_relaxed) || kernels_frozen.load() ||
+      call_recorder.load(std::memory_order_relaxed) != nullptr ||
+      answer_verifier.load(std::memory_order_relaxed) != nullptr ||
+      at::globalContext().deterministicAlgorithms()) {
     return TrialTurn::kNone;
   }
   try {
@@ -188,12 +192,8 @@ TrialTurn OperatorHook::begin_trial(HookSlots& mine, std::span<const Word> words
     return TrialTurn::kNone;
   }
   mine.next_trial();
-  // A custom operator's own function may be many hooked operators, with trials of their own. Where
-  // bits have to be the same in every run, nothing is answered by turns.
-  if (device_type_ != c10::DeviceType::CPU || !guard_native_ || kernels_frozen.load() ||
-      call_recorder.load(std::memory_order_relaxed) != nullptr ||
-      answer_verifier.load(std::memory_order_relaxed) != nullptr ||
-      at::globalContext().deterministicAlgorithms()) {
+  // A custom operator's own function may be many hooked operators, with trials of their own.
+  if (device_type_ != c10::DeviceType::CPU || !guard_native_) {
     return TrialTurn::kNone;
   }
   const TrialTurn turn = call_trials::next(index_, hash);

@@ -67,10 +67,20 @@ namespace call_trials {
 // In the place of a hook's number: trials of kernels of whole modules, by their entries.
 inline constexpr std::size_t kModuleTrials = std::size_t{1} << 32;
 
+// Of the calls that kernels answer one in so many is timed, on average.
+inline constexpr std::uint64_t kApart = 256;
+// How far the next one is after `calls`: half of that to half as much more, so that no period of
+// the program has always the same call timed.
+constexpr std::uint64_t distance(std::uint64_t calls) noexcept {
+  return kApart / 2 + (((calls + 1) * 0x9e3779b97f4a7c15) >> 56) % kApart;
+}
+
 // Whether calls are timed at all. The runtime sets it (Runtime::set_policy).
 void set_on(bool on) noexcept;
 // Forgets all trials.
 void clear() noexcept;
+// None where kernels are frozen, calls are recorded or verified, or bits have to be the same in
+// every run (deterministic algorithms).
 TrialTurn next(std::size_t hook, std::uint64_t hash) noexcept;
 // The times where this one made native win.
 std::optional<TrialTimes> add(std::size_t hook, std::uint64_t hash, TrialTurn turn,

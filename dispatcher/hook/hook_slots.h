@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "dispatcher/hook/call_trials.h"
 #include "dispatcher/hook/counters.h"
 #include "dispatcher/hook/long_run.h"
 #include "guards/table/guard_table.h"
@@ -19,9 +20,9 @@ struct alignas(64) HookSlots {
   std::array<std::atomic<std::uint64_t>, kAsideReasonCount> aside{};
 
   // The owner's own, down to here:
-  LongRun run;                            // of all calls
-  std::uint32_t sketched_epoch = 0;       // of the last call that sketched_runs.h counted
-  std::uint64_t trial_at = kTrialsApart;  // the number of hits after which one is timed
+  LongRun run;                                   // of all calls
+  std::uint32_t sketched_epoch = 0;              // of the last call that sketched_runs.h counted
+  std::uint64_t trial_at = call_trials::kApart;  // the number of hits after which one is timed
 
   // Keys of its last calls, by a mark of the call (call_sketch.h).
   struct Recent {
@@ -34,13 +35,7 @@ struct alignas(64) HookSlots {
   std::array<Recent, 1U << kRecentBits> recent{};
   bool remembers = true;  // false of those that ending threads share
 
-  // Of this hook's hits one in so many is timed (call_trials.h), on average.
-  static constexpr std::uint64_t kTrialsApart = 256;
-  // Half of that to half as much more, so that no period of the program has always the same call
-  // timed.
-  static constexpr std::uint64_t trial_distance(std::uint64_t calls) noexcept {
-    return kTrialsApart / 2 + (((calls + 1) * 0x9e3779b97f4a7c15) >> 56) % kTrialsApart;
-  }
+  // Whether one of this hook's next hits is to be timed (call_trials.h).
   bool trial_due() const noexcept {
     return outcomes[static_cast<std::size_t>(CallOutcome::kHit)].load(std::memory_order_relaxed) >=
            trial_at;
@@ -48,7 +43,7 @@ struct alignas(64) HookSlots {
   void next_trial() noexcept {
     const std::uint64_t hits =
         outcomes[static_cast<std::size_t>(CallOutcome::kHit)].load(std::memory_order_relaxed);
-    trial_at = hits + trial_distance(hits);
+    trial_at = hits + call_trials::distance(hits);
   }
 
   // Null when the mark is not remembered.

@@ -256,6 +256,7 @@ class Runtime final : public MissQueue {
   // A kernel that lost in the program's own calls; see runtime_trials.cc.
   void keep_lost_trial(const Pending& pending);
   void wait_for_verdict(MissHandler& handler, const std::shared_ptr<Ticket>& ticket);
+  bool queue(Pending pending);
   void loader_loop();
   void process(Pending pending);
   bool join_in_flight(const std::string& digest, Pending& pending);

@@ -10,12 +10,6 @@
 #include "dispatcher/runtime/runtime.h"
 
 namespace eagercache {
-namespace {
-
-// Keys beyond this are not queued; they stay pending and are offered again by later calls.
-constexpr std::size_t kMaxQueue = 65'536;
-
-}  // namespace
 
 Found Runtime::load_now(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) {
   Found found{EntryState::kPending, nullptr};
@@ -123,18 +117,7 @@ void Runtime::note_missed_call(OperatorHook& hook, std::span<const Word> words, 
       const Lock lock(registry_mutex_);
       handler = handler_;
     }
-    {
-      const Lock lock(queue_mutex_);
-      if (stopping_ || queue_.size() >= kMaxQueue) {
-        return;
-      }
-      if (!loader_.joinable()) {
-        loader_ = std::thread([this] { loader_loop(); });
-      }
-      queue_.push_back(std::move(pending));
-    }
-    queue_changed_.notify_all();
-    if (ticket && handler) {
+    if (queue(std::move(pending)) && ticket && handler) {
       wait_for_verdict(*handler, ticket);
     }
   } catch (const std::exception& error) {

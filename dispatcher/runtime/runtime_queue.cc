@@ -15,6 +15,9 @@
 namespace eagercache {
 namespace {
 
+// Keys beyond this are not queued; they stay pending and are offered again by later calls.
+constexpr std::size_t kMaxQueue = 65'536;
+
 // Has this thread never take the processor from the caller who wakes it: a batch thread starts
 // where one is free, or when the caller's turn is over.
 void give_way_to_callers() noexcept {
@@ -25,6 +28,23 @@ void give_way_to_callers() noexcept {
 }
 
 }  // namespace
+
+// Hands it to the loader's thread, which begins with the first; false where there is no room, or
+// where the process ends.
+bool Runtime::queue(Pending pending) {
+  {
+    const Lock lock(queue_mutex_);
+    if (stopping_ || queue_.size() >= kMaxQueue) {
+      return false;
+    }
+    if (!loader_.joinable()) {
+      loader_ = std::thread([this] { loader_loop(); });
+    }
+    queue_.push_back(std::move(pending));
+  }
+  queue_changed_.notify_all();
+  return true;
+}
 
 // Whether that kernel is under way; then its verdict serves whoever waits for `pending`.
 bool Runtime::join_in_flight(const std::string& digest, Pending& pending) {

@@ -34,17 +34,7 @@ void Runtime::note_lost_trial(OperatorHook& hook, std::span<const Word> words, s
     pending.hash = hash;
     pending.generation = verdict_generation.load(std::memory_order_relaxed);
     pending.lost = times;
-    {
-      const Lock lock(queue_mutex_);
-      if (stopping_) {
-        return;
-      }
-      if (!loader_.joinable()) {
-        loader_ = std::thread([this] { loader_loop(); });
-      }
-      queue_.push_back(std::move(pending));
-    }
-    queue_changed_.notify_all();
+    queue(std::move(pending));
   } catch (const std::exception&) {
     // Out of memory: native answers, or the kernel goes on.
   }
@@ -54,7 +44,7 @@ void Runtime::keep_lost_trial(const Pending& pending) {
   const std::string digest = pending.hook->entry_digest(pending.words, policy_tag()).hex();
   const std::shared_ptr<DiskStore> files = store();
   Result<Manifest> manifest = find_entry(digest);
-  // A key that a class's kernel answers has no entry of its own. Nobody else's entry is replaced.
+  // A key that a class's kernel answers has no entry of its own. A decision or a failure stays.
   if (!files || files->read_only() || !manifest || manifest.value().kind != EntryKind::kKernel) {
     return;
   }

@@ -39,7 +39,7 @@ void remove_abandoned(const std::filesystem::path& prefix) noexcept {
       }
     }
   } catch (const std::exception&) {
-    // They stay for now.
+    // They stay until the next time.
   }
 }
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "dispatcher/hook/hook_slots.h"
+#include "dispatcher/hook/call_trials.h"
 #include "dispatcher/kernels/model_container.h"
 #include "dispatcher/kernels/profile_event.h"
 #include "python_hooks/nn_modules/arguments.h"
@@ -74,7 +74,7 @@ struct ModuleKernel {
   ModuleReplays replays;  // of calls without gradients on a GPU
   // Its calls, and after how many of them one is timed (call_trials.h).
   std::uint64_t calls = 0;
-  std::uint64_t trial_at = HookSlots::kTrialsApart;
+  std::uint64_t trial_at = call_trials::kApart;
   // Replicas of a data-parallel job have it or not, and it does not give the forward's very bits:
   // where they compute from equal data the forward answers (numerics_rule.h).
   bool differs_on_replicas = false;

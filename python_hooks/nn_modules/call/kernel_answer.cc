@@ -9,10 +9,8 @@
 
 #include "dispatcher/base/index_range.h"
 #include "dispatcher/device/device_stream.h"
-#include "dispatcher/hook/call_observer.h"
 #include "dispatcher/hook/call_trials.h"
 #include "dispatcher/hook/inside_guard.h"
-#include "dispatcher/hook/switches.h"
 #include "dispatcher/kernels/container_kernel.h"
 #include "dispatcher/kernels/numerics_rule.h"
 #include "dispatcher/observe/verification.h"
@@ -195,19 +193,16 @@ TrialTurn turn_of(ModuleRecord& record, ModuleKernel& kernel, const ModuleCall& 
   if (++kernel.calls < kernel.trial_at) [[likely]] {
     return TrialTurn::kNone;
   }
-  if (!kernel.device.is_cpu() || kernel.training != nullptr || kernel.shape != nullptr ||
-      kernel.digest.empty() || kernels_frozen.load() ||
-      answer_verifier.load(std::memory_order_relaxed) != nullptr ||
-      at::globalContext().deterministicAlgorithms()) {
-    return TrialTurn::kNone;
-  }
+  const bool tried = kernel.device.is_cpu() && kernel.training == nullptr &&
+                     kernel.shape == nullptr && !kernel.digest.empty();
   const TrialTurn turn =
-      call_trials::next(call_trials::kModuleTrials, std::hash<std::string>{}(kernel.digest));
+      tried ? call_trials::next(call_trials::kModuleTrials, std::hash<std::string>{}(kernel.digest))
+            : TrialTurn::kNone;
   if (turn == TrialTurn::kKernel && call.began == 0) {
     record.timed_next = true;
     return TrialTurn::kNone;
   }
-  kernel.trial_at = kernel.calls + HookSlots::trial_distance(kernel.calls);
+  kernel.trial_at = kernel.calls + call_trials::distance(kernel.calls);
   return turn;
 }
 
