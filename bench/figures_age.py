@@ -64,6 +64,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "operators-cpu": ("bench/operators/custom_operators.py", *OPERATORS),
     "overhead-cpu": ("bench/overhead/overhead.py", *CALLS),
     "profile-cpu": ("python_hooks/eagercache/frontend", *CALLS),
+    "pythons": ("scripts/setup", "tests/matrix", *WHOLE),
     "real-programs-cpu": ("bench/real_programs.py", "bench/programs", *SERVICE, *WHOLE),
     "real-programs-cuda": ("bench/real_programs.py", "bench/programs", *SERVICE, *WHOLE),
     "release": ("scripts/release", "cmake", "tests/matrix"),

@@ -86,8 +86,11 @@ def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _line(code: types.CodeType, instruction: dis.Instruction) -> str:
-    positions = instruction.positions
-    number = positions.lineno if positions is not None else None
+    # Instructions have positions since Python 3.11.
+    number = getattr(getattr(instruction, "positions", None), "lineno", None)
+    if number is None:
+        starts = [line for offset, line in dis.findlinestarts(code) if offset <= instruction.offset]
+        number = starts[-1] if starts else None
     return f"line {number or code.co_firstlineno} of {code.co_name}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import types
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,18 @@ def test_a_function_that_is_none_of_its_arguments_alone_is_refused(
 
     with pytest.raises(Unfit, match=message.replace("(", r"\(").replace(")", r"\)")):
         _digest(source, random=random, layer=torch.nn.Linear(2, 2))
+
+
+def test_lines_are_known_of_instructions_without_positions() -> None:
+    # Such are those of Python 3.10.
+    function = _function("def f(x):\n    y = x * 2\n    return y + g\n")
+    code = function.__code__
+    seen = [
+        function_identity._line(code, types.SimpleNamespace(offset=start))  # type: ignore[arg-type]
+        for start, line in dis.findlinestarts(code)
+        if line in (2, 3)
+    ]
+    assert seen == ["line 2 of f", "line 3 of f"]
 
 
 def test_register_autograd_warns_of_nothing() -> None:
