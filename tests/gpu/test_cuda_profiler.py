@@ -1,11 +1,15 @@
-"""What torch.profiler shows of kernels on a real GPU: launches stand below their operator."""
+"""What torch.profiler shows of kernels on a real GPU: launches below their operator or module."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import eagercache
+import pytest
 import torch
+from eagercache.modules.manager import manager
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -30,3 +34,66 @@ def test_what_a_kernel_launches_stands_below_its_operator(tmp_path: Path) -> Non
     assert ours.kernels and ours.device_time_total > 0
     row = next(row for row in found.key_averages() if row.key == "aten::var")
     assert row.device_time_total > 0 and row.self_device_time_total == 0
+
+
+class _Deep(nn.Module):
+    """Small launches, so that a replay is faster on any machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(24))
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.norm(torch.tanh(layer(x))) + x
+        return x
+
+
+class _Model(nn.Module):
+    """A model with a part that has a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = _Deep()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print(end="")  # what an effect is: this module has no kernel, its part has
+        return self.body(x)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_module_and_its_replayed_graph_keep_their_names(replayed: bool, tmp_path: Path) -> None:
+    model = _Model().cuda().eval()
+    x = torch.randn(3, 64, device="cuda")
+    with (
+        torch.no_grad(),
+        eagercache.enable(
+            (), modules=_Deep, on_miss="wait", choose="always", cache_dir=tmp_path / "cache"
+        ),
+    ):
+        # 120 calls: until it is captured, and then until both kinds of a call have been timed.
+        for _ in range(120 if replayed else 3):
+            model(x)
+            torch.cuda.synchronize()
+        before = [(row.hits, row.replayed) for part, row in manager.stats() if part is model.body]
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            model(x)
+            torch.cuda.synchronize()
+        after = [(row.hits, row.replayed) for part, row in manager.stats() if part is model.body]
+    assert sum(row[0] for row in after) == sum(row[0] for row in before) + 1
+    assert sum(row[1] for row in after) == sum(row[1] for row in before) + replayed
+    (ours,) = [event for event in found.events() if "eagercache" in event.name]
+    assert ours.name.startswith("module: body [eagercache ")
+    found.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    kernels = [event for event in trace if event.get("cat") == "kernel"]
+    # At least one of each layer, by the names that their source has, whoever launches them.
+    assert len(kernels) >= 24
+    assert sum("triton" in event["name"] for event in kernels) >= 24
+    launches = [event for event in trace if "cudaGraphLaunch" in event.get("name", "")]
+    assert len(launches) == replayed
+    (event,) = [event for event in trace if event.get("name") == ours.name]
+    for launch in launches:
+        assert event["ts"] <= launch["ts"] <= event["ts"] + event["dur"]
+    assert ours.device_time_total > 0
