@@ -22,6 +22,7 @@ from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Unfit, Unsettled, identify
+from eagercache.callables.reimplemented import is_reimplemented, watch_libraries
 from eagercache.callables.standins import sketched
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
@@ -84,11 +85,10 @@ class ModuleManager:
             self._selection = selection
             self._known.clear()
             self._sizes.clear()
-            active = selection is not None or len(self._accelerated) > 0
-            if active:
+            if selection is not None or len(self._accelerated) > 0:
                 self._install_handlers()
             core.modules_forget_all()
-            core.set_modules_active(active)
+            self._activate()
 
     def add(self, model: torch.nn.Module) -> None:
         """Watches ``model``, or where that cannot be its largest parts that can."""
@@ -98,11 +98,19 @@ class ModuleManager:
             self._install_handlers()
             for part in model.modules():
                 core.module_forget(part)
-            core.set_modules_active(True)
+            self._activate()
+
+    def _activate(self) -> None:
+        """Has modules answered by kernels, unless the program implements operators anew."""
+        assert core is not None
+        with self._lock:
+            chosen = self._selection is not None or len(self._accelerated) > 0
+            core.set_modules_active(chosen and not is_reimplemented())
 
     def _install_handlers(self) -> None:
         assert core is not None
         install_hooks(core)
+        watch_libraries(self._activate)
         core.set_module_handlers(
             self._select,
             self._look,

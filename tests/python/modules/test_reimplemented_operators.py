@@ -1,0 +1,38 @@
+"""Operators that the program implements anew are called, not what a module's kernel has inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import run_program
+
+pytestmark = pytest.mark.once
+
+PROGRAM = """
+import torch, eagercache
+from eagercache.modules.manager import manager
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return (x.relu() * 2).tanh() + 1
+
+model, x = Model().eval(), torch.randn(4, 8)
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for _ in range(4):
+        first = model(x)
+    hits = [row.hits for part, row in manager.stats() if part is model]
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("relu", lambda x: x * 0 + 5, "CPU")
+    during = model(x)
+    library._destroy()
+    after = model(x)
+report(hits=hits, during=bool((during == (torch.full((4, 8), 5.0) * 2).tanh() + 1).all()),
+       after=torch.allclose(first, after))
+"""
+
+
+def test_an_operator_implemented_anew_is_called(cache: Path) -> None:
+    found = run_program(PROGRAM, cache, fills=True)
+    assert found["hits"] == [3]
+    assert found["during"] and found["after"], found
