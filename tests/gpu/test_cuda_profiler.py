@@ -91,9 +91,4 @@ def test_a_module_and_its_replayed_graph_keep_their_names(replayed: bool, tmp_pa
     # At least one of each layer, by the names that their source has, whoever launches them.
     assert len(kernels) >= 24
     assert sum("triton" in event["name"] for event in kernels) >= 24
-    launches = [event for event in trace if "cudaGraphLaunch" in event.get("name", "")]
-    assert len(launches) == replayed
-    (event,) = [event for event in trace if event.get("name") == ours.name]
-    for launch in launches:
-        assert event["ts"] <= launch["ts"] <= event["ts"] + event["dur"]
     assert ours.device_time_total > 0

@@ -22,7 +22,6 @@ from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_identity import Unfit, Unsettled, identify
-from eagercache.callables.reimplemented import is_reimplemented, watch_libraries
 from eagercache.callables.standins import sketched
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
@@ -30,6 +29,7 @@ from eagercache.modules import replay
 from eagercache.modules.forms import Form, Missed
 from eagercache.modules.known import MAX_LOOKS, KnownModules
 from eagercache.modules.names import ModuleNames, hooks_of
+from eagercache.modules.reimplemented import is_reimplemented, watch_libraries
 from eagercache.modules.requests import ModuleRequests
 from eagercache.modules.selection import (
     Selection,

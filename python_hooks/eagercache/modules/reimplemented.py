@@ -7,14 +7,27 @@ registers with `torch.library`. Libraries that the collector frees are noticed a
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 _METHODS = ("impl", "_impl_with_aoti_compile", "_destroy")
 # What no dense tensor of a CPU or a CUDA device passes.
-_ELSEWHERE = ("Meta", "MPS", "XPU", "XLA", "Sparse", "Nested", "Quantized", "PrivateUse")
+_ELSEWHERE = (
+    "Meta",
+    "MPS",
+    "XPU",
+    "XLA",
+    "Sparse",
+    "Nested",
+    "Quantized",
+    "PrivateUse",
+    "FuncTorch",
+)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 _watchers: list[Callable[[], None]] = []
 
@@ -23,9 +36,22 @@ def is_reimplemented() -> bool:
     """Whether an operator of ATen has an implementation of the program's now."""
     for row in list(torch.library._impls):
         space, _, rest = row.partition("/")
-        if space == "aten" and not rest.rpartition("/")[2].startswith(_ELSEWHERE):
+        operator, _, key = rest.rpartition("/")
+        if space == "aten" and not key.startswith(_ELSEWHERE) and not _is_torchs(operator, key):
             return True
     return False
+
+
+def _is_torchs(operator: str, key: str) -> bool:
+    """Whether PyTorch itself has registered that, as its newer flash attentions do."""
+    # Rows like "CPU: registered at FILE:LINE :: ..."; without a key it is the alias's row.
+    rows = torch._C._dispatch_dump(f"aten::{operator}").splitlines()
+    places = [
+        row.partition(": registered at ")[2]
+        for row in rows
+        if row.startswith(key or "CompositeImplicitAutograd[alias]") and ".py:" in row
+    ]
+    return len(places) > 0 and all(place.startswith(_TORCH) for place in places)
 
 
 def watch_libraries(changed: Callable[[], None]) -> None:

@@ -21,6 +21,8 @@ model, x = Model().eval(), torch.randn(4, 8)
 with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
     for _ in range(4):
         first = model(x)
+    torch.vmap(torch.square)(x)  # PyTorch then registers implementations of its own
+    model(x)
     hits = [row.hits for part, row in manager.stats() if part is model]
     library = torch.library.Library("aten", "IMPL")
     library.impl("relu", lambda x: x * 0 + 5, "CPU")
@@ -34,5 +36,5 @@ report(hits=hits, during=bool((during == (torch.full((4, 8), 5.0) * 2).tanh() + 
 
 def test_an_operator_implemented_anew_is_called(cache: Path) -> None:
     found = run_program(PROGRAM, cache, fills=True)
-    assert found["hits"] == [3]
+    assert found["hits"] == [4]
     assert found["during"] and found["after"], found
