@@ -9,6 +9,7 @@ import eagercache
 import pytest
 import torch
 from eagercache.modules.manager import manager
+from test_cuda_replay import UNTIL_REPLAYED, Deep, rows
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -36,26 +37,12 @@ def test_what_a_kernel_launches_stands_below_its_operator(tmp_path: Path) -> Non
     assert row.device_time_total > 0 and row.self_device_time_total == 0
 
 
-class _Deep(nn.Module):
-    """Small launches, so that a replay is faster on any machine."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(24))
-        self.norm = nn.LayerNorm(64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = self.norm(torch.tanh(layer(x))) + x
-        return x
-
-
 class _Model(nn.Module):
     """A model with a part that has a kernel."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = _Deep()
+        self.body = Deep()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         print(end="")  # what an effect is: this module has no kernel, its part has
@@ -65,15 +52,14 @@ class _Model(nn.Module):
 @pytest.mark.parametrize("replayed", [False, True])
 def test_a_module_and_its_replayed_graph_keep_their_names(replayed: bool, tmp_path: Path) -> None:
     model = _Model().cuda().eval()
-    x = torch.randn(3, 64, device="cuda")
+    x = rows()
     with (
         torch.no_grad(),
         eagercache.enable(
-            (), modules=_Deep, on_miss="wait", choose="always", cache_dir=tmp_path / "cache"
+            (), modules=Deep, on_miss="wait", choose="always", cache_dir=tmp_path / "cache"
         ),
     ):
-        # 120 calls: until it is captured, and then until both kinds of a call have been timed.
-        for _ in range(120 if replayed else 3):
+        for _ in range(UNTIL_REPLAYED if replayed else 3):
             model(x)
             torch.cuda.synchronize()
         before = [(row.hits, row.replayed) for part, row in manager.stats() if part is model.body]

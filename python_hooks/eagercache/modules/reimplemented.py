@@ -28,6 +28,8 @@ _ELSEWHERE = (
     "FuncTorch",
 )
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+# Where `torch.library` registers what a program gives to its functions.
+_FOR_PROGRAMS = (f"{_TORCH}library.py:", f"{_TORCH}_library{os.sep}")
 
 _watchers: list[Callable[[], None]] = []
 
@@ -51,7 +53,9 @@ def _is_torchs(operator: str, key: str) -> bool:
         for row in rows
         if row.startswith(key or "CompositeImplicitAutograd[alias]") and ".py:" in row
     ]
-    return len(places) > 0 and all(place.startswith(_TORCH) for place in places)
+    return len(places) > 0 and all(
+        place.startswith(_TORCH) and not place.startswith(_FOR_PROGRAMS) for place in places
+    )
 
 
 def watch_libraries(changed: Callable[[], None]) -> None:
