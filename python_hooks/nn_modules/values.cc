@@ -193,16 +193,26 @@ bool ModuleValues::has_items(const Place& place) noexcept {
 }
 
 bool ModuleValues::has_members(const Place& place) noexcept {
-  for (const Expected& value : place.values) {
-    const int has = PySet_Contains(place.container, value.object.ptr());
-    if (has < 0) {
-      PyErr_Clear();
-    }
-    if (has != 1) {
-      return false;
-    }
+  // In their order, which a loop over the set sees. A set's own iterator, whatever a subclass has:
+  // it runs no Python code, where a look-up would call __eq__ and would take True for 1.
+  PyObject* const members = PySet_Type.tp_iter(place.container);
+  if (members == nullptr) {
+    PyErr_Clear();
+    return false;
   }
-  return true;
+  bool same = true;
+  std::size_t i = 0;
+  while (PyObject* const member = Py_TYPE(members)->tp_iternext(members)) {
+    same = same && i < place.values.size() && place.values[i].matches(member);
+    ++i;
+    Py_DECREF(member);
+  }
+  if (PyErr_Occurred() != nullptr) {  // it changed meanwhile
+    PyErr_Clear();
+    same = false;
+  }
+  Py_DECREF(members);
+  return same && i == place.values.size();
 }
 
 bool ModuleValues::holds(const Place& place) noexcept {

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.code_values import class_code, code_digest, is_covered
+from eagercache.callables.code_values import class_code, code_digest, is_covered, type_name
 from eagercache.callables.module_identity import Unfit, Writer
 
 FORMAT = 1
@@ -31,6 +31,10 @@ MAX_FUNCTIONS = 400
 _EFFECTS = frozenset({"print", "input", "open", "exec", "eval", "globals", "setattr", "delattr"})
 _CHANGING_MODULES = frozenset({"random", "time", "secrets", "os", "datetime", "uuid", "socket"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_SET_TYPES = frozenset({"set", "frozenset"})
+# The order of a set comes of hashes, which Python draws anew for words in each process, and of what
+# was added when: a kernel would have its maker's. `value in members` asks for none.
+_SET_ORDER = "a set, whose order each process makes anew; sort it into a tuple"
 _MISSING = object()
 
 
@@ -108,13 +112,56 @@ def _refuse_instruction(code: types.CodeType, instruction: dis.Instruction) -> N
         raise Unfit(f"{_line(code, instruction)}: it calls {instruction.argval}()")
 
 
+def _refuse_sets(code: types.CodeType) -> None:
+    for instruction, after in _pairs(code):
+        count = instruction.arg or 0
+        made = (
+            instruction.opname in ("SET_ADD", "SET_UPDATE")
+            or (instruction.opname == "BUILD_SET" and count > 1)
+            or (instruction.opname == "LOAD_GLOBAL" and instruction.argval in _SET_TYPES)
+            or _has_an_order(instruction.argval)
+        )
+        # What a display is filled from is loaded before; the filling is looked at.
+        if made and after not in ("CONTAINS_OP", "SET_UPDATE"):
+            raise Unfit(f"{_line(code, instruction)}: it makes {_SET_ORDER}")
+
+
+def _pairs(code: types.CodeType) -> Iterator[tuple[dis.Instruction, str]]:
+    """Each instruction, and the name of the one after it."""
+    instructions = list(dis.get_instructions(code))
+    names = [instruction.opname for instruction in instructions[1:]]
+    return zip(instructions, [*names, ""], strict=True)
+
+
+def _has_an_order(value: Any) -> bool:
+    return isinstance(value, (set, frozenset)) and len(value) > 1
+
+
+def _asked_alone(whole: types.CodeType) -> frozenset[str]:
+    """Names of the functions around it that are only asked whether they have a member."""
+    names = set(whole.co_freevars)
+    for code in nested_codes(whole):
+        for instruction, after in _pairs(code):
+            loaded = instruction.opname not in ("LOAD_CLOSURE", "COPY_FREE_VARS")
+            if loaded and after != "CONTAINS_OP":
+                names.discard(instruction.argval)
+    return frozenset(names)
+
+
+class _UnorderedWriter(Writer):
+    def _composite(self, value: Any, where: str, depth: int) -> Any:
+        if _has_an_order(value):
+            raise Unfit(_SET_ORDER)
+        return super()._composite(value, where, depth)
+
+
 class _Walk:
     def __init__(self) -> None:
         self._rows: dict[int, list[Any]] = {}
         self._kept: list[Any] = []  # ids stay unique as long as the objects live
         self._order: list[int] = []
         self._waiting: list[types.FunctionType] = []
-        self._writer = Writer()
+        self._writer = _UnorderedWriter()
         self.codes: set[str] = set()
         self.modules: set[str] = set()
 
@@ -141,12 +188,14 @@ class _Walk:
         number = self._number(function)
         self.modules.add(str(function.__module__))
         uses: list[Any] = []
+        asked = _asked_alone(function.__code__)
         for code in nested_codes(function.__code__):
+            _refuse_sets(code)
             self.codes.add(code_digest(code))
             uses += self._uses(code, function)
         where = f"line {function.__code__.co_firstlineno} of {function.__code__.co_name}"
         cells = [
-            [name, self._value(_content(cell, where, name), f"{where}: {name}")]
+            [name, self._value(_content(cell, where, name), f"{where}: {name}", name in asked)]
             for name, cell in zip(
                 function.__code__.co_freevars, function.__closure__ or (), strict=True
             )
@@ -182,7 +231,9 @@ class _Walk:
                 current = getattr(current, chain[-1])
                 continue
             if chain:
-                rows.append([".".join(chain), self._value(current, f"{where}: {'.'.join(chain)}")])
+                asked = instruction is not None and instruction.opname == "CONTAINS_OP"
+                name = ".".join(chain)
+                rows.append([name, self._value(current, f"{where}: {name}", asked)])
                 chain = []
             if instruction is None:
                 break
@@ -194,7 +245,15 @@ class _Walk:
                 current = _global(function, chain[0], where)
         return rows
 
-    def _value(self, value: Any, where: str) -> Any:
+    def _value(self, value: Any, where: str, asked: bool = False) -> Any:
+        """``asked``: whether all that is done with it is to ask whether it has a member."""
+        if _has_an_order(value):
+            if not asked:
+                raise Unfit(f"{where} is {_SET_ORDER}")
+            return [
+                type_name(value),
+                sorted(json.dumps(self._writer.write(item, "", 0)) for item in value),
+            ]
         if isinstance(value, OperatorOfFunction):
             value = value.function
         if isinstance(value, torch.Tensor):
@@ -245,7 +304,9 @@ class _Walk:
         for base in value.__mro__:
             if is_covered(base.__module__):
                 continue
-            for attribute in vars(base).values():
+            for name, attribute in vars(base).items():
+                if _has_an_order(attribute):
+                    raise Unfit(f"{where}.{name} is {_SET_ORDER}")
                 function = getattr(attribute, "__func__", attribute)
                 if isinstance(function, types.FunctionType):
                     self._number(function)

@@ -86,6 +86,7 @@ class RemoteDesk:
         self._changed = threading.Condition()
         self._lookups: deque[tuple[str, OnLookedUp]] = deque()
         self._unsent: deque[tuple[str, bool]] = deque()
+        self._sending = 0  # keys that threads are at; they are in `_unsent` no longer
         self._unlisted: set[str] = set()  # keys that were sent and are in no list yet
         self._threads = 0
         self._idle = 0
@@ -119,7 +120,7 @@ class RemoteDesk:
                 self._changed.notify()
 
     def counts(self) -> dict[str, Any]:
-        """What was asked so far, and the bytes of it."""
+        """What was asked so far, and the bytes of it; ``unsent`` has what is on its way, too."""
         with self._changed:
             counts = self._counts
             return {
@@ -129,7 +130,7 @@ class RemoteDesk:
                 "errors": counts.errors,
                 "refused": Counter(counts.refused),
                 "sent": counts.sent,
-                "unsent": len(self._unsent),
+                "unsent": len(self._unsent) + self._sending,
                 "requests": sum(tier.requests for tier in self._tiers),
                 "request_seconds": sum(tier.request_seconds for tier in self._tiers),
                 "bytes_read": sum(tier.bytes_read for tier in self._tiers),
@@ -168,6 +169,7 @@ class RemoteDesk:
                     return
                 lookup = self._lookups.popleft() if self._lookups else None
                 unsent = self._unsent.popleft() if lookup is None and self._unsent else None
+                self._sending += unsent is not None
                 keys = frozenset(self._unlisted) if lookup is None and unsent is None else None
                 if keys is not None:
                     self._unlisted.clear()
@@ -230,6 +232,13 @@ class RemoteDesk:
         return self._exchange
 
     def _send(self, key: str, replace: bool) -> None:
+        try:
+            self._send_to_all(key, replace)
+        finally:
+            with self._changed:
+                self._sending -= 1
+
+    def _send_to_all(self, key: str, replace: bool) -> None:
         for tier in self._tiers:
             if not tier.writable:
                 continue

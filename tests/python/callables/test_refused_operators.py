@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,16 @@ def test_whatever_the_function_can_reach_is_in_its_identity() -> None:
         ("def f(x):\n    return layer(x)\n", "line 2 of f: layer is a module"),
         ("def f(x):\n    return g(x)\ndef g(x):\n    open('x')\n", "line 4 of g: it calls open()"),
         ("def f(x):\n    yield x\n", "line 2 of f: it is a generator"),
+        ("def f(x):\n    return [x for w in words]\n", "line 2 of f: words is a set"),
+        ("def f(x):\n    return [x for w in {'a', 'b'}]\n", "line 2 of f: it makes a set"),
+        ("def f(x):\n    return max({1, 2, 3}, key=abs)\n", "line 2 of f: it makes a set"),
+        ("def f(x):\n    return {y for y in x}\n", "line 2 of <setcomp>: it makes a set"),
+        ("def f(x):\n    return frozenset(x)\n", "line 2 of f: it makes a set"),
+        ("def f(x):\n    return table['k']\n", "line 2 of f: table is a dict"),
+        (
+            "def make(T):\n    def f(x):\n        return len(T)\n    return f\nf = make(words)\n",
+            "line 2 of f: T is a set",
+        ),
     ],
 )
 def test_a_function_that_is_none_of_its_arguments_alone_is_refused(
@@ -178,8 +189,23 @@ def test_a_function_that_is_none_of_its_arguments_alone_is_refused(
 ) -> None:
     import random
 
+    if sys.version_info >= (3, 12):  # a comprehension is no function of its own
+        message = message.replace("<setcomp>", "f")
+    names = {"layer": torch.nn.Linear(2, 2), "words": {"a", "b"}, "table": {"k": {"a", "b"}}}
     with pytest.raises(Unfit, match=message.replace("(", r"\(").replace(")", r"\)")):
-        _digest(source, random=random, layer=torch.nn.Linear(2, 2))
+        _digest(source, random=random, **names)
+
+
+@pytest.mark.once
+def test_a_set_that_is_only_asked_for_a_member_is_one_without_an_order() -> None:
+    source = "def f(x):\n    return x in WORDS or x in {'a', 'b'} or x in A.words or x in {x, 1}\n"
+    held = "class A:\n    words = {'c', 'd'}\n"
+    closure = "def make(T):\n    def f(x):\n        return x in T\n    return f\nf = make({0})\n"
+    known = _digest(held + source, WORDS={"a", "b"})
+    assert known == _digest(held + source, WORDS={"b", "a"})
+    assert known != _digest(held + source, WORDS={"a", "c"})
+    assert known != _digest(held + source, WORDS=frozenset({"a", "b"}))
+    assert _digest(closure.format("{1, 2}")) != _digest(closure.format("{1, 3}"))
 
 
 def test_lines_are_known_of_instructions_without_positions() -> None:
