@@ -152,6 +152,18 @@ bool OperatorHook::writes_in(const DecodedCall& call) const {
   });
 }
 
+void OperatorHook::set_active(bool active) noexcept {
+  const Lock lock(identity_mutex_);
+  wanted_.store(active, std::memory_order_relaxed);
+  active_.store(active && !aside_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}
+
+void OperatorHook::set_aside(bool aside) noexcept {
+  const Lock lock(identity_mutex_);
+  aside_.store(aside, std::memory_order_relaxed);
+  active_.store(wanted() && !aside, std::memory_order_relaxed);
+}
+
 void OperatorHook::set_identity(std::string identity) {
   const Lock lock(identity_mutex_);
   identity_ = std::move(identity);

@@ -148,9 +148,12 @@ class OperatorHook {
   const OperatorEffects& effects() const noexcept { return eligibility_.effects; }
 
   // Whether this operator is among those asked for. Inactive hooks go straight to native,
-  // uncounted.
+  // uncounted. So do those that are aside.
   bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
-  void set_active(bool active) noexcept { active_.store(active, std::memory_order_relaxed); }
+  void set_active(bool active) noexcept;
+  bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed); }
+  // Takes the operator out of kernels' hands for a while, whether it is asked for or not.
+  void set_aside(bool aside) noexcept;
 
   // Remembers what the registry holds right after our registration; see is_shadowed.
   void note_registered();
@@ -224,8 +227,10 @@ class OperatorHook {
   const bool guard_native_;  // operators of ATen: what they call below is theirs
   const c10::KernelFunction native_;
   const c10::KernelFunction boxed_;
-  c10::KernelFunction registered_;  // written once by note_registered, before the hook is active
-  std::atomic<bool> active_{false};
+  c10::KernelFunction registered_;   // written once by note_registered, before the hook is active
+  std::atomic<bool> active_{false};  // wanted_ and not aside_
+  std::atomic<bool> wanted_{false};
+  std::atomic<bool> aside_{false};
   std::atomic<bool> is_function_{false};
   mutable Mutex identity_mutex_;
   std::string identity_ EAGERCACHE_GUARDED_BY(identity_mutex_);

@@ -62,6 +62,9 @@ class Runtime final : public MissQueue {
   // Gives a hooked operator that is a Python function the digest of its code. Where it had another
   // one, the verdicts of that are forgotten, and kernels under way for it are not installed.
   void set_identity(OperatorHook& hook, const std::string& identity);
+  // Has all operators that are Python functions answered by these, those of later, too, until it is
+  // called with false: their kernels call none of the operators that the functions name.
+  void set_functions_aside(bool aside);
   // Lets a function answer calls that need gradients: registers over the kernel that is at the
   // autograd key of `dispatch_key` ("CPU", "CUDA"). Both operators must be hooked there. Once for
   // each operator and key; see function_autograd.h.
@@ -265,6 +268,7 @@ class Runtime final : public MissQueue {
   void before_fork_child();
   void stop_for_exit();
 
+  std::atomic<bool> functions_aside_{false};
   mutable Mutex registry_mutex_;
   std::map<std::string, std::unique_ptr<OperatorHook>> hooks_
       EAGERCACHE_GUARDED_BY(registry_mutex_);

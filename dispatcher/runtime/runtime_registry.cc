@@ -167,11 +167,21 @@ void Runtime::set_identity(OperatorHook& hook, const std::string& identity) {
     return;
   }
   hook.set_identity(identity);
+  hook.set_aside(hook.is_function() && functions_aside_.load());
   if (!before.empty()) {
     verdict_generation.fetch_add(1, std::memory_order_acq_rel);
     hook.table().clear();
     hook.classes().clear();
     hook.scalars().clear();
+  }
+}
+
+void Runtime::set_functions_aside(bool aside) {
+  functions_aside_.store(aside);
+  for (OperatorHook* hook : hooks()) {
+    if (hook->is_function()) {
+      hook->set_aside(aside);
+    }
   }
 }
 

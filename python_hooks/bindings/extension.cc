@@ -136,7 +136,7 @@ py::list operator_stats() {
     py::dict row;
     row["op"] = hook->full_name();
     row["dispatch_key"] = c10::toString(hook->dispatch_key());
-    row["active"] = hook->active();
+    row["active"] = hook->wanted();
     row["hits"] = of(CallOutcome::kHit);
     row["misses"] = of(CallOutcome::kMiss);
     row["pending"] = of(CallOutcome::kPending);
@@ -236,7 +236,7 @@ void bind_operators(py::module_& module) {
   module.def("active_operators", [] {
     std::vector<std::tuple<std::string, std::string, std::string>> names;
     for (const OperatorHook* hook : Runtime::instance().hooks()) {
-      if (hook->active()) {
+      if (hook->wanted()) {
         names.emplace_back(hook->name(), hook->overload(), c10::toString(hook->dispatch_key()));
       }
     }

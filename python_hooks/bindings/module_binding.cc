@@ -12,6 +12,7 @@
 
 #include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/observe/verification.h"
+#include "dispatcher/runtime/runtime.h"
 #include "python_hooks/bindings/module_kernel_binding.h"
 #include "python_hooks/bindings/module_shape_binding.h"
 #include "python_hooks/nn_modules/call/call.h"
@@ -132,6 +133,8 @@ void bind_calls(py::module_& module) {
       py::arg("kernel"), py::arg("native"));
   module.def("set_modules_active",
              [](bool active) { ModuleRegistry::instance().set_active(active); });
+  module.def("set_functions_aside",
+             [](bool aside) { Runtime::instance().set_functions_aside(aside); });
 }
 
 void bind_records(py::module_& module) {

@@ -35,6 +35,7 @@ from eagercache.frontend.switching import (
     snapshot,
     switch_off_others,
     switch_on,
+    watch_operators,
 )
 
 _Module = TypeVar("_Module")
@@ -86,6 +87,7 @@ def begin_operator(operator: CustomOperator[Any, Any]) -> None:
         if session.configuration is None and not is_enabled():
             enable(ops=())
         elif is_enabled() and operator.identify():
+            watch_operators()
             skipped = choices.skipped(settings, ())
             for name, key in operator.hooks():
                 core.set_active(name[0], name[1], key, name not in skipped)

@@ -16,6 +16,7 @@ from eagercache.base.warn import warn_once
 from eagercache.remote.plan import RemotePlan
 from eagercache.runtime import compile_requests, stores
 from eagercache.runtime.left_native import left_native
+from eagercache.runtime.reimplemented import is_reimplemented, watch_libraries
 from eagercache.runtime.session import Configuration, session
 
 
@@ -55,6 +56,17 @@ def adopt_functions(pairs: Iterable[tuple[operators.OperatorName, str]]) -> None
         from eagercache.callables import custom_operators
 
         custom_operators.adopt(name)
+
+
+def watch_operators() -> None:
+    """Has functions answer by themselves while the program implements ATen's operators anew."""
+    watch_libraries(_look_at_operators)
+    _look_at_operators()
+
+
+def _look_at_operators() -> None:
+    assert core is not None
+    core.set_functions_aside(is_reimplemented())
 
 
 def apply_configuration(chosen: Configuration) -> None:
@@ -149,6 +161,8 @@ def switch_on(
         pairs = left_native.choose(pairs, store, chosen)
         switch_off_others(pairs)
     hooked = register_pairs(pairs)
+    if any(not name[0].startswith("aten::") for name, _ in hooked):
+        watch_operators()
     for name, key in hooked:
         core.set_active(name[0], name[1], key, True)
     if not core.set_answering(True):

@@ -29,7 +29,6 @@ from eagercache.modules import replay
 from eagercache.modules.forms import Form, Missed
 from eagercache.modules.known import MAX_LOOKS, KnownModules
 from eagercache.modules.names import ModuleNames, hooks_of
-from eagercache.modules.reimplemented import is_reimplemented, watch_libraries
 from eagercache.modules.requests import ModuleRequests
 from eagercache.modules.selection import (
     Selection,
@@ -44,6 +43,7 @@ from eagercache.modules.thread import ModuleThread
 from eagercache.modules.verdicts import LOST, keep_lost
 from eagercache.modules.watch import attribute_values
 from eagercache.runtime import differences
+from eagercache.runtime.reimplemented import is_reimplemented, watch_libraries
 from eagercache.runtime.session import session
 
 log = logging.getLogger("eagercache")

@@ -1,7 +1,8 @@
 """Whether the program has put implementations of its own in the place of PyTorch's operators.
 
-A kernel of a whole module has PyTorch's computations inside, and calls nothing that the program
-registers with `torch.library`. Libraries that the collector frees are noticed at the next change.
+A kernel of a whole module or a function has PyTorch's computations inside, and calls nothing that
+the program registers with `torch.library`. Libraries that the collector frees are noticed at the
+next change.
 """
 
 from __future__ import annotations
