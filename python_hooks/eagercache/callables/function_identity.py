@@ -35,6 +35,7 @@ _SET_TYPES = frozenset({"set", "frozenset"})
 # The order of a set comes of hashes, which Python draws anew for words in each process, and of what
 # was added when: a kernel would have its maker's. `value in members` asks for none.
 _SET_ORDER = "a set, whose order each process makes anew; sort it into a tuple"
+_ANEW = "which each process has anew"
 _MISSING = object()
 
 
@@ -108,6 +109,10 @@ def _refuse_instruction(code: types.CodeType, instruction: dis.Instruction) -> N
         )
     if name in ("YIELD_VALUE", "GET_AWAITABLE") and code.co_name not in ("<genexpr>",):
         raise Unfit(f"{_line(code, instruction)}: it is a generator")
+    if name in _ATTRIBUTES and instruction.argval == "__hash__":
+        raise Unfit(f"{_line(code, instruction)}: it asks for a hash, {_ANEW}")
+    if name == "LOAD_GLOBAL" and instruction.argval in ("id", "hash"):
+        raise Unfit(f"{_line(code, instruction)}: it asks for {instruction.argval}(), {_ANEW}")
     if name == "LOAD_GLOBAL" and instruction.argval in _EFFECTS:
         raise Unfit(f"{_line(code, instruction)}: it calls {instruction.argval}()")
 

@@ -176,6 +176,8 @@ def test_whatever_the_function_can_reach_is_in_its_identity() -> None:
         ("def f(x):\n    return [x for w in {'a', 'b'}]\n", "line 2 of f: it makes a set"),
         ("def f(x):\n    return max({1, 2, 3}, key=abs)\n", "line 2 of f: it makes a set"),
         ("def f(x):\n    return {y for y in x}\n", "line 2 of <setcomp>: it makes a set"),
+        ("def f(x):\n    return x * id(words)\n", "line 2 of f: it asks for id()"),
+        ("def f(x):\n    return x * 'a'.__hash__()\n", "line 2 of f: it asks for a hash"),
         ("def f(x):\n    return frozenset(x)\n", "line 2 of f: it makes a set"),
         ("def f(x):\n    return table['k']\n", "line 2 of f: table is a dict"),
         (

@@ -97,6 +97,9 @@ report(right=right, hits=hits, lines=lines)
 @pytest.mark.parametrize(
     ("read", "has_kernel"),
     [
+        ("number = id(type(self)) % 997 / 997", False),
+        ("number = 'word'.__hash__() % 997 / 997", False),
+        ("number = sum(map(ord, repr(torch.relu)[-7:])) / 500", False),
         ("for word in WORDS: number = number * 0.5 + ord(word) - 96", False),
         ("for member in NUMBERS: number = number * 0.5 + (5 if member is True else member)", False),
         ("for word in {'a', 'b', 'c'}: number = number * 0.5 + ord(word) - 96", False),
@@ -105,9 +108,11 @@ report(right=right, hits=hits, lines=lines)
         ("number = len(WORDS - {'a'}) + ('b' in WORDS) + (8 in NUMBERS)", True),
     ],
 )
-def test_no_kernel_has_the_order_of_a_set(cache: Path, read: str, has_kernel: bool) -> None:
+def test_no_kernel_has_an_order_a_hash_or_an_address(
+    cache: Path, read: str, has_kernel: bool
+) -> None:
     for seed in "123":  # of the hashes of words
         found = run_program(SETS.replace("READ", read), cache, fills=True, PYTHONHASHSEED=seed)
         assert all(found["right"]), found
         assert (found["hits"] > 0) == has_kernel, found
-        assert has_kernel or "goes through a set" in found["lines"], found
+        assert has_kernel or "each process" in found["lines"], found

@@ -14,7 +14,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from eagercache.callables.module_identity import Identity
-from eagercache.worker.compat import set_order, traced_graphs
+from eagercache.worker.compat import process_values, traced_graphs
 from eagercache.worker.compat.python_calls import teach_python_calls
 from eagercache.worker.graphs.recurrent import check_recurrent
 from eagercache.worker.inductor.commands import CompileRefused
@@ -52,7 +52,7 @@ def export_strictly(
             warnings.catch_warnings(record=True) as said,
             guards.recorded(),
             traced_graphs.takes_recurrent_layers(),
-            set_order.noticed() as ordered,
+            process_values.noticed() as own,
         ):
             warnings.simplefilter("always")
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
@@ -64,10 +64,8 @@ def export_strictly(
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     check_recurrent(program.graph)
-    if ordered:
-        raise CompileRefused(
-            f"{ordered[0]} goes through a set, whose order each process makes anew; sort it"
-        )
+    if own:
+        raise CompileRefused(own[0])
     if changed:
         name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
         raise CompileRefused(f"the forward changes {name}, which outlives the call")
