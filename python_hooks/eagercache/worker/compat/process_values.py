@@ -9,7 +9,9 @@ but not on what comes first there, nor on a hash or an address (`id`, "<object a
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -46,6 +48,9 @@ _UNORDERED = (
 
 
 _ANEW = "which each process has anew"
+_TELLING_APART = frozenset(
+    function.__code__ for function in (inspect.unwrap, copy.deepcopy, copy._keep_alive)
+)
 # How Python writes an object whose class does not say how.
 _ADDRESS = " at 0x"
 
@@ -95,7 +100,7 @@ def _keep_items(variable: Any, items: Any) -> None:
 def _called(read: list[str]) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         def call(variable: Any, tx: Any, *args: Any) -> Any:
-            if variable.fn in (id, hash) and not _is_dynamos(tx):
+            if variable.fn in (id, hash) and not _is_dynamos(tx) and not _tells_apart(tx):
                 read.append(f"{_line(tx)} asks for {variable.fn.__name__}(), {_ANEW}")
             return original(variable, tx, *args)
 
@@ -168,6 +173,14 @@ def _translator(frame: FrameType | None) -> Any:
 def _is_dynamos(tx: Any) -> bool:
     """Whether the code that is traced is Dynamo's own, in the place of Python's."""
     return tx is not None and f"_dynamo{os.sep}polyfills" in tx.f_code.co_filename
+
+
+def _tells_apart(tx: Any) -> bool:
+    """Whether the code only tells objects apart by their addresses: Python's own ways to do that.
+
+    `Module.__setattr__` asks for a signature where a buffer is assigned, which unwraps functions.
+    """
+    return tx is not None and tx.f_code in _TELLING_APART
 
 
 def _line(tx: Any) -> str:

@@ -1,0 +1,53 @@
+"""What ordinary programs do to their modules, against eager run in the same process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import run_program
+
+pytestmark = pytest.mark.once
+
+ASSIGNS = """
+import copy, torch, eagercache
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+        self.register_buffer("load", torch.zeros(16))
+
+    def forward(self, x):
+        y = self.dense(x).tanh()
+        self.load += y.detach().abs().sum(0)
+        return y
+
+torch.set_num_threads(1)
+model = Counts()
+other = copy.deepcopy(model)
+right = []
+with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+    for step in range(4):
+        x = torch.randn(8, 16)
+        y = model(x)
+        y.sum().backward()
+        core.set_answering(False)
+        z = other(x)
+        z.sum().backward()
+        core.set_answering(True)
+        right.append(torch.allclose(y, z, atol=1e-5) and torch.allclose(model.load, other.load))
+    hits = sum(row.training_hits for part, row in manager.stats() if part is model)
+    lines = explain_module(model)
+report(right=right, hits=hits, lines=lines,
+       gradients=torch.allclose(model.dense.weight.grad, other.dense.weight.grad, atol=1e-4))
+"""
+
+
+def test_a_buffer_that_a_training_forward_assigns_in_place_has_a_kernel(cache: Path) -> None:
+    # `Module.__setattr__` unwraps a function then, which tells objects apart by their addresses.
+    found = run_program(ASSIGNS, cache, fills=True)
+    assert all(found["right"]) and found["gradients"], found
+    assert found["hits"] > 0, found
