@@ -179,6 +179,23 @@ bool ModuleValues::is_whole_dict(const Place& place) noexcept {
   return true;
 }
 
+bool ModuleValues::has_order(const Place& place) noexcept {
+  // An OrderedDict keeps its order beside the dict in it.
+  PyObject* const keys = PyODict_Type.tp_iter(place.container);
+  bool same = keys != nullptr;
+  for (std::size_t i = 0; same && i < place.keys.size(); ++i) {
+    PyObject* const key = Py_TYPE(keys)->tp_iternext(keys);
+    same = key != nullptr && (key == place.keys[i].ptr() || equal_plain(key, place.keys[i].ptr()));
+    Py_XDECREF(key);
+  }
+  Py_XDECREF(keys);
+  if (PyErr_Occurred() != nullptr) {  // it changed meanwhile
+    PyErr_Clear();
+    return false;
+  }
+  return same;
+}
+
 bool ModuleValues::has_items(const Place& place) noexcept {
   for (std::size_t i = 0; i < place.keys.size(); ++i) {
     PyObject* now = PyDict_GetItemWithError(place.container, place.keys[i].ptr());
@@ -221,7 +238,9 @@ bool ModuleValues::holds(const Place& place) noexcept {
     case Sort::kItems:
       return has_items(place);
     case Sort::kDict:
-      return PyDict_GET_SIZE(place.container) == size && is_whole_dict(place);
+      return PyDict_GET_SIZE(place.container) == size &&
+             (PyODict_Check(place.container) ? has_order(place) && has_items(place)
+                                             : is_whole_dict(place));
     case Sort::kList:
       if (PyList_GET_SIZE(place.container) != size) {
         return false;

@@ -63,6 +63,7 @@ class ModuleValues {
   static Place place_of(const pybind11::tuple& row);
   static bool holds(const Place& place) noexcept;
   static bool is_whole_dict(const Place& place) noexcept;
+  static bool has_order(const Place& place) noexcept;
   static bool has_items(const Place& place) noexcept;
   static bool has_members(const Place& place) noexcept;
 
