@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.made_classes import (
     cannot_be_made,
     fields_of,
@@ -210,8 +211,12 @@ def refuse_lasting(one: Any, other: Any, objects: Sequence[Any]) -> None:
 
     That is one with an object, list or dict that the call did not make, or with one in two places:
     the caller may change it. ``objects``: those of the call itself, which do not count, nor do
-    lists and dicts in them.
+    lists and dicts in them. No kernel gives its tensors attributes (``y.tag = "logits"``) either.
     """
+    for tensor in argument_tensors((one, *objects), {}):
+        given = [name for name in vars(tensor) if not name.startswith("_dynamo")]
+        if given:
+            raise Unfit(f"it gives a tensor that it returns an attribute ({given[0]})")
     known = {id(part) for value in objects for part in _mutable_parts(value, set(), set())}
     parts = list(_mutable_parts(one, known, set()))
     seen = {id(part) for part in parts}

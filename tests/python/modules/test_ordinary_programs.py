@@ -51,3 +51,43 @@ def test_a_buffer_that_a_training_forward_assigns_in_place_has_a_kernel(cache: P
     found = run_program(ASSIGNS, cache, fills=True)
     assert all(found["right"]) and found["gradients"], found
     assert found["hits"] > 0, found
+
+
+MARKS = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+
+class Marks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.dense(x).tanh()
+        ANSWER
+
+class Out:
+    def __init__(self, y):
+        self.y = y
+
+torch.set_num_threads(1)
+model, tags = Marks(), []
+with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+    for step in range(8):
+        with torch.set_grad_enabled(step % 2 == 0):
+            found = model(torch.randn(8, 16))
+        tags.append(getattr(getattr(found, "y", found), "tag", None))
+    lines = explain_module(model)
+report(tags=tags, lines=lines)
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["y.tag = 'mine'; return y", "y.tag = 'mine'; return Out(y)"],
+    ids=["tensor", "object"],
+)
+def test_a_tensor_that_the_forward_gives_an_attribute_has_it(cache: Path, answer: str) -> None:
+    found = run_program(MARKS.replace("ANSWER", answer), cache, fills=True)
+    assert found["tags"] == ["mine"] * 8, found
+    assert "it gives a tensor that it returns an attribute (tag)" in str(found["lines"]), found
