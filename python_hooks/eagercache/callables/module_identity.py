@@ -180,6 +180,8 @@ def _slots_of(path: str, module: torch.nn.Module) -> Iterator[TensorSlot]:
             if tensor is None:
                 continue
             slot = TensorSlot(path, kind, name, tensor)
+            if torch.nn.parameter.is_lazy(tensor):
+                raise Unsettled(f"{slot.full_name} has no size before the first call")
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 raise Unfit(f"{slot.full_name} is a {type(tensor).__name__}, not a plain tensor")
             if tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() == 0:

@@ -42,6 +42,7 @@ from eagercache.modules.stats import ModuleStats
 from eagercache.modules.thread import ModuleThread
 from eagercache.modules.verdicts import LOST, keep_lost
 from eagercache.modules.watch import attribute_values
+from eagercache.modules.watched_rows import Unwatchable
 from eagercache.runtime import differences
 from eagercache.runtime.reimplemented import is_reimplemented, watch_libraries
 from eagercache.runtime.session import session
@@ -274,6 +275,9 @@ class ModuleManager:
                 self._known.refuse(module, info, str(error))
                 return
             same = self._look_later(module)
+        except Unwatchable as error:
+            self._known.refuse(module, info, f"it holds {error}")
+            return
         except (Unfit, ValueError) as error:
             self._known.refuse(module, info, str(error))
             return

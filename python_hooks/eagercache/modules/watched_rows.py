@@ -260,9 +260,7 @@ class Rows:
             raise Unwatchable(f"{text} holds a tensor or module")
         if id(value) in self._looked:
             return
-        # Which keeps its order where a dict has none of it: one item has no other.
-        ordered = isinstance(value, OrderedDict) and len(value) > 1
-        if ordered or not isinstance(value, (list, dict, set)):
+        if not isinstance(value, (list, dict, set)):
             raise Unwatchable(f"{text} is a {type(value).__name__}, which cannot be watched")
         self._look_inside(value)
 
@@ -355,6 +353,8 @@ class Rows:
     def _dictionary(self, value: dict[Any, Any]) -> None:
         # At one moment: other threads may add to it.
         items = list(value.items())
+        if isinstance(value, OrderedDict) and len(items) > 1:  # its order is not the dict's in it
+            raise Unwatchable(f"an {type(value).__name__}, whose order cannot be watched")
         values = tuple(
             (type(item), True) if key in NOT_COMPARED else self._expected(item)
             for key, item in items

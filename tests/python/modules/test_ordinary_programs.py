@@ -91,3 +91,72 @@ def test_a_tensor_that_the_forward_gives_an_attribute_has_it(cache: Path, answer
     found = run_program(MARKS.replace("ANSWER", answer), cache, fills=True)
     assert found["tags"] == ["mine"] * 8, found
     assert "it gives a tensor that it returns an attribute (tag)" in str(found["lines"]), found
+
+
+ORDERS = """
+import collections, torch, eagercache
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+
+class Steps(torch.nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+        self.steps = collections.OrderedDict([("add", 1.0), ("times", 2.0)][:count])
+
+    def forward(self, x):
+        x = self.dense(x).tanh()
+        for name, value in self.steps.items():
+            x = x + value if name == "add" else x * value
+        return x
+
+torch.set_num_threads(1)
+right, hits, lines = [], [], []
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for count in (1, 2):
+        model, x = Steps(count), torch.randn(8, 16)
+        for _ in range(2):
+            for _ in range(3):
+                answer = model(x)
+            core.set_answering(False)
+            right.append(torch.allclose(answer, model(x), atol=1e-5))
+            core.set_answering(True)
+            model.steps.move_to_end("add")
+        hits.append(sum(row.hits for part, row in manager.stats() if part is model))
+        lines += explain_module(model)
+report(right=right, hits=hits, lines=lines)
+"""
+
+
+def test_another_order_of_an_ordered_dict_is_not_missed(cache: Path) -> None:
+    found = run_program(ORDERS, cache, fills=True)
+    assert all(found["right"]), found
+    assert found["hits"][0] > 0, found  # one item has no other order
+    assert "an OrderedDict, whose order cannot be watched" in str(found["lines"]), found
+
+
+LAZY = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+
+class Lazy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = torch.nn.LazyLinear(16), torch.nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(self.dense(x)).tanh()
+
+torch.set_num_threads(1)
+model = Lazy()
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for _ in range(4):
+        model(torch.randn(8, 16))
+    hits = [row.hits for part, row in manager.stats() if part is model]
+report(hits=hits, lines=explain_module(model))
+"""
+
+
+def test_a_module_has_a_kernel_once_its_lazy_parameters_have_sizes(cache: Path) -> None:
+    found = run_program(LAZY, cache, fills=True)
+    assert found["hits"][0] > 0, found

@@ -197,6 +197,8 @@ def _refuse_shared(answer: Any, inputs: Sequence[torch.Tensor]) -> None:
     for leaf in flatten_returns(answer):
         if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
             raise Unfit(f"it returns a {type(leaf).__name__} that is no plain tensor")
+        if vars(leaf):
+            raise Unfit(f"it gives a tensor that it returns an attribute ({min(vars(leaf))})")
         pointer = leaf.untyped_storage().data_ptr()
         if pointer in memory:
             raise Unfit("what it returns shares memory with an argument or another output")
