@@ -160,3 +160,29 @@ report(hits=hits, lines=explain_module(model))
 def test_a_module_has_a_kernel_once_its_lazy_parameters_have_sizes(cache: Path) -> None:
     found = run_program(LAZY, cache, fills=True)
     assert found["hits"][0] > 0, found
+
+
+FUNCTION = """
+import torch, eagercache
+from torch import Tensor
+
+@eagercache.op("ordinary::tagged")
+def tagged(x: Tensor) -> Tensor:
+    y = x.tanh() * 2
+    y.tag = "mine"
+    return y
+
+torch.set_num_threads(1)
+with eagercache.enable((), on_miss="wait", choose="always"):
+    tags = [getattr(tagged(torch.randn(64, 64)), "tag", None) for _ in range(4)]
+report(tags=tags)
+"""
+
+
+def test_a_function_that_gives_its_answer_an_attribute_is_refused(
+    cache: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(FUNCTION.replace("report(tags=tags)", "print(tags)"))
+    found = run_program(f"import runpy; runpy.run_path({str(program)!r})", cache, fills=True)
+    assert found["stdout"].strip() == str(["mine"] * 4), found
