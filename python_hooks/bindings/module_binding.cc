@@ -166,6 +166,10 @@ void bind_records(py::module_& module) {
       py::arg("module"), py::arg("values"));
   module.def("module_values_changed",
              [](py::handle object) { return require_record(object)->values_changed; });
+  module.def("module_looks_in_vain", [](py::handle object) {
+    const auto record = require_record(object);
+    return py::make_tuple(record->looks_in_vain, record->looks_without_hits);
+  });
   module.def("module_install", &install, py::arg("module"), py::arg("identity"), py::arg("key"),
              py::arg("kernel"));
   module.def("module_stats", &module_stats);

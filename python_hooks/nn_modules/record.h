@@ -166,6 +166,12 @@ class ModuleRecord {
   bool timed_next = false;    // the next call is timed from its beginning
   bool asked = false;         // the Python side is looking, or has been asked to
   std::uint64_t version = 0;  // of changes noticed
+  // How often in a row its guard was set and no call was counted before the next time, as where
+  // each call changes the module, and how often no kernel answered any.
+  unsigned looks_in_vain = 0;
+  unsigned looks_without_hits = 0;
+  std::uint64_t counted_before = 0;  // hits, native and pending at the last of them
+  std::uint64_t hits_before = 0;
   std::unique_ptr<ModuleGuard> guard;
   // What the functions read that the kernels, of whatever form and identity, were traced from.
   std::unique_ptr<ModuleValues> values = std::make_unique<ModuleValues>();

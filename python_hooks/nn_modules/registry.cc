@@ -90,6 +90,11 @@ bool ModuleRegistry::set_guard(ModuleRecord& record, std::unique_ptr<ModuleGuard
   if (record.version != version) {
     return false;
   }
+  const std::uint64_t counted = record.hits + record.native + record.pending;
+  record.looks_in_vain = counted == record.counted_before ? record.looks_in_vain + 1 : 0;
+  record.looks_without_hits = record.hits == record.hits_before ? record.looks_without_hits + 1 : 0;
+  record.counted_before = counted;
+  record.hits_before = record.hits;
   unwatch(record);
   for (PyObject* module : guard->modules()) {
     watchers_.emplace(module, &record);

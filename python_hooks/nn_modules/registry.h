@@ -21,7 +21,7 @@ namespace eagercache {
 // handler raised meanwhile (KeyboardInterrupt), which is the program's.
 template <typename... Args>
 pybind11::object call_handler(const pybind11::object& handler, const Args&... args) noexcept {
-  if (!handler) {
+  if (!handler || handler.is_none()) {
     return pybind11::none();
   }
   try {

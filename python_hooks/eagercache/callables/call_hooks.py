@@ -59,8 +59,7 @@ def _noticed(original: Any, note: Any) -> Any:
         if is_dynamo_compiling():
             original(self, name, *value)
             return
-        # `self.count += 1` on a buffer assigns the tensor that is there already.
-        same = len(value) == 1 and _current(self, name) is value[0]
+        same = len(value) == 1 and _is_already(_current(self, name), value[0])
         original(self, name, *value)
         if not same:
             note(self)
@@ -84,6 +83,7 @@ def as_torch_made(value: Any) -> Any:
 
 
 _MISSING = object()
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes, torch.dtype, torch.device))
 
 
 def _current(module: torch.nn.Module, name: str) -> Any:
@@ -92,8 +92,22 @@ def _current(module: torch.nn.Module, name: str) -> Any:
         # What torch.jit scripts has tables of its own kind in their place.
         value = group.get(name, _MISSING) if isinstance(group, dict) else _MISSING
         if value is not _MISSING:
-            return value if isinstance(value, torch.Tensor) else _MISSING
+            return value
     return _MISSING
+
+
+def _is_already(held: Any, value: Any) -> bool:
+    """Whether an assignment changes nothing: some forwards assign what is there at each call.
+
+    `self.count += 1` on a buffer assigns its own tensor, `self.window = min(...)` an equal number.
+    Of anything that can be changed itself, nobody knows what it was when it was looked at.
+    """
+    if held is value and isinstance(value, torch.Tensor):
+        return True
+    if type(held) is not type(value) or type(value) not in _PLAIN:
+        return False
+    # 0.0 is not -0.0, and NaN is not itself.
+    return bool(repr(held) == repr(value)) if type(value) is float else bool(held == value)
 
 
 @contextlib.contextmanager

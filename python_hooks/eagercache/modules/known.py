@@ -17,6 +17,8 @@ log = logging.getLogger("eagercache")
 
 # A module whose attributes keep changing is looked at this often before it is left alone.
 MAX_LOOKS = 16
+# At one that is changed before or in its calls, and has no kernel: a look may take milliseconds.
+MAX_LOOKS_WITHOUT_HITS = 256
 
 
 @dataclass

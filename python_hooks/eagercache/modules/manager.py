@@ -27,7 +27,7 @@ from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
 from eagercache.modules import replay
 from eagercache.modules.forms import Form, Missed
-from eagercache.modules.known import MAX_LOOKS, KnownModules
+from eagercache.modules.known import MAX_LOOKS, MAX_LOOKS_WITHOUT_HITS, KnownModules
 from eagercache.modules.names import ModuleNames, hooks_of
 from eagercache.modules.requests import ModuleRequests
 from eagercache.modules.selection import (
@@ -287,6 +287,10 @@ class ModuleManager:
             same = self._look_later(module)
         if not same:
             log.debug("%s changed while it was looked at", info.name)
+            return
+        uncounted, without_hits = core.module_looks_in_vain(module)
+        if uncounted > MAX_LOOKS or without_hits > MAX_LOOKS_WITHOUT_HITS:
+            self._known.refuse(module, info, "each of its calls assigns to it")
 
     @staticmethod
     def _look_later(module: torch.nn.Module) -> bool:

@@ -228,7 +228,7 @@ def enable(cache: Path, on_miss: str) -> Any:
     from eagercache.modules import manager
 
     # A program whose values change as often is left alone; here each change is one of its own.
-    manager.MAX_LOOKS = 1 << 40
+    manager.MAX_LOOKS = manager.MAX_LOOKS_WITHOUT_HITS = 1 << 40
     torch.set_num_threads(1)
     return eagercache.enable(
         (), modules="auto", training=True, on_miss=on_miss, choose="always", cache_dir=cache

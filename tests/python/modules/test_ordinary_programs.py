@@ -186,3 +186,61 @@ def test_a_function_that_gives_its_answer_an_attribute_is_refused(
     program.write_text(FUNCTION.replace("report(tags=tags)", "print(tags)"))
     found = run_program(f"import runpy; runpy.run_path({str(program)!r})", cache, fills=True)
     assert found["stdout"].strip() == str(["mine"] * 4), found
+
+
+AT_EACH_CALL = """
+import torch, eagercache
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+
+class Windows(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+        self.size, self.scale, self.name = 8, 0.5, "wide"
+
+    def forward(self, x):
+        self.size = min(8, x.shape[-1])  # as Swin sets its windows
+        self.scale, self.name = 0.5, "wide"
+        return self.dense(x)[:, : self.size].tanh() * self.scale
+
+class Lists(Windows):
+    def forward(self, x):
+        self.held = []
+        return super().forward(x)
+
+torch.set_num_threads(1)
+looks, look = {}, type(manager)._look_now
+def counted(self, reference):
+    looks[type(reference()).__name__] = looks.get(type(reference()).__name__, 0) + 1
+    look(self, reference)
+type(manager)._look_now = counted
+x, lines, right = torch.randn(4, 16), {}, True
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for kind in (Windows, Lists):
+        model = kind().eval()
+        for _ in range(60):
+            answer = model(x)
+        lines[kind.__name__] = explain_module(model)[0]
+        core.set_answering(False)
+        right &= torch.allclose(answer, model(x), atol=1e-5)
+        core.set_answering(True)
+    model = Windows().eval()
+    for number in (16, 4, 16):  # another value is another module
+        x = torch.randn(4, number)
+        model.dense = torch.nn.Linear(number, 16)
+        for _ in range(4):
+            answer = model(x)
+        core.set_answering(False)
+        right &= torch.allclose(answer, model(x), atol=1e-5)
+        core.set_answering(True)
+report(looks=looks, lines=lines, right=right)
+"""
+
+
+def test_a_forward_that_assigns_what_is_there_has_a_kernel(cache: Path) -> None:
+    found = run_program(AT_EACH_CALL, cache, fills=True)
+    assert found["right"], found
+    assert "59 by kernel" in found["lines"]["Windows"], found["lines"]
+    assert "each of its calls assigns to it" in found["lines"]["Lists"], found["lines"]
+    assert found["looks"]["Lists"] < 20, found["looks"]
