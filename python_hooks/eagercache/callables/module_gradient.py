@@ -24,6 +24,7 @@ def eager_gradients(
     rebuilt: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
     drawn_from: torch.Tensor | None,
+    before: Sequence[tuple[torch.Tensor, torch.Tensor]],
     identity: str,
     autocast: Mapping[str, torch.dtype],
     inputs: Sequence[torch.Tensor],
@@ -34,8 +35,9 @@ def eager_gradients(
 
     ``rebuilt`` stand for the arguments that are `...` there, in order: the forward reads no more of
     those than they hold. ``masks`` are the random ones that the call drew, ``drawn_from`` is the
-    state of its device's generator before it where its kernel drew. ``grads`` are those of the
-    answer's tensors that have one. They are recorded themselves where autograd records: so
+    state of its device's generator before it where its kernel drew, ``before`` are buffers that
+    the call read and wrote, with what they held. ``grads`` are those of the answer's tensors that
+    have one. They are recorded themselves where autograd records: so
     gradients of gradients are those of the module's own forward. Called by autograd, on its
     threads, with the state of grad mode that it asks for. Raises RuntimeError when the module is
     another one than it was at the call.
@@ -58,7 +60,7 @@ def eager_gradients(
     args, kwargs = pytree.tree_map(lambda leaf: shown.get(id(leaf), leaf), (args, kwargs))
     replayed: AbstractContextManager[object] = Replayed(masks) if masks else nullcontext()
     again = nullcontext() if drawn_from is None else drawing_again(inputs[0].device, drawn_from)
-    with _state(autocast), _buffers_kept(module), forwards_alone(), replayed, again:
+    with _state(autocast), _buffers_kept(module, before), forwards_alone(), replayed, again:
         answer = module(*args, **kwargs)
     pairs = [
         (output, grad)
@@ -150,11 +152,18 @@ def _state(autocast: Mapping[str, torch.dtype]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
-    """The buffers have their values again after the block: the call has written them already."""
+def _buffers_kept(
+    module: torch.nn.Module, before: Iterable[tuple[torch.Tensor, torch.Tensor]]
+) -> Iterator[None]:
+    """The buffers have their values again after the block: the call has written them already.
+
+    In the block they have those of ``before`` the call, as far as the forward reads them.
+    """
     buffers = list(module.buffers())
     values = [buffer.detach().clone() for buffer in buffers]
     try:
+        for buffer, value in before:
+            buffer.data.copy_(value)
         yield
     finally:
         for buffer, value in zip(buffers, values, strict=True):

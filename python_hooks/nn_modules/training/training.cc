@@ -61,6 +61,17 @@ at::Tensor detached_from(const at::Tensor& made, const variable_list& answers,
   return made;
 }
 
+// What the buffers hold that the forward reads and writes, in their order.
+variable_list read_buffers(const ModuleTraining& plan, const std::vector<at::Tensor>& inputs) {
+  variable_list values;
+  for (const ModuleTraining::Buffer& buffer : plan.buffers) {
+    if (buffer.is_read) {
+      values.push_back(inputs[buffer.input].clone());
+    }
+  }
+  return values;
+}
+
 // Writes what the module's own forward would have written.
 void write_buffers(const ModuleTraining& plan, const std::vector<at::Tensor>& inputs,
                    const variable_list& outputs) {
@@ -88,8 +99,8 @@ bool is_as_planned(const ModuleTraining& plan, const variable_list& outputs) {
 }
 
 void record(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tuple call,
-            Autocast autocast, at::Tensor drawn_from, const variable_list& answers,
-            variable_list made) {
+            Autocast autocast, at::Tensor drawn_from, variable_list before,
+            const variable_list& answers, variable_list made) {
   const ModuleTraining& plan = *kernel.training;
   variable_list saved;
   saved.reserve(plan.saved.size());
@@ -108,7 +119,7 @@ void record(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tupl
   }
   const auto node =
       make_node<ModuleNode>(kernel, std::move(inputs), std::move(call), std::move(autocast),
-                            plan.draws ? std::move(drawn_from) : at::Tensor());
+                            plan.draws ? std::move(drawn_from) : at::Tensor(), std::move(before));
   for (const at::Tensor& tensor : saved) {
     node->save(tensor);
   }
@@ -176,6 +187,7 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
   variable_list given;
   variable_list made;
   at::Tensor drawn_from;
+  variable_list before;
   {
     const BelowAutograd below;
     DrawnMasks masks(plan.noise, plan.draws, kernel.device, inputs);
@@ -201,11 +213,12 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                          ? detached_from(own, given, inputs, plan)
                          : in_layout(own, own.sizes().vec(), own.strides().vec()));
     }
+    before = read_buffers(plan, inputs);
     write_buffers(plan, inputs, outputs);
     drawn_from = masks.use();
   }
   record(kernel, std::move(inputs), std::move(call), std::move(autocast), std::move(drawn_from),
-         given, std::move(made));
+         std::move(before), given, std::move(made));
   for (at::Tensor& answer : given) {
     answers.push_back(std::move(answer));
   }

@@ -105,10 +105,11 @@ at::Tensor ArgumentShell::rebuild(const at::Tensor& saved,
 }
 
 ModuleNode::ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tuple call,
-                       Autocast autocast, at::Tensor drawn_from)
+                       Autocast autocast, at::Tensor drawn_from, variable_list before)
     : kernel_(kernel),
       autocast_(std::move(autocast)),
       drawn_from_(std::move(drawn_from)),
+      before_(std::move(before)),
       inputs_(std::move(inputs)),
       call_(call.release().ptr()) {
   versions_.reserve(inputs_.size());
@@ -288,6 +289,14 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
                        ? py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient))
                        : py::object(py::none()));
     }
+    py::list before;
+    for (const ModuleTraining::Buffer& buffer : plan().buffers) {
+      if (buffer.is_read) {
+        before.append(py::make_tuple(
+            py::reinterpret_steal<py::object>(THPVariable_Wrap(own[buffer.input])),
+            py::reinterpret_steal<py::object>(THPVariable_Wrap(before_[before.size()]))));
+      }
+    }
     py::dict autocast;
     for (const auto& [device, dtype] : autocast_) {
       autocast[py::str(device)] = py::cast(dtype);
@@ -296,8 +305,8 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
         drawn_from_.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(drawn_from_))
                               : py::object(py::none());
     const py::object answer =
-        eager_gradients()(call[0], call[1], call[2], rebuilt, masks, drawn_from, plan().identity,
-                          autocast, inputs, wanted, given);
+        eager_gradients()(call[0], call[1], call[2], rebuilt, masks, drawn_from, before,
+                          plan().identity, autocast, inputs, wanted, given);
     variable_list results;
     for (const py::handle& gradient : answer) {
       results.push_back(gradient.is_none() ? at::Tensor() : THPVariable_Unpack(gradient.ptr()));

@@ -72,9 +72,10 @@ struct ArgumentShell {
 // What a program gets of one call: a node that keeps what the backward reads.
 class ModuleNode final : public torch::autograd::Node {
  public:
-  // `drawn_from`: the generator's state before the kernel, where that draws.
+  // `drawn_from`: the generator's state before the kernel, where that draws. `before`: what those
+  // of the plan's buffers held that are read.
   ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, pybind11::tuple call,
-             Autocast autocast, at::Tensor drawn_from);
+             Autocast autocast, at::Tensor drawn_from, torch::autograd::variable_list before);
   ~ModuleNode() override { drop_call(); }
   ModuleNode(const ModuleNode&) = delete;
   ModuleNode& operator=(const ModuleNode&) = delete;
@@ -113,6 +114,7 @@ class ModuleNode final : public torch::autograd::Node {
   const ModuleKernel& kernel_;
   const Autocast autocast_;
   const at::Tensor drawn_from_;
+  const variable_list before_;
   std::vector<std::int64_t> versions_;  // of inputs_
   Mutex saved_mutex_;
   std::vector<torch::autograd::SavedVariable> saved_ EAGERCACHE_GUARDED_BY(saved_mutex_);
@@ -123,12 +125,13 @@ class ModuleNode final : public torch::autograd::Node {
   PyObject* call_;                                                  // owned; guarded by the GIL
 };
 
-// `handler(module, args, kwargs, rebuilt, masks, drawn_from, identity, autocast, inputs, wanted,
-// gradients)`
+// `handler(module, args, kwargs, rebuilt, masks, drawn_from, before, identity, autocast, inputs,
+// wanted, gradients)`
 // gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
 // gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
 // args and kwargs have `...`, in order; `masks` are what the call drew, `drawn_from` is the state
-// of the generator that its kernel drew from, or None. It may raise. Kept for ever.
+// of the generator that its kernel drew from, or None, and `before` has each buffer that the
+// forward reads and writes, with what it held. It may raise. Kept for ever.
 void set_eager_gradients(const pybind11::object& handler);
 
 }  // namespace eagercache

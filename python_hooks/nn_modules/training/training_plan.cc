@@ -90,7 +90,8 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   read->num_answers = read->keeps_output.size();
   for (const py::handle& row : plan["buffers"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
-    read->buffers.push_back({index(fields[0], num_inputs), py::cast<std::uint32_t>(fields[1])});
+    read->buffers.push_back({index(fields[0], num_inputs), py::cast<std::uint32_t>(fields[1]),
+                             py::cast<bool>(fields[2])});
   }
   const std::size_t before_made = read->num_answers + read->buffers.size();
   if (num_outputs < before_made) {

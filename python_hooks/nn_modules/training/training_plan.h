@@ -41,6 +41,7 @@ struct ModuleTraining {
   struct Buffer {
     std::size_t input = 0;
     std::uint32_t steps = 0;  // by how much the module's own forward moves its version
+    bool is_read = false;     // the answer or a gradient depends on what it holds before the call
   };
   struct Gradient {
     std::size_t input = 0;

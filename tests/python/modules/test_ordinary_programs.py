@@ -244,3 +244,58 @@ def test_a_forward_that_assigns_what_is_there_has_a_kernel(cache: Path) -> None:
     assert "59 by kernel" in found["lines"]["Windows"], found["lines"]
     assert "each of its calls assigns to it" in found["lines"]["Lists"], found["lines"]
     assert found["looks"]["Lists"] < 20, found["looks"]
+
+
+
+PENALTY = """
+import copy, torch, eagercache
+from eagercache.base.load import core
+from eagercache.modules.manager import explain_module, manager
+
+class Centred(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x):
+        y = torch.tanh(self.norm(self.dense(x))) - self.mean
+        self.mean.lerp_(y.detach().mean(0) + 1, 0.5)
+        return (y * y).tanh()
+
+def alike(one, other):
+    return all(torch.allclose(a, b, atol=1e-4, rtol=1e-3) for a, b in zip(one, other, strict=True))
+
+def penalty(model, inputs):
+    answers = [model(x) for x in inputs]  # each of which moves the mean
+    model.zero_grad()
+    (first,) = torch.autograd.grad(answers[0].sum(), inputs[0], create_graph=True)
+    first.square().sum().backward()
+    batch = torch.stack([torch.ones(8, 16), torch.rand(8, 16)])
+    (rows,) = torch.autograd.grad(answers[1], inputs[1], batch, is_grads_batched=True)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [first, rows, *gradients, *model.buffers()]
+
+torch.set_num_threads(1)
+model = Centred()
+other, right = copy.deepcopy(model), []
+with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+    for step in range(4):
+        inputs = [torch.randn(8, 16, requires_grad=True) for _ in range(3)]
+        torch.manual_seed(step)
+        found = penalty(model, inputs)
+        core.set_answering(False)
+        torch.manual_seed(step)
+        right.append(alike(found, penalty(other, inputs)))
+        core.set_answering(True)
+    hits = sum(row.training_hits for part, row in manager.stats() if part is model)
+    lines = explain_module(model)
+report(right=right, hits=hits, lines=lines)
+"""
+
+
+def test_gradients_of_gradients_know_the_buffers_as_they_were_at_the_call(cache: Path) -> None:
+    # The forward is run again for them: on what it read, not on what it and later calls wrote.
+    found = run_program(PENALTY, cache, fills=True)
+    assert all(found["right"]), found
+    assert found["hits"] > 6, found

@@ -116,6 +116,7 @@ class Splitter:
             differentiable=tuple(differentiable),
             in_objects=self.in_objects,
             buffers=tuple(self._given.index(index) for index in written),
+            buffers_read=_read(forward, [self._given.index(i) for i in written], answers),
             saved=tuple(saved),
             tangents=tuple(tangents),
             gradients=gradients,
@@ -359,3 +360,19 @@ def _example(node: torch.fx.Node) -> torch.Tensor:
 def _bytes(node: torch.fx.Node) -> int:
     value = node.meta["val"]
     return int(value.numel()) * int(value.element_size())
+
+
+def _read(forward: torch.fx.GraphModule, buffers: Sequence[int], answers: int) -> tuple[bool, ...]:
+    """Of the inputs that are written, whether outputs beside the new values come of each."""
+    placeholders = forward.graph.find_nodes(op="placeholder")
+    (output,) = forward.graph.find_nodes(op="output")
+    values = list(output.args[0])
+    del values[answers : answers + len(buffers)]
+    behind: set[torch.fx.Node] = set()
+    left = [value for value in values if isinstance(value, torch.fx.Node)]
+    while left:
+        node = left.pop()
+        if node not in behind:
+            behind.add(node)
+            left.extend(node.all_input_nodes)
+    return tuple(placeholders[index] in behind for index in buffers)

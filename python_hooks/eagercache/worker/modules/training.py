@@ -266,7 +266,10 @@ def _plan(watched: Watched, graphs: TrainingGraphs, answers: TrainingAnswers) ->
     return {
         "identity": watched.identity.digest,
         "keeps_output": watched.keeps_output,
-        "buffers": [[index, steps.get(graphs.inputs[index][1], 0)] for index in plan["buffers"]],
+        "buffers": [
+            [index, steps.get(graphs.inputs[index][1], 0), is_read]
+            for index, is_read in zip(plan["buffers"], graphs.buffers_read, strict=True)
+        ],
         "saved": plan["saved"],
         "tangents": plan["tangents"],
         "gradients": rows,

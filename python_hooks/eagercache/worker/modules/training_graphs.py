@@ -42,6 +42,7 @@ class TrainingGraphs:
         differentiable: whether each tensor of the answer has a gradient.
         in_objects: whether an object in the answer holds it: none of ``tangents`` is its gradient.
         buffers: the inputs that the forward writes, all of them buffers.
+        buffers_read: of each, whether anything but its own new value comes of what it held.
         gradients: the input that each output of the backward is the gradient of.
         reach: the positions in ``tangents`` on which each gradient depends.
         made_bytes: memory of what is made for the backward alone.
@@ -62,6 +63,7 @@ class TrainingGraphs:
     differentiable: tuple[bool, ...]
     in_objects: tuple[bool, ...]
     buffers: tuple[int, ...]
+    buffers_read: tuple[bool, ...]
     saved: tuple[Saved, ...]
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
