@@ -351,10 +351,10 @@ class Rows:
                     self._item(vars(member), name, self._expected(value))
 
     def _dictionary(self, value: dict[Any, Any]) -> None:
-        # At one moment: other threads may add to it.
-        items = list(value.items())
-        if isinstance(value, OrderedDict) and len(items) > 1:  # its order is not the dict's in it
-            raise Unwatchable(f"an {type(value).__name__}, whose order cannot be watched")
+        items = list(value.items())  # at one moment: other threads may add to it
+        # Its order is its own, and its keys are looked up one by one (`has_order`).
+        if isinstance(value, OrderedDict) and not all(map(is_leaf, value)):
+            raise Unwatchable(f"an {type(value).__name__}, whose keys compare themselves")
         values = tuple(
             (type(item), True) if key in NOT_COMPARED else self._expected(item)
             for key, item in items

@@ -131,8 +131,7 @@ report(right=right, hits=hits, lines=lines)
 def test_another_order_of_an_ordered_dict_is_not_missed(cache: Path) -> None:
     found = run_program(ORDERS, cache, fills=True)
     assert all(found["right"]), found
-    assert found["hits"][0] > 0, found  # one item has no other order
-    assert "an OrderedDict, whose order cannot be watched" in str(found["lines"]), found
+    assert all(hits > 1 for hits in found["hits"]), found
 
 
 LAZY = """
@@ -244,7 +243,6 @@ def test_a_forward_that_assigns_what_is_there_has_a_kernel(cache: Path) -> None:
     assert "59 by kernel" in found["lines"]["Windows"], found["lines"]
     assert "each of its calls assigns to it" in found["lines"]["Lists"], found["lines"]
     assert found["looks"]["Lists"] < 20, found["looks"]
-
 
 
 PENALTY = """
