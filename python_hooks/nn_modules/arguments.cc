@@ -292,7 +292,8 @@ const char* module_aside_name(ModuleAside reason) noexcept {
                                     "too_many_forms",
                                     "index_range",
                                     "saved_tensors_hooks",
-                                    "argument_twice"};
+                                    "argument_twice",
+                                    "anomaly_mode"};
   static_assert(std::size(kNames) == kModuleAsideCount);
   return kNames[static_cast<std::size_t>(reason)];
 }

@@ -32,8 +32,9 @@ enum class ModuleAside : std::uint8_t {
   kIndexRange,     // an index out of the range that the kernel may read
   kSavedHooks,     // the call needs gradients, and hooks look at what is saved for them
   kArgumentTwice,  // an object, or a list or dict that one holds, is reached twice
+  kAnomalyMode,    // autograd is asked to name the operator of the forward at fault
 };
-inline constexpr std::size_t kModuleAsideCount = 12;
+inline constexpr std::size_t kModuleAsideCount = 13;
 const char* module_aside_name(ModuleAside reason) noexcept;
 
 // The metadata of one tensor that a module's kernel depends on.

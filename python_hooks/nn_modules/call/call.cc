@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <structmember.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <bit>
 #include <cstddef>
@@ -195,6 +196,9 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const ModuleCal
     }
     if (!record.left[1] && saved_tensors_are_watched()) {
       return answer_aside(record, ModuleAside::kSavedHooks, call);
+    }
+    if (!record.left[1] && torch::autograd::AnomalyMode::is_enabled()) {
+      return answer_aside(record, ModuleAside::kAnomalyMode, call);
     }
     put_gradients(*record.guard, form);
   }

@@ -297,3 +297,37 @@ def test_gradients_of_gradients_know_the_buffers_as_they_were_at_the_call(cache:
     found = run_program(PENALTY, cache, fills=True)
     assert all(found["right"]), found
     assert found["hits"] > 6, found
+
+
+ANOMALY = """
+import torch, eagercache, warnings
+from eagercache.modules.manager import manager
+
+class Rooted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.dense(x).tanh().abs().sqrt()
+
+torch.set_num_threads(1)
+warnings.simplefilter("ignore")
+model, said = Rooted(), ""
+with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+    for _ in range(3):
+        model(torch.randn(8, 16)).sum().backward()
+    hits = sum(row.training_hits for part, row in manager.stats() if part is model)
+    try:
+        with torch.autograd.detect_anomaly():
+            model(torch.full((8, 16), float("nan"))).sum().backward()
+    except RuntimeError as error:
+        said = str(error)
+report(hits=hits, said=said)
+"""
+
+
+def test_detecting_anomalies_names_the_operator_at_fault(cache: Path) -> None:
+    found = run_program(ANOMALY, cache, fills=True)
+    assert found["hits"] > 0, found
+    assert "'SqrtBackward0' returned nan" in found["said"], found
