@@ -49,7 +49,7 @@ _UNORDERED = (
 
 _ANEW = "which each process has anew"
 _TELLING_APART = frozenset(
-    function.__code__ for function in (inspect.unwrap, copy.deepcopy, copy._keep_alive)
+    function.__code__ for function in (inspect.unwrap, copy.deepcopy, vars(copy)["_keep_alive"])
 )
 # How Python writes an object whose class does not say how.
 _ADDRESS = " at 0x"
