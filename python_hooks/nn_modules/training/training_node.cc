@@ -109,8 +109,8 @@ ModuleNode::ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> input
     : kernel_(kernel),
       autocast_(std::move(autocast)),
       drawn_from_(std::move(drawn_from)),
-      before_(std::move(before)),
       inputs_(std::move(inputs)),
+      before_(std::move(before)),
       call_(call.release().ptr()) {
   versions_.reserve(inputs_.size());
   for (const at::Tensor& input : inputs_) {
@@ -149,6 +149,7 @@ variable_list ModuleNode::apply(variable_list&& gradients) {
 
 void ModuleNode::release_variables() {
   std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> before;
   std::vector<ArgumentShell> shells;
   {
     const Lock lock(saved_mutex_);
@@ -157,6 +158,7 @@ void ModuleNode::release_variables() {
       variable.reset_data();
     }
     inputs.swap(inputs_);
+    before.swap(before_);
     shells.swap(shells_);
   }
   drop_call();
@@ -263,11 +265,12 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
   const py::gil_scoped_acquire gil;
   try {
     std::vector<at::Tensor> own;
+    std::vector<at::Tensor> held;
     py::list rebuilt;
     {
       // The lock is never waited for with the GIL.
       const py::gil_scoped_release no_gil;
-      own = whole_inputs();
+      own = whole_inputs(held);
     }
     TORCH_CHECK(call_ != nullptr && !own.empty(), torch::autograd::ERR_BACKWARD_TWICE);
     const auto call = py::reinterpret_borrow<py::tuple>(call_);
@@ -294,7 +297,7 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
       if (buffer.is_read) {
         before.append(py::make_tuple(
             py::reinterpret_steal<py::object>(THPVariable_Wrap(own[buffer.input])),
-            py::reinterpret_steal<py::object>(THPVariable_Wrap(before_[before.size()]))));
+            py::reinterpret_steal<py::object>(THPVariable_Wrap(held[before.size()]))));
       }
     }
     py::dict autocast;
@@ -321,8 +324,9 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
   }
 }
 
-std::vector<at::Tensor> ModuleNode::whole_inputs() {
+std::vector<at::Tensor> ModuleNode::whole_inputs(std::vector<at::Tensor>& before) {
   const Lock lock(saved_mutex_);
+  before = before_;
   std::vector<at::Tensor> inputs = inputs_;
   for (std::size_t i = 0; i < shells_.size(); ++i) {
     const ModuleTraining::Rebuilt& one = plan().rebuilt[i];

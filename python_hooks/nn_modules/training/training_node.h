@@ -107,18 +107,19 @@ class ModuleNode final : public torch::autograd::Node {
   bool is_reached(std::size_t index, const variable_list& gradients) const;
   // By the module's own forward, run again, and autograd.
   variable_list answer_by_eager(const variable_list& gradients, const std::vector<bool>& wanted);
-  // The inputs, those that are not kept made anew; none where they were given up.
-  std::vector<at::Tensor> whole_inputs();
+  // The inputs, those that are not kept made anew; none where they were given up. `before` gets
+  // what the buffers held that are read.
+  std::vector<at::Tensor> whole_inputs(std::vector<at::Tensor>& before);
   void check_versions(const std::vector<at::Tensor>& inputs) const;
 
   const ModuleKernel& kernel_;
   const Autocast autocast_;
   const at::Tensor drawn_from_;
-  const variable_list before_;
   std::vector<std::int64_t> versions_;  // of inputs_
   Mutex saved_mutex_;
   std::vector<torch::autograd::SavedVariable> saved_ EAGERCACHE_GUARDED_BY(saved_mutex_);
   std::vector<at::Tensor> inputs_ EAGERCACHE_GUARDED_BY(saved_mutex_);
+  std::vector<at::Tensor> before_ EAGERCACHE_GUARDED_BY(saved_mutex_);
   std::vector<ArgumentShell> shells_ EAGERCACHE_GUARDED_BY(saved_mutex_);  // of plan().rebuilt
   bool released_ EAGERCACHE_GUARDED_BY(saved_mutex_) = false;
   bool gave_up_saved_ EAGERCACHE_GUARDED_BY(saved_mutex_) = false;  // to a kernel
