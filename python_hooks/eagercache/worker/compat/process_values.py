@@ -3,7 +3,9 @@
 The order of a set is of its process: it comes of the hashes of its members, which Python draws anew
 for words in each process, and of what was added when. A trace has the worker's, and a set that is
 made while tracing has the order in which it was filled. So a kernel may stand on what is in a set,
-but not on what comes first there, nor on a hash or an address (`id`, "<object at 0x7f...>").
+but not on what comes first there: a forward that goes through a small set, as through the kinds of
+layers that a configuration names, is traced in each order. Nor may it stand on a hash or an address
+(`id`, "<object at 0x7f...>").
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -47,6 +52,11 @@ _UNORDERED = (
 )
 
 
+# Of those the ones whose order may be another: they take all members at once.
+_GONE_THROUGH = ("unpack_var_sequence", "tp_iter_impl")
+# So many have few enough orders to try each of them.
+_MOST_MEMBERS = 3
+SET_ORDER = "goes through a set, whose order each process makes anew"
 _ANEW = "which each process has anew"
 _TELLING_APART = frozenset(
     function.__code__ for function in (inspect.unwrap, copy.deepcopy, vars(copy)["_keep_alive"])
@@ -55,40 +65,68 @@ _TELLING_APART = frozenset(
 _ADDRESS = " at 0x"
 
 
+@dataclass
+class ProcessValues:
+    """What a trace read of its process.
+
+    Attributes:
+        order: which order sets had where code went through them: one of `orders`.
+        reasons: why no kernel can stand on the trace, with lines of the program.
+        loops: lines that went through a small set, with the number of its members: what is traced
+            may be the same in each order.
+    """
+
+    order: int = 0
+    reasons: list[str] = field(default_factory=list)
+    loops: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def orders(self) -> int:
+        """How many orders there are in all, so that each of them is the program's or another's."""
+        return math.factorial(max(self.loops.values(), default=1))
+
+
 @contextlib.contextmanager
-def noticed() -> Iterator[list[str]]:
-    """A block whose traces write down what they read of the process: a reason for each."""
+def noticed(order: int = 0) -> Iterator[ProcessValues]:
+    """A block whose traces write down what they read of the process."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
     from torch._dynamo.variables.builtin import BuiltinVariable
     from torch._dynamo.variables.constant import ConstantVariable
 
-    read: list[str] = []
+    found = ProcessValues(order)
     kind, ordered = _kinds()
-    kind.items = property(_items(read, ordered), _keep_items)
+    kind.items = property(_items(found, ordered), _keep_items)
     wrapped = (
-        (BuiltinVariable, "call_function", _called(read)),
-        (InstructionTranslatorBase, "_load_attr", _loaded(read)),
-        (ConstantVariable, "__init__", _made(read)),
+        (BuiltinVariable, "call_function", _called(found.reasons)),
+        (InstructionTranslatorBase, "_load_attr", _loaded(found.reasons)),
+        (ConstantVariable, "__init__", _made(found.reasons)),
     )
     originals = [getattr(owner, name) for owner, name, _ in wrapped]
     for (owner, name, wrap), original in zip(wrapped, originals, strict=True):
         setattr(owner, name, functools.wraps(original)(wrap(original)))
     try:
-        yield read
+        yield found
     finally:
         del kind.items
         for (owner, name, _), original in zip(wrapped, originals, strict=True):
             setattr(owner, name, original)
 
 
-def _items(read: list[str], ordered: tuple[type, ...]) -> Callable[[Any], Any]:
+def _items(found: ProcessValues, ordered: tuple[type, ...]) -> Callable[[Any], Any]:
     def items_of(variable: Any) -> Any:
         items = variable.__dict__["items"]
-        if len(items) > 1 and not isinstance(variable, ordered):
-            place = _place_of_a_reading(sys._getframe(1))
-            if place is not None:
-                read.append(f"{place} goes through a set, whose order each process makes anew")
-        return items
+        if len(items) < 2 or isinstance(variable, ordered):
+            return items
+        frame = sys._getframe(1)
+        place = _place_of_a_reading(frame)
+        if place is None:
+            return items
+        if frame.f_code.co_name not in _GONE_THROUGH or len(items) > _MOST_MEMBERS:
+            found.reasons.append(f"{place} {SET_ORDER}")
+            return items
+        found.loops[place] = max(len(items), found.loops.get(place, 0))
+        orders = list(itertools.permutations(items))
+        return {key: items[key] for key in orders[found.order % len(orders)]}
 
     return items_of
 

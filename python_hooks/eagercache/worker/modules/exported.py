@@ -7,6 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from eagercache.callables.module_identity import Identity
 from eagercache.worker.compat import process_values, traced_graphs
 from eagercache.worker.compat.python_calls import teach_python_calls
 from eagercache.worker.graphs.recurrent import check_recurrent
+from eagercache.worker.graphs.same_programs import compute_the_same
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
 
@@ -43,6 +45,29 @@ def export_strictly(
     module itself is seen otherwise (`compile._observe`).
     """
     guarded = module if guarded is None else guarded
+    program, rows, own = _export(module, args, kwargs, shapes, guarded, 0)
+    if own.reasons:
+        raise CompileRefused(own.reasons[0])
+    place = next(iter(own.loops), "")
+    if len(own.loops) > 1:  # orders of each with each are too many
+        raise CompileRefused(f"{place} {process_values.SET_ORDER}")
+    for order in range(1, own.orders):
+        other, other_rows, seen = _export(module, args, kwargs, shapes, guarded, order)
+        same = seen == replace(own, order=order) and sorted(rows) == sorted(other_rows)
+        if not same or not compute_the_same(program, other):
+            raise CompileRefused(f"{place} {process_values.SET_ORDER}")
+    return program, rows
+
+
+def _export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: Any,
+    guarded: torch.nn.Module,
+    order: int,
+) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...], process_values.ProcessValues]:
+    """`export_strictly` with sets in one of their orders."""
     guards = DynamoGuards(opened=None if guarded is module else module)
     traced_graphs.export_constants_of_objects()
     traced_graphs.mend_final_states()
@@ -52,7 +77,7 @@ def export_strictly(
             warnings.catch_warnings(record=True) as said,
             guards.recorded(),
             traced_graphs.takes_recurrent_layers(),
-            process_values.noticed() as own,
+            process_values.noticed(order) as own,
         ):
             warnings.simplefilter("always")
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
@@ -64,12 +89,10 @@ def export_strictly(
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
     check_recurrent(program.graph)
-    if own:
-        raise CompileRefused(own[0])
     if changed:
         name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
         raise CompileRefused(f"the forward changes {name}, which outlives the call")
-    return program, tuple(tuple(row.to_row()) for row in guards.rows(guarded))
+    return program, tuple(tuple(row.to_row()) for row in guards.rows(guarded)), own
 
 
 def _changed_objects(warned: Sequence[str]) -> list[str]:
