@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from eagercache.worker.graphs.nodes import draws_numbers
+
 # Constants are compared by their bytes up to here, and by where they are above.
 _MOST_COMPARED = 1 << 16
 
@@ -29,8 +31,8 @@ def compute_the_same(
 ) -> bool:
     """Whether each output of one is the same expression of the same inputs in the other.
 
-    False also where that cannot be told: where operators write, draw numbers or hold graphs, whose
-    order matters.
+    Random numbers are drawn in the same order. False also where that cannot be told: where
+    operators write or hold graphs.
     """
     first, second = _written(one), _written(other)
     return first is not None and first == second
@@ -40,7 +42,7 @@ def _written(program: torch.export.ExportedProgram) -> Any:
     digests: dict[torch.fx.Node, _Digest] = {}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     unused: Counter[str] = Counter()
-    outputs = ""
+    outputs, draws = "", 0
     for node in program.graph.nodes:
         given = [torch.fx.map_arg(part, digests.__getitem__) for part in (node.args, node.kwargs)]
         if node.op == "output":
@@ -50,6 +52,9 @@ def _written(program: torch.export.ExportedProgram) -> Any:
             text = _source(program, specs[node.name])
         elif node.op == "call_function" and _is_pure(node.target):
             text = f"{node.target}{given}"
+            if draws_numbers(node):  # no two of them are one
+                text += f" draw {draws}"
+                draws += 1
         else:
             return None
         digests[node] = _Digest(hashlib.sha256(text.encode()).hexdigest())
@@ -76,7 +81,7 @@ def _is_pure(target: Callable[..., Any] | str) -> bool:
     if target is torch.ops.aten.detach_.default:  # as export has it behind a constant
         return True
     if isinstance(target, torch._ops.OpOverload):
-        draws = torch.Tag.nondeterministic_seeded in target.tags
-        return not (target._schema.is_mutable or draws)
+        # Of operators of a program nobody knows what they do besides.
+        return target.namespace in ("aten", "prims") and not target._schema.is_mutable
     # Arithmetic of sizes, and items of what an operator returns.
     return getattr(target, "__module__", "") in ("_operator", "math") or target is operator.getitem
