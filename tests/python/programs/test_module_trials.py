@@ -21,7 +21,7 @@ build, slow = forms.build_unflatten, {slow}
 def build_unflatten(outputs, count):
     unflatten = build(outputs, count)
     def wait(found):
-        time.sleep(0.0005)
+        time.sleep(0.001)
         return unflatten(found)
     return wait if slow else unflatten
 
@@ -46,6 +46,7 @@ with torch.no_grad(), eagercache.enable((), modules="auto", choose="always"):
         eagercache.wait()
     for _ in range({calls}):
         answer = model(x)
+        model.forward(x)  # what runs once in 500 calls finds its pages gone on some machines
     before = hits()
     model(x)
     eagercache.wait()
