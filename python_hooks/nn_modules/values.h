@@ -26,7 +26,7 @@ class ModuleValues {
   //   ("items", dict or class, keys, values)  those keys have those values;
   //   ("dict", dict, keys, values)            that is all there is, in that order;
   //   ("list", list, (), values)              the same, of a list;
-  //   ("set", set, (), values)                the same, of plain values;
+  //   ("set", set, (), values)                the same, of a set;
   //   ("cell", cell, (), (value,))            what a closure has;
   //   ("class", class, (), ())                nothing was assigned to it or to a base, and its
   //   name;

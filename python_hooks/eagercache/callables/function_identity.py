@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.code_values import class_code, code_digest, is_covered, type_name
+from eagercache.callables.code_values import class_code, code_digest, is_covered
 from eagercache.callables.module_identity import Unfit, Writer
 
 FORMAT = 1
@@ -159,6 +159,10 @@ class _UnorderedWriter(Writer):
             raise Unfit(_SET_ORDER)
         return super()._composite(value, where, depth)
 
+    def unordered(self, value: Any) -> Any:
+        """A set of which no order is seen; its members are written as all else is."""
+        return super()._composite(value, "", 0)
+
 
 class _Walk:
     def __init__(self) -> None:
@@ -255,10 +259,7 @@ class _Walk:
         if _has_an_order(value):
             if not asked:
                 raise Unfit(f"{where} is {_SET_ORDER}")
-            return [
-                type_name(value),
-                sorted(json.dumps(self._writer.write(item, "", 0)) for item in value),
-            ]
+            return self._writer.unordered(value)
         if isinstance(value, OperatorOfFunction):
             value = value.function
         if isinstance(value, torch.Tensor):

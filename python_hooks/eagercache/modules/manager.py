@@ -289,8 +289,10 @@ class ModuleManager:
             log.debug("%s changed while it was looked at", info.name)
             return
         uncounted, without_hits = core.module_looks_in_vain(module)
-        if uncounted > MAX_LOOKS or without_hits > MAX_LOOKS_WITHOUT_HITS:
+        if uncounted > MAX_LOOKS:
             self._known.refuse(module, info, "each of its calls assigns to it")
+        elif without_hits > MAX_LOOKS_WITHOUT_HITS:
+            self._known.refuse(module, info, "it changes again and again, and has no kernel")
 
     @staticmethod
     def _look_later(module: torch.nn.Module) -> bool:

@@ -119,6 +119,7 @@ class ModuleNode final : public torch::autograd::Node {
   Mutex saved_mutex_;
   std::vector<torch::autograd::SavedVariable> saved_ EAGERCACHE_GUARDED_BY(saved_mutex_);
   std::vector<at::Tensor> inputs_ EAGERCACHE_GUARDED_BY(saved_mutex_);
+  // What the plan's buffers held that are read.
   std::vector<at::Tensor> before_ EAGERCACHE_GUARDED_BY(saved_mutex_);
   std::vector<ArgumentShell> shells_ EAGERCACHE_GUARDED_BY(saved_mutex_);  // of plan().rebuilt
   bool released_ EAGERCACHE_GUARDED_BY(saved_mutex_) = false;

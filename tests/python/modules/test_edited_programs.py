@@ -106,6 +106,8 @@ report(right=right, hits=hits, lines=lines)
         ("number = float(next(iter(NUMBERS)))", False),
         ("y = torch.cat([y * len(word) for word in {'aa', 'b'}])[:8]", False),
         ("for word in {'aa', 'b', 'ccc'}: y = (y + len(word)).sin()", False),
+        # One line, and two sets: each may have any order.
+        ("kept = {a + b: y for a in {'a', 'b'} for b in {'c', 'd'}}; y = kept['ac'] * 2", False),
         ("kept = {word: y * len(word) for word in {'aa', 'b'}}; y = kept['aa'] - kept['b']", True),
         ("kept = {n: y * n for n in NUMBERS}; y = kept[max(kept)] * 0.1", True),
         ("for word in sorted(WORDS): number = number * 0.5 + ord(word) - 96", True),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from eagercache.worker.graphs.nodes import ancestors
 from eagercache.worker.modules.trace import ModuleGraph
 
 # What is folded may take so many times the memory of the weights that it is made of: a value that
@@ -202,13 +203,7 @@ def _fold_graph(
     chosen: Sequence[torch.fx.Node],
 ) -> tuple[torch.fx.GraphModule, list[torch.fx.Node]]:
     """A graph that gives ``chosen``, and the placeholders that it reads."""
-    needed: set[torch.fx.Node] = set()
-    waiting = list(chosen)
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.add(node)
-            waiting.extend(node.all_input_nodes)
+    needed = ancestors(*chosen)
     graph = torch.fx.Graph()
     made: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in module.graph.nodes:

@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from eagercache.worker.compat.noted_calls import before
+
 # The files of Dynamo's own sets. What reads members there adds, removes, finds or compares them,
 _SETS = ("sets.py", "dicts.py")
-# but for these, which give them away one after the other; who asks them is looked at.
+# but for these, which give them away one after the other.
 _IN_TURN = ("tp_iter_impl", "pop", "tp_repr_impl", "debug_repr")
+# What only hands members on: who asks it is looked at.
 _HANDED_ON = (
     "set_items",
     "as_python_constant",
@@ -41,23 +43,21 @@ _HANDED_ON = (
     "__getattr__",
 )
 # Who asks and sees no order, in Dynamo's other files: whether there is a sequence or a constant at
-# all, what makes another set, what hands one to a set's own method.
+# all, and what makes another set.
 _UNORDERED = (
     "has_unpack_var_sequence",
     "has_force_unpack_var_sequence",
     "is_python_constant",
     "call_set",
     "call_frozenset",
-    "_call_frozenset",
 )
-
-
-# Of those the ones whose order may be another: they take all members at once.
-_GONE_THROUGH = ("unpack_var_sequence", "tp_iter_impl")
+# These take all members at once, so that another order can be handed to them.
+_ALL_AT_ONCE = ("unpack_var_sequence", "tp_iter_impl")
 # So many have few enough orders to try each of them.
 _MOST_MEMBERS = 3
 SET_ORDER = "goes through a set, whose order each process makes anew"
 _ANEW = "which each process has anew"
+# Python's own functions that only tell objects apart by their ids.
 _TELLING_APART = frozenset(
     function.__code__ for function in (inspect.unwrap, copy.deepcopy, vars(copy)["_keep_alive"])
 )
@@ -70,20 +70,53 @@ class ProcessValues:
     """What a trace read of its process.
 
     Attributes:
-        order: which order sets had where code went through them: one of `orders`.
+        order: which of its orders a small set had where code went through it.
         reasons: why no kernel can stand on the trace, with lines of the program.
-        loops: lines that went through a small set, with the number of its members: what is traced
-            may be the same in each order.
+        place: the line that went through a small set, "" where none did. What is traced may be the
+            same in each order.
+        members: those of that set, as Dynamo has them.
     """
 
     order: int = 0
     reasons: list[str] = field(default_factory=list)
-    loops: dict[str, int] = field(default_factory=dict)
+    place: str = ""
+    members: frozenset[Any] = frozenset()
 
     @property
     def orders(self) -> int:
-        """How many orders there are in all, so that each of them is the program's or another's."""
-        return math.factorial(max(self.loops.values(), default=1))
+        """How many orders the set has: one of them is the program's."""
+        return math.factorial(len(self.members))
+
+    def goes_through(self, place: str, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """The items in the order of this trace. Orders of two sets with each other are too many."""
+        members = frozenset(items)
+        if (
+            len(items) > _MOST_MEMBERS
+            or self.place not in ("", place)
+            or self.members not in (frozenset(), members)
+        ):
+            self.reasons.append(f"{place} {SET_ORDER}")
+        else:
+            self.place, self.members = place, members
+            orders = list(itertools.permutations(items))
+            return {key: items[key] for key in orders[self.order % len(orders)]}
+        return items
+
+    def calls(self, variable: Any, tx: Any, *_: Any) -> None:
+        """A builtin is called."""
+        if variable.fn in (id, hash) and not _is_dynamos(tx) and not _tells_apart(tx):
+            self.reasons.append(f"{_line(tx)} asks for {variable.fn.__name__}(), {_ANEW}")
+
+    def loads(self, tx: Any, name: Any) -> None:
+        """An attribute is looked up."""
+        if name == "__hash__" and not _is_dynamos(tx):
+            self.reasons.append(f"{_line(tx)} asks for a hash, {_ANEW}")
+
+    def makes(self, _: Any, value: Any = None, *__: Any, **___: Any) -> None:
+        """A constant is made."""
+        if isinstance(value, str) and _ADDRESS in value:
+            tx = _translator(sys._getframe(1))
+            self.reasons.append(f"{_line(tx)} writes an address into a text, {_ANEW}")
 
 
 @contextlib.contextmanager
@@ -95,21 +128,13 @@ def noticed(order: int = 0) -> Iterator[ProcessValues]:
 
     found = ProcessValues(order)
     kind, ordered = _kinds()
-    kind.items = property(_items(found, ordered), _keep_items)
-    wrapped = (
-        (BuiltinVariable, "call_function", _called(found.reasons)),
-        (InstructionTranslatorBase, "_load_attr", _loaded(found.reasons)),
-        (ConstantVariable, "__init__", _made(found.reasons)),
-    )
-    originals = [getattr(owner, name) for owner, name, _ in wrapped]
-    for (owner, name, wrap), original in zip(wrapped, originals, strict=True):
-        setattr(owner, name, functools.wraps(original)(wrap(original)))
-    try:
+    with contextlib.ExitStack() as undo:
+        before(undo, BuiltinVariable, "call_function", found.calls)
+        before(undo, InstructionTranslatorBase, "_load_attr", found.loads)
+        before(undo, ConstantVariable, "__init__", found.makes)
+        kind.items = property(_items(found, ordered), _keep_items)
+        undo.callback(delattr, kind, "items")
         yield found
-    finally:
-        del kind.items
-        for (owner, name, _), original in zip(wrapped, originals, strict=True):
-            setattr(owner, name, original)
 
 
 def _items(found: ProcessValues, ordered: tuple[type, ...]) -> Callable[[Any], Any]:
@@ -121,55 +146,16 @@ def _items(found: ProcessValues, ordered: tuple[type, ...]) -> Callable[[Any], A
         place = _place_of_a_reading(frame)
         if place is None:
             return items
-        if frame.f_code.co_name not in _GONE_THROUGH or len(items) > _MOST_MEMBERS:
-            found.reasons.append(f"{place} {SET_ORDER}")
-            return items
-        found.loops[place] = max(len(items), found.loops.get(place, 0))
-        orders = list(itertools.permutations(items))
-        return {key: items[key] for key in orders[found.order % len(orders)]}
+        if frame.f_code.co_name in _ALL_AT_ONCE:
+            return found.goes_through(place, items)
+        found.reasons.append(f"{place} {SET_ORDER}")
+        return items
 
     return items_of
 
 
 def _keep_items(variable: Any, items: Any) -> None:
     variable.__dict__["items"] = items
-
-
-def _called(read: list[str]) -> Callable[[Any], Any]:
-    def wrap(original: Any) -> Any:
-        def call(variable: Any, tx: Any, *args: Any) -> Any:
-            if variable.fn in (id, hash) and not _is_dynamos(tx) and not _tells_apart(tx):
-                read.append(f"{_line(tx)} asks for {variable.fn.__name__}(), {_ANEW}")
-            return original(variable, tx, *args)
-
-        return call
-
-    return wrap
-
-
-def _loaded(read: list[str]) -> Callable[[Any], Any]:
-    def wrap(original: Any) -> Any:
-        def load(tx: Any, name: Any) -> Any:
-            if name == "__hash__" and not _is_dynamos(tx):
-                read.append(f"{_line(tx)} asks for a hash, {_ANEW}")
-            return original(tx, name)
-
-        return load
-
-    return wrap
-
-
-def _made(read: list[str]) -> Callable[[Any], Any]:
-    def wrap(original: Any) -> Any:
-        def make(variable: Any, value: Any = None, *args: Any, **kwargs: Any) -> None:
-            if isinstance(value, str) and _ADDRESS in value:
-                tx = _translator(sys._getframe(1))
-                read.append(f"{_line(tx)} writes an address into a text, {_ANEW}")
-            original(variable, value, *args, **kwargs)
-
-        return make
-
-    return wrap
 
 
 def _kinds() -> tuple[Any, tuple[type, ...]]:
@@ -214,7 +200,7 @@ def _is_dynamos(tx: Any) -> bool:
 
 
 def _tells_apart(tx: Any) -> bool:
-    """Whether the code only tells objects apart by their addresses: Python's own ways to do that.
+    """Whether the code only tells objects apart by their ids.
 
     `Module.__setattr__` asks for a signature where a buffer is assigned, which unwraps functions.
     """

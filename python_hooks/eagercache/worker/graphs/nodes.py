@@ -152,6 +152,18 @@ def _may_show_an_input(node: Any) -> bool:
     return isinstance(node, torch.fx.Node)
 
 
+def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:
+    """The nodes and all that they are computed from."""
+    seen: set[torch.fx.Node] = set()
+    waiting = [*nodes]
+    while waiting:
+        current = waiting.pop()
+        if current not in seen:
+            seen.add(current)
+            waiting.extend(current.all_input_nodes)
+    return seen
+
+
 def is_made_here(node: Any) -> bool:
     """Whether ``node`` has the same values on every call: none of an input, and none drawn."""
     waiting, seen = [node], set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -84,4 +83,4 @@ def _is_pure(target: Callable[..., Any] | str) -> bool:
         # Of operators of a program nobody knows what they do besides.
         return target.namespace in ("aten", "prims") and not target._schema.is_mutable
     # Arithmetic of sizes, and items of what an operator returns.
-    return getattr(target, "__module__", "") in ("_operator", "math") or target is operator.getitem
+    return getattr(target, "__module__", "") in ("_operator", "math")

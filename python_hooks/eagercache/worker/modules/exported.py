@@ -7,7 +7,6 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,14 +47,12 @@ def export_strictly(
     program, rows, own = _export(module, args, kwargs, shapes, guarded, 0)
     if own.reasons:
         raise CompileRefused(own.reasons[0])
-    place = next(iter(own.loops), "")
-    if len(own.loops) > 1:  # orders of each with each are too many
-        raise CompileRefused(f"{place} {process_values.SET_ORDER}")
     for order in range(1, own.orders):
         other, other_rows, seen = _export(module, args, kwargs, shapes, guarded, order)
-        same = seen == replace(own, order=order) and sorted(rows) == sorted(other_rows)
+        alike = not seen.reasons and (seen.place, seen.orders) == (own.place, own.orders)
+        same = alike and sorted(rows) == sorted(other_rows)
         if not same or not compute_the_same(program, other):
-            raise CompileRefused(f"{place} {process_values.SET_ORDER}")
+            raise CompileRefused(f"{own.place} {process_values.SET_ORDER}")
     return program, rows
 
 
@@ -67,7 +64,7 @@ def _export(
     guarded: torch.nn.Module,
     order: int,
 ) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...], process_values.ProcessValues]:
-    """`export_strictly` with sets in one of their orders."""
+    """`export_strictly`, with a set that the forward goes through in one of its orders."""
     guards = DynamoGuards(opened=None if guarded is module else module)
     traced_graphs.export_constants_of_objects()
     traced_graphs.mend_final_states()

@@ -20,7 +20,7 @@ from eagercache.worker.graphs.indices import (
     trap_negative_indices,
 )
 from eagercache.worker.graphs.layout import is_channels_last
-from eagercache.worker.graphs.nodes import is_made_here, operator_name
+from eagercache.worker.graphs.nodes import ancestors, is_made_here, operator_name
 from eagercache.worker.graphs.rebuilt import (
     VIEWS,
     WHOLE_VIEWS,
@@ -234,7 +234,7 @@ class Splitter:
             if value is None:
                 continue
             own = env[value]
-            behind = _ancestors(own)
+            behind = ancestors(own)
             reach.append(tuple(i for i, node in enumerate(tangents) if env[node] in behind))
             if self._inputs.values[index].is_contiguous() and is_channels_last(own.meta["val"]):
                 own = _clone(graph, own, memory_format=torch.contiguous_format)
@@ -250,7 +250,7 @@ class Splitter:
         self, graph: torch.fx.Graph, module: torch.nn.Module, root: torch.fx.Node, here: _Env
     ) -> None:
         """Puts a node of the forward that no call changes into the backward, too."""
-        behind = _ancestors(root)
+        behind = ancestors(root)
         for node in self._forward.graph.nodes:
             if node not in behind or node in here:
                 continue
@@ -279,7 +279,7 @@ class Splitter:
         for node in backward.graph.nodes:
             if operator_name(node) not in _INDEXING_BACKWARD:
                 continue
-            if any(_ancestors(index) & unchecked for index in indices_of(node)):
+            if any(ancestors(index) & unchecked for index in indices_of(node)):
                 raise CompileRefused(f"the backward indexes with data ({node.target})")
 
 
@@ -337,17 +337,6 @@ def _root(node: torch.fx.Node, views: Sequence[torch.fx.Node]) -> torch.fx.Node:
     return root
 
 
-def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
-    seen: set[torch.fx.Node] = set()
-    waiting = [node]
-    while waiting:
-        current = waiting.pop()
-        if current not in seen:
-            seen.add(current)
-            waiting.extend(current.all_input_nodes)
-    return seen
-
-
 def _example(node: torch.fx.Node) -> torch.Tensor:
     """A tensor of the node's metadata."""
     value = node.meta["val"]
@@ -368,11 +357,5 @@ def _read(forward: torch.fx.GraphModule, buffers: Sequence[int], answers: int) -
     (output,) = forward.graph.find_nodes(op="output")
     values = list(output.args[0])
     del values[answers : answers + len(buffers)]
-    behind: set[torch.fx.Node] = set()
-    left = [value for value in values if isinstance(value, torch.fx.Node)]
-    while left:
-        node = left.pop()
-        if node not in behind:
-            behind.add(node)
-            left.extend(node.all_input_nodes)
+    behind = ancestors(*(value for value in values if isinstance(value, torch.fx.Node)))
     return tuple(placeholders[index] in behind for index in buffers)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import abc
 import builtins
-import functools
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from eagercache.callables.code_values import MISSING, is_covered
 from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
 from eagercache.worker.compat.folded_calls import is_answered_by_worker, is_run_by_worker
+from eagercache.worker.compat.noted_calls import after, before
 from eagercache.worker.inductor.commands import CompileRefused
 
 # Its classes are registered with no abstract class but when they are imported.
@@ -61,14 +61,14 @@ class Questions:
 
         with ExitStack() as undo:
             for kind in _classes_with("call_obj_hasattr"):
-                _before(undo, kind, "call_obj_hasattr", self._attribute)
+                before(undo, kind, "call_obj_hasattr", self._attribute)
             # Not what it calls: such handlers are kept from trace to trace.
-            _before(undo, BuiltinVariable, "call_function", self._operator)
-            _before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
-            _after(undo, TorchInGraphFunctionVariable, "call_function", self._answer)
-            _before(undo, UserFunctionVariable, "bind_args", self._function)
+            before(undo, BuiltinVariable, "call_function", self._operator)
+            before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
+            after(undo, TorchInGraphFunctionVariable, "call_function", self._answer)
+            before(undo, UserFunctionVariable, "bind_args", self._function)
             name = "load_builtin_from_argval"
-            _before(undo, InstructionTranslatorBase, name, self._builtin)
+            before(undo, InstructionTranslatorBase, name, self._builtin)
             yield
 
     def _attribute(self, asked: Any, _: Any, name: str) -> None:
@@ -182,30 +182,3 @@ def _classes_with(name: str) -> list[type]:
         kinds: list[type] = kind.__subclasses__()
         waiting += [below for below in kinds if below not in found]
     return [kind for kind in found if name in vars(kind)]
-
-
-def _before(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
-    """Has ``note`` called before a method, with the same arguments."""
-    original = vars(owner)[name]
-
-    @functools.wraps(original)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        note(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, noted)
-    undo.callback(setattr, owner, name, original)
-
-
-def _after(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
-    """Has ``note`` called after a method, with its result and the same arguments."""
-    original = vars(owner)[name]
-
-    @functools.wraps(original)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        note(result, *args, **kwargs)
-        return result
-
-    setattr(owner, name, noted)
-    undo.callback(setattr, owner, name, original)

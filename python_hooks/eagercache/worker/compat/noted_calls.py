@@ -1,0 +1,35 @@
+"""Methods of Dynamo's that tell somebody of their calls for as long as a block lasts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+
+def before(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
+    """Has ``note`` called before a method, with the same arguments, until ``undo`` is closed."""
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        note(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, noted)
+    undo.callback(setattr, owner, name, original)
+
+
+def after(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
+    """Has ``note`` called after a method, with its result and the same arguments."""
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        note(result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, noted)
+    undo.callback(setattr, owner, name, original)
