@@ -18,7 +18,7 @@ from eagercache.base.load import core
 from eagercache.runtime import session as sessions
 from eagercache.service.request import cpu_seconds
 from eagercache.service.service import CompileService
-from eagercache.service.settings import ServiceSettings
+from eagercache.service.settings import CUDA_WORKER_BYTES, ServiceSettings
 
 # A batch of this many kernels shares one run of the C++ compiler.
 LARGEST_BATCH = 24
@@ -234,7 +234,7 @@ def service_settings(store: Path, environment: str, device: str) -> ServiceSetti
         busy_longest_delay=1.0,
         worker_arguments=("-m", "conformance.untimed_worker"),
         gpu=0 if device == "cuda" else None,  # a child sees one
-        memory_bytes=sessions.CUDA_WORKER_BYTES if device == "cuda" else 0,
+        memory_bytes=CUDA_WORKER_BYTES if device == "cuda" else 0,
     )
 
 

@@ -10,9 +10,8 @@ from eagercache.ahead.errors import WarmError
 from eagercache.base import config, environment, facts
 from eagercache.base.load import core
 from eagercache.runtime import stores
-from eagercache.runtime.session import CUDA_WORKER_BYTES
 from eagercache.service.service import CompileService
-from eagercache.service.settings import ServiceSettings
+from eagercache.service.settings import ServiceSettings, for_gpu
 
 
 def open_store(
@@ -46,22 +45,17 @@ def compile_service(
     keys: Sequence[str],
 ) -> CompileService:
     """A service whose workers publish in the store at ``root``; keys are of the dispatcher."""
-    cuda: dict[str, Any] = {}
-    if "CUDA" in keys:
-        cuda = {"gpu": 0, "memory_bytes": CUDA_WORKER_BYTES}
-    return CompileService(
-        ServiceSettings(
-            store_root=root,
-            environment=text,
-            choose=choose,
-            numerics=numerics,
-            search=search,
-            workers=workers,
-            slots=max(slots or workers, settings.slots),
-            cxx=settings.cxx,
-            max_bytes=settings.max_bytes,
-            allow_untrusted=settings.allow_untrusted,
-            revoked=settings.revoked_text,
-            **cuda,
-        )
+    for_cpu = ServiceSettings(
+        store_root=root,
+        environment=text,
+        choose=choose,
+        numerics=numerics,
+        search=search,
+        workers=workers,
+        slots=max(slots or workers, settings.slots),
+        cxx=settings.cxx,
+        max_bytes=settings.max_bytes,
+        allow_untrusted=settings.allow_untrusted,
+        revoked=settings.revoked_text,
     )
+    return CompileService(for_gpu(for_cpu, 0) if "CUDA" in keys else for_cpu)

@@ -16,10 +16,12 @@ from eagercache.base import config
 from eagercache.calls.texts import counted
 from eagercache.cli.common import Unusable, environment_text, open_store, table
 from eagercache.service import lingering
-from eagercache.service.pending import MOST_REQUESTS, PendingFolder
+from eagercache.service.cuda_gate import bytes_wanted
+from eagercache.service.gpu_watch import use_of
+from eagercache.service.pending import PendingFolder, PendingRequest
 from eagercache.service.pending_work import Outcome, PendingWork
 from eagercache.service.service import CompileService
-from eagercache.service.settings import ServiceSettings
+from eagercache.service.settings import ServiceSettings, for_gpu
 
 
 @dataclass
@@ -86,8 +88,7 @@ def compile_pending(
         report.left = here
         return report
     lock = _take_over(folder)
-    service = _service(store.root, text, workers)
-    work = PendingWork(folder, text, store, service)
+    work = PendingWork(folder, text, store, lambda gpu: _service(store.root, text, workers, gpu))
     began = time.monotonic()
 
     def over() -> bool:
@@ -95,7 +96,7 @@ def compile_pending(
         return seconds is not None and time.monotonic() - began >= seconds
 
     try:
-        work.run(MOST_REQUESTS, lambda: True, over)
+        work.run(_for_one_device, over)
         progress(work)
     except KeyboardInterrupt:
         report.interrupted = True
@@ -118,17 +119,34 @@ def _take_over(folder: PendingFolder) -> int:
     return lock
 
 
-def _service(root: str, text: str, workers: int) -> CompileService:
+def _for_one_device(left: list[PendingRequest]) -> list[PendingRequest]:
+    """All that is for the first one's device, and has room on it; who asks knows who else is there.
+
+    Nothing where no device has room.
+    """
+    for gpu in dict.fromkeys(one.gpu for one in left):
+        use = use_of(gpu) if gpu else None
+        fitting = [
+            one
+            for one in left
+            if one.gpu == gpu
+            and (not gpu or (use is not None and use.free_bytes >= bytes_wanted(one.description)))
+        ]
+        if fitting:
+            return fitting
+    return []
+
+
+def _service(root: str, text: str, workers: int, gpu: str) -> CompileService:
     settings = config.read_settings()
     workers = workers or settings.workers or len(os.sched_getaffinity(0))
-    return CompileService(
-        ServiceSettings(
-            store_root=root,
-            environment=text,
-            workers=workers,
-            slots=max(workers, settings.slots),
-            cxx=settings.cxx,
-            max_bytes=settings.max_bytes,
-            revoked=settings.revoked_text,
-        )
+    for_cpu = ServiceSettings(
+        store_root=root,
+        environment=text,
+        workers=1 if gpu else workers,  # kernels are timed on it
+        slots=max(workers, settings.slots),
+        cxx=settings.cxx,
+        max_bytes=settings.max_bytes,
+        revoked=settings.revoked_text,
     )
+    return CompileService(for_gpu(for_cpu, 0, gpu) if gpu else for_cpu)

@@ -85,11 +85,12 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
     tensors = argument_tensors(missed.args, missed.kwargs)
     _refuse_shared(module, missed, tensors)
     gpu = missed.form.gpu
+    held = sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in (*tensors, *module.parameters(), *module.buffers())
+    )
     if gpu is not None:
-        held = [*tensors, *module.parameters(), *module.buffers()]
-        reason = cuda_gate.reason_to_stay_off_module(
-            gpu, sum(tensor.numel() * tensor.element_size() for tensor in held), core
-        )
+        reason = cuda_gate.reason_to_stay_off_module(gpu, held, core)
         if reason:
             raise NotTransferable(reason)
     state = missed.state
@@ -101,6 +102,7 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
         "overload": "",
         "dispatch_key": "CPU" if gpu is None else "CUDA",
         "native_ns": MODULE_NS,
+        "tensor_bytes": held,
         "identity": missed.form.identity,
         # The forward may have run already, and left arguments of another kind.
         "key": missed.form.key.hex() if gpu is None and not missed.open else "",

@@ -6,12 +6,15 @@ warm`. The program itself waits for nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+import torch
 
 from eagercache.base import environment, log
 from eagercache.base.load import core
@@ -36,11 +39,10 @@ def _leave() -> None:
     if place is None or not os.access(place[0], os.W_OK):
         return
     root, text = place
-    # The services of GPUs are not among them: whether a GPU is free only a program on it can tell.
-    service = session.service
     mine = [
         request
-        for request in (service.left_open if service is not None else ())
+        for service in session.services()
+        for request in service.left_open
         if (request.settings.store_root, request.settings.environment) == place
     ]
     anything = bool(mine) or (Path(root) / PENDING_FOLDER).is_dir()
@@ -52,12 +54,21 @@ def _leave() -> None:
     from eagercache.service.settings import ServiceSettings
 
     folder = PendingFolder(root)
-    written = folder.write(mine, text)
+    written = folder.write(mine, text, _gpus())
     if mine:
         log.event(logging.INFO, "left_open", requests=len(mine), written=written)
     seconds = lingering.SECONDS if session.linger is None else session.linger
     if may_linger(session.linger, os.environ) and folder.count(text)[0] > 0:
         lingering.start(ServiceSettings(store_root=root, environment=text), seconds)
+
+
+def _gpus() -> dict[int | None, str]:
+    """The UUIDs of the GPUs that were compiled for, by this process's count."""
+    found: dict[int | None, str] = {}
+    for index in session.cuda_services:
+        with contextlib.suppress(Exception):  # a broken context says so with errors of many kinds
+            found[index] = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+    return found
 
 
 def _place() -> tuple[str, str] | None:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eagercache.service.service import CompileService
-
-
-# The driver reserves address space by the terabyte, which a limit on memory would count.
-CUDA_WORKER_BYTES = 1 << 46
-# A worker's context takes memory from the program.
-CUDA_IDLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -83,15 +77,9 @@ class Session:
         with self._service_lock:
             if gpu not in self.cuda_services:
                 from eagercache.service.service import CompileService
+                from eagercache.service.settings import for_gpu
 
-                self.cuda_services[gpu] = CompileService(
-                    replace(
-                        beside.settings,
-                        gpu=gpu,
-                        memory_bytes=CUDA_WORKER_BYTES,
-                        idle_timeout=CUDA_IDLE_SECONDS,
-                    )
-                )
+                self.cuda_services[gpu] = CompileService(for_gpu(beside.settings, gpu))
             return self.cuda_services[gpu]
 
     def close_service(self, timeout: float) -> None:

@@ -40,9 +40,8 @@ def reason_to_stay_off(description: Mapping[str, Any], core: Any) -> str:
     """
     import torch
 
-    tensors = list(_tensors(description.get("args", ())))
     devices = {name for name in _devices(description) if name.startswith("cuda")}
-    wanted = 3 * (CONTEXT_BYTES + COPIES * sum(map(_bytes, tensors))) + RESERVED_BYTES
+    wanted = bytes_wanted(description)
     reasons = (_reason(torch.device(device).index or 0, wanted, core) for device in devices)
     return next(filter(None, reasons), "")
 
@@ -52,8 +51,20 @@ def reason_to_stay_off_module(index: int, tensor_bytes: int, core: Any) -> str:
 
     Its need is known better, being mostly its own tensors: half as much again must be free.
     """
+    return _reason(index, _wanted_by_module(tensor_bytes), core)
+
+
+def bytes_wanted(description: Mapping[str, Any]) -> int:
+    """What must be free on a GPU before a worker may compile a described call there."""
+    if description.get("kind") == "module":
+        return _wanted_by_module(int(description["tensor_bytes"]))
+    tensors = _tensors(description.get("args", ()))
+    return 3 * (CONTEXT_BYTES + COPIES * sum(map(_bytes, tensors))) + RESERVED_BYTES
+
+
+def _wanted_by_module(tensor_bytes: int) -> int:
     need = CONTEXT_BYTES + MODULE_COPIES * tensor_bytes
-    return _reason(index, need + need // 2 + RESERVED_BYTES, core)
+    return need + need // 2 + RESERVED_BYTES
 
 
 def _reason(index: int, wanted: int, core: Any) -> str:

@@ -4,7 +4,8 @@ It goes on with the pending requests of a store whose program has ended, and end
 after so many seconds, or when it is told to. LOCK is the descriptor that holds the store's lock.
 
 It takes only what nobody else wants: it waits while the machine is busy, ends where memory is
-short, and has the lowest priority, inside its session and between sessions.
+short, is on a GPU only while no program is, and has the lowest priority, inside its session and
+between sessions.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from eagercache.base import config, environment, facts
 from eagercache.base.load import core
 from eagercache.base.worker_environment import add_late_paths
 from eagercache.service import lingering
+from eagercache.service.cuda_gate import bytes_wanted
+from eagercache.service.idle_gpu import IdleGpu
 from eagercache.service.machine import busy_share, free_bytes
-from eagercache.service.pending import PendingFolder
+from eagercache.service.pending import PendingFolder, PendingRequest
 from eagercache.service.pending_work import PendingWork
 from eagercache.service.service import CompileService
-from eagercache.service.settings import IDLE_SHARE, ServiceSettings
+from eagercache.service.settings import IDLE_SHARE, ServiceSettings, for_gpu
 
 # Requests that are handed out before it is asked again whether the machine is idle.
 GROUP = 16
@@ -62,6 +65,9 @@ class Lingerer:
         self._lock = lock
         self._whatever_the_load = whatever_the_load
         self._said = ""
+        self._gpus: dict[str, IdleGpu] = {}
+        self._on: tuple[IdleGpu | None, int] = (None, 0)  # and what was done when it began there
+        self._gave_way = False
 
     def run(self) -> None:
         """Returns when nothing is left, or the time is over."""
@@ -69,7 +75,7 @@ class Lingerer:
         work = self._make_work()
         asked = False
         try:
-            while work.run(GROUP, lambda: self._may_begin(work), self._over):
+            while work.run(lambda left: self._choose(work, left), lambda: self._must_end(work)):
                 # Whoever leaves requests while the lock is held relies on them being seen.
                 lingering.unlock(self._lock)
                 if not work.left() or not lingering.lock(self._lock):
@@ -77,33 +83,44 @@ class Lingerer:
         except _Told:
             asked = True
         finally:
-            work.close(asked=asked)
+            work.close(asked=asked or self._gave_way)
 
     def _make_work(self) -> PendingWork:
         assert core is not None
         settings = config.read_settings()
         text = environment.environment_text(cxx=settings.cxx, facts=facts.Facts(Path(self._root)))
         store = core.Store(self._root, text, read_only=True, revoked=settings.revoked_text)
-        service = CompileService(
-            ServiceSettings(
-                store_root=self._root,
-                environment=text,
-                workers=1,
-                slots=settings.slots,
-                cxx=settings.cxx,
-                max_bytes=settings.max_bytes,
-                revoked=settings.revoked_text,
-            )
+        for_cpu = ServiceSettings(
+            store_root=self._root,
+            environment=text,
+            workers=1,
+            slots=settings.slots,
+            cxx=settings.cxx,
+            max_bytes=settings.max_bytes,
+            revoked=settings.revoked_text,
         )
-        return PendingWork(PendingFolder(self._root), text, store, service)
+        return PendingWork(
+            PendingFolder(self._root),
+            text,
+            store,
+            lambda gpu: CompileService(for_gpu(for_cpu, 0, gpu) if gpu else for_cpu),
+        )
 
     def _over(self) -> bool:
         return time.monotonic() >= self._end
 
-    def _may_begin(self, work: PendingWork) -> bool:
-        """Waits for an idle machine; False once the time is over, or where memory is short.
+    def _must_end(self, work: PendingWork) -> bool:
+        """Whether the time is over, or a program came for the GPU that a worker is on."""
+        gpu, before = self._on
+        if gpu is not None and gpu.is_wanted(answered=work.done > before):
+            self._gave_way = True
+        return self._gave_way or self._over()
 
-        A process that waits for memory has some of it.
+    def _choose(self, work: PendingWork, left: list[PendingRequest]) -> list[PendingRequest]:
+        """Waits for an idle machine, and of GPUs for one that nobody uses; then the next requests.
+
+        Nothing once the time is over, where memory is short, or where no GPU can be had. A process
+        that waits for memory has some of it.
         """
         short_of_memory = 0
         while not self._over() and short_of_memory < _MEMORY_LOOKS:
@@ -112,10 +129,31 @@ class Lingerer:
             elif not self._whatever_the_load and busy_share(_SAMPLE_SECONDS) > IDLE_SHARE:
                 self._say("waits for an idle machine")
             else:
-                self._say(f"compiles: {work.done} of {work.total} requests done")
-                return True
+                left = [one for one in left if self._could_have(work, one)]
+                chosen = next((one for one in left if self._is_free_for(work, one)), None)
+                if chosen is not None:
+                    self._on = (self._gpu(work, chosen.gpu) if chosen.gpu else None, work.done)
+                    self._say(f"compiles: {work.done} of {work.total} requests done")
+                    together = (one for one in left if one.gpu == chosen.gpu)
+                    return [one for one in together if self._is_free_for(work, one)][:GROUP]
+                if not left:
+                    return []
+                self._say("waits for a GPU")
             time.sleep(_BUSY_SECONDS)
-        return False
+        return []
+
+    def _gpu(self, work: PendingWork, uuid: str) -> IdleGpu:
+        if uuid not in self._gpus:
+            self._gpus[uuid] = IdleGpu(uuid, lambda: work.service(uuid).worker_groups())
+        return self._gpus[uuid]
+
+    def _could_have(self, work: PendingWork, request: PendingRequest) -> bool:
+        wanted = bytes_wanted(request.description) if request.gpu else 0
+        return not request.gpu or self._gpu(work, request.gpu).could_have(wanted)
+
+    def _is_free_for(self, work: PendingWork, request: PendingRequest) -> bool:
+        wanted = bytes_wanted(request.description) if request.gpu else 0
+        return not request.gpu or self._gpu(work, request.gpu).is_free_for(wanted)
 
     def _say(self, does: str) -> None:
         if does != self._said:

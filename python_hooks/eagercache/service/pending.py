@@ -26,6 +26,8 @@ from typing import Any
 
 from eagercache.base import config, private_file
 from eagercache.base.store_directory import PENDING_FOLDER
+from eagercache.service.cuda_gate import bytes_wanted
+from eagercache.service.gpu_watch import UUID
 from eagercache.service.request import Request, expected_gain
 
 MOST_REQUESTS = 256
@@ -37,7 +39,7 @@ MOST_ATTEMPTS = 2
 # A program that ends does not write for longer. The most useful requests are written first.
 WRITE_SECONDS = 0.03
 
-_VERSION = 1
+_VERSION = 2
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{64}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -49,6 +51,7 @@ class PendingRequest:
     Attributes:
         attempts: so often it was begun since its program ended.
         crashes: workers that were lost over it, in its program too.
+        gpu: the UUID of the GPU that it was for; empty of a call on the CPU.
     """
 
     name: str
@@ -59,6 +62,7 @@ class PendingRequest:
     created: float
     attempts: int = 0
     crashes: int = 0
+    gpu: str = ""
 
     @property
     def digest(self) -> str:
@@ -105,8 +109,17 @@ class PendingFolder:
         scope = scope_of(environment)
         return sum(name.startswith(scope) for name in names), len(names)
 
-    def write(self, requests: Iterable[Request], environment: str) -> int:
-        """Leaves requests, those first of which most is expected; how many there was room for."""
+    def write(
+        self,
+        requests: Iterable[Request],
+        environment: str,
+        gpus: Mapping[int | None, str] | None = None,
+    ) -> int:
+        """Leaves requests, those first of which most is expected; how many there was room for.
+
+        ``gpus`` has the UUIDs of the GPUs by the program's count: the requests of others are not
+        left.
+        """
         wanted = sorted(requests, key=lambda r: -expected_gain(r.description))[:MOST_REQUESTS]
         if not wanted or not self.make():
             return 0
@@ -117,7 +130,7 @@ class PendingFolder:
         for request in wanted:
             if time.monotonic() > ends:
                 break
-            left = _pending(request, scope, now)
+            left = _pending(request, scope, now, gpus or {})
             text = left.text() if left is not None else ""
             if left is None or len(text) > min(MOST_REQUEST_BYTES, MOST_BYTES - held):
                 continue
@@ -202,12 +215,15 @@ class PendingFolder:
         return kept
 
 
-def _pending(request: Request, scope: str, now: float) -> PendingRequest | None:
+def _pending(
+    request: Request, scope: str, now: float, gpus: Mapping[int | None, str]
+) -> PendingRequest | None:
     """None for what no other process can answer."""
-    digest = str(request.description.get("digest", ""))
+    digest, settings = str(request.description.get("digest", "")), request.settings
     if request.again or not _DIGEST.fullmatch(digest):
         return None
-    settings = request.settings
+    if settings.gpu is not None and settings.gpu not in gpus:
+        return None
     return PendingRequest(
         f"{scope}-{digest}.json",
         request.description,
@@ -216,6 +232,7 @@ def _pending(request: Request, scope: str, now: float) -> PendingRequest | None:
         settings.margin,
         now,
         crashes=request.crashes,
+        gpu=gpus.get(settings.gpu, ""),
     )
 
 
@@ -233,16 +250,23 @@ def _parse(name: str, content: Any) -> PendingRequest:
         float(content["created"]),
         int(content["attempts"]),
         int(content["crashes"]),
+        str(content["gpu"]),
     )
     if not isinstance(description, dict) or not name.endswith(f"-{description['digest']}.json"):
         raise ValueError("it is not what its name says")
-    if not isinstance(description["op"], str) or description.get("dispatch_key") != "CPU":
-        raise ValueError("it is no request of a kernel for CPU")
+    if not isinstance(description["op"], str):
+        raise TypeError("it names no operator")
+    if description.get("dispatch_key") != ("CUDA" if request.gpu else "CPU"):
+        raise ValueError("it is for another device")
+    if request.gpu and not UUID.fullmatch(request.gpu):
+        raise ValueError("it names no GPU")
     if request.choose not in config.CHOOSE or request.numerics not in config.NUMERICS:
         raise ValueError("it has a policy that there is not")
     if not 0.0 <= request.margin <= 1.0 or not math.isfinite(request.created):
         raise ValueError("it has numbers that cannot be")
     if min(request.attempts, request.crashes) < 0:
         raise ValueError("it has counts that cannot be")
-    expected_gain(description)  # what orders requests reads it, too
+    expected_gain(description)  # what orders requests reads it, too, and what waits for memory
+    if request.gpu:
+        bytes_wanted(description)
     return request

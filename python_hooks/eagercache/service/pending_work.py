@@ -12,7 +12,7 @@ from eagercache.service.pending import MOST_ATTEMPTS, PendingFolder, PendingRequ
 from eagercache.service.request import Response
 from eagercache.service.service import CompileService
 
-_SLICE_SECONDS = 0.2
+_SLICE_SECONDS = 0.1
 
 
 class Entries(Protocol):
@@ -39,12 +39,18 @@ class PendingWork:
     """
 
     def __init__(
-        self, folder: PendingFolder, environment: str, store: Entries, service: CompileService
+        self,
+        folder: PendingFolder,
+        environment: str,
+        store: Entries,
+        service_for: Callable[[str], CompileService],
     ) -> None:
+        """``service_for`` makes the service for a GPU, by its UUID, and for the CPU, by ""."""
         self._folder = folder
         self._environment = environment
         self._store = store
-        self._service = service
+        self._service_for = service_for
+        self._services: dict[str, CompileService] = {}
         self._tried: set[str] = set()
         self._open: dict[str, PendingRequest] = {}  # begun and without an answer
         self._closed = False
@@ -75,42 +81,54 @@ class PendingWork:
                 found.append(request)
         return found
 
-    def run(self, group: int, may_begin: Callable[[], bool], over: Callable[[], bool]) -> bool:
+    def run(
+        self,
+        choose: Callable[[list[PendingRequest]], list[PendingRequest]],
+        over: Callable[[], bool],
+    ) -> bool:
         """Goes through the requests in groups; whether nothing is left.
 
-        ``may_begin`` is asked before each group and may wait; False from it, or True from ``over``,
-        ends the work. The service is closed then: what was begun is not finished.
+        ``choose`` is given what is left, the most useful first, and says what comes next, all for
+        one device. It may wait. Nothing from it, or True from ``over``, ends the work. The services
+        are closed then: what was begun is not finished.
         """
         while left := self.left():
             self.total = self.done + len(left)
-            if not may_begin():
+            group = choose(left)
+            if not group:
                 return False
-            for request in left[:group]:
-                self._submit(request)
-            while not self._service.wait(_SLICE_SECONDS):
+            service = self.service(group[0].gpu)
+            for request in group:
+                self._submit(request, service)
+            while not service.wait(_SLICE_SECONDS):
                 if over():
                     return False
         return True
 
+    def service(self, gpu: str) -> CompileService:
+        """The service for a device, which is made once."""
+        if gpu not in self._services:
+            self._services[gpu] = self._service_for(gpu)
+        return self._services[gpu]
+
     def close(self, *, asked: bool) -> None:
         """Ends what is under way. ``asked``: by somebody, so that it is no attempt that failed."""
         self._closed = True
-        self._service.close()
+        for service in self._services.values():
+            service.close()
         for request in self._open.values():
             if asked:
                 self._folder.put_back(request)
             elif request.attempts >= MOST_ATTEMPTS:
                 self._folder.remove(request.name)
 
-    def _submit(self, request: PendingRequest) -> None:
+    def _submit(self, request: PendingRequest, service: CompileService) -> None:
         begun = self._folder.begin(request)
         self._tried.add(request.name)
         self._open[request.name] = begun
         self.now = described_name(begun.description)
-        self._service.reconfigure(
-            choose=request.choose, numerics=request.numerics, margin=request.margin
-        )
-        self._service.submit(
+        service.reconfigure(choose=request.choose, numerics=request.numerics, margin=request.margin)
+        service.submit(
             dict(request.description),
             lambda response: self._answered(begun, response),
             crashes=request.crashes,

@@ -154,6 +154,11 @@ class CompileService:
         if why_not:
             self._queue.finish(request, failure_of(request.description, why_not, transient=True))
 
+    def worker_groups(self) -> set[int]:
+        """The process groups of its workers and what these started."""
+        with self._queue.changed:
+            return {process.pid for process in self._workers.processes}
+
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until every request is answered; False when ``timeout`` seconds passed first."""
         if os.getpid() != self._owner:

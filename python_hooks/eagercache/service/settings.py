@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 # Of the machine's cores, what all processes of the last minute may have kept busy while it counts
 # as idle.
 IDLE_SHARE = 0.25
+# The driver reserves address space by the terabyte, which a limit on memory would count.
+CUDA_WORKER_BYTES = 1 << 46
+# A worker's context takes memory from the program.
+CUDA_IDLE_SECONDS = 20.0
 
 
 def machine_is_idle() -> bool:
@@ -68,3 +72,18 @@ class ServiceSettings:
     python: str = sys.executable
     worker_arguments: tuple[str, ...] = ("-m", "eagercache.worker")
     extra_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def for_gpu(settings: ServiceSettings, gpu: int, name: str = "") -> ServiceSettings:
+    """The settings of a service whose workers see GPU ``gpu`` alone.
+
+    ``name`` is what CUDA_VISIBLE_DEVICES calls it, where this process's own variable does not say.
+    """
+    named = {"CUDA_VISIBLE_DEVICES": name} if name else {}
+    return replace(
+        settings,
+        gpu=gpu,
+        memory_bytes=CUDA_WORKER_BYTES,
+        idle_timeout=CUDA_IDLE_SECONDS,
+        extra_environment={**settings.extra_environment, **named},
+    )

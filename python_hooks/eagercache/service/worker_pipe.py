@@ -10,13 +10,15 @@ import json
 import os
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from eagercache.base.frames import HEAD_BYTES, MAX_FRAME_BYTES, body_bytes, frame_of
 
 # Workers write frames whole: what follows a frame's first bytes is there at once.
 FRAME_SECONDS = 30.0
+# Between looks at a clock that may stand still shortly before a deadline.
+_LEAST_SECONDS = 0.01
 
 
 class PipeTimeout(Exception):
@@ -24,11 +26,17 @@ class PipeTimeout(Exception):
 
 
 class WorkerPipe:
-    """Writes to one descriptor and reads from another, which stay the caller's. One thread's."""
+    """Writes to one descriptor and reads from another, which stay the caller's. One thread's.
 
-    def __init__(self, requests: int, answers: int) -> None:
+    Deadlines are of ``clock``, which may stand still while the other end is stopped.
+    """
+
+    def __init__(
+        self, requests: int, answers: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._requests = requests
         self._answers = answers
+        self._clock = clock
         for descriptor in (requests, answers):
             os.set_blocking(descriptor, False)
 
@@ -38,7 +46,7 @@ class WorkerPipe:
         if len(body) > MAX_FRAME_BYTES:
             raise ValueError(f"a request of {len(body) >> 20} MiB is more than a worker takes")
         left = memoryview(len(body).to_bytes(4, "little") + body)
-        deadline = time.monotonic() + seconds
+        deadline = self._clock() + seconds
         while left:
             self._wait(self._requests, select.POLLOUT, deadline)
             try:
@@ -51,10 +59,10 @@ class WorkerPipe:
 
         Raises PipeTimeout, OSError; ValueError on a malformed frame.
         """
-        head = self._exactly(HEAD_BYTES, time.monotonic() + seconds)
+        head = self._exactly(HEAD_BYTES, self._clock() + seconds)
         if head is None:
             return None
-        body = self._exactly(body_bytes(head), time.monotonic() + FRAME_SECONDS)
+        body = self._exactly(body_bytes(head), self._clock() + FRAME_SECONDS)
         return frame_of(body) if body is not None else None
 
     def _exactly(self, count: int, deadline: float) -> bytes | None:
@@ -75,5 +83,6 @@ class WorkerPipe:
         # Looks once more after the deadline: this process may have been stopped meanwhile.
         poll = select.poll()
         poll.register(descriptor, event)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise PipeTimeout
+        while not poll.poll(max(_LEAST_SECONDS, deadline - self._clock()) * 1000):
+            if self._clock() >= deadline:
+                raise PipeTimeout

@@ -31,6 +31,7 @@ from eagercache.base.worker_environment import (
     import_paths,
 )
 from eagercache.base.worker_variables import passed_variables
+from eagercache.service.process_group import ProcessGroup
 from eagercache.service.request import Response
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.tether import Tether
@@ -76,6 +77,7 @@ class WorkerLost(Exception):
     """
 
     at: int | None = None
+    replaced = False  # it was ended for another one: nothing was wrong
 
     def __init__(self, reason: str, *, timed_out: bool = False, transient: bool = False) -> None:
         super().__init__(reason)
@@ -214,14 +216,17 @@ def _start(settings: ServiceSettings, kept: int) -> subprocess.Popen[bytes]:
 
 
 class WorkerProcess:
-    """One running worker. `ask` belongs to one thread; `kill` may be called from any."""
+    """One running worker. `ask` belongs to one thread, the rest may be called from any.
 
-    def __init__(self, settings: ServiceSettings) -> None:
+    One that ``gives_way`` runs where nobody else wants to (SCHED_IDLE), if the system has that.
+    """
+
+    def __init__(self, settings: ServiceSettings, *, gives_way: bool = False) -> None:
         self.served = 0
+        self.gives_way = False
+        self._replaced = False
         self.thread = threading.get_ident()  # whose it is
         self._ready = False
-        self._ending = threading.Lock()  # guards _ended
-        self._ended = False
         self._last_lines: collections.deque[str] = collections.deque(maxlen=200)
         warn_about_foreign_entries(Path(settings.store_root))
         self._tether = Tether()
@@ -233,13 +238,19 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # now, before it imports anything
             nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
             os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
+            if gives_way:
+                os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
+                self.gives_way = True
         # A container's limit of memory holds for the program and its workers together. Where it is
         # reached, the kernel ends the largest process, unless one says that it is to be the first.
         with contextlib.suppress(OSError):
             Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("1000")
         assert self._process.stdout is not None
         assert self._process.stdin is not None
-        self._pipe = WorkerPipe(self._process.stdin.fileno(), self._process.stdout.fileno())
+        self._group = ProcessGroup(self._process.pid)
+        self._pipe = WorkerPipe(
+            self._process.stdin.fileno(), self._process.stdout.fileno(), self._group.clock
+        )
         self._reader = threading.Thread(
             target=self._read_errors, name="eagercache-worker-log", daemon=True
         )
@@ -288,12 +299,13 @@ class WorkerProcess:
                 self.served += 1
                 yield response
         except WorkerLost as lost:
-            lost.at = at
-            raise
+            raise self._noted(lost, at) from None
         except Exception as error:
-            death = self._death()
-            death.at = at
-            raise death from error
+            raise self._noted(self._death(), at) from error
+
+    def _noted(self, lost: WorkerLost, at: int | None) -> WorkerLost:
+        lost.at, lost.replaced = at, self._replaced
+        return lost
 
     def _write(self, frame: Mapping[str, Any], timeout: float) -> None:
         try:
@@ -352,13 +364,21 @@ class WorkerProcess:
                 self._last_lines.append(line)
                 event(DEBUG, "worker_said", pid=self._process.pid, text=line)
 
+    def pause(self) -> None:
+        """Stops it and its compilers until `go_on`; deadlines are put off as long."""
+        self._group.pause()
+
+    def go_on(self) -> None:
+        """Ends a pause."""
+        self._group.go_on()
+
+    def replace(self) -> None:
+        """Ends it for another one: what it was at is no fault of anybody's."""
+        self._replaced = True
+        self._group.end()
+
     def kill(self, wait: float = 1.0) -> None:
         """Ends the worker's whole process group, once; waits up to ``wait`` seconds for it."""
-        with self._ending:
-            if not self._ended:
-                # Only the first time: later the number may be another group's.
-                self._ended = True
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+        self._group.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(wait)

@@ -16,7 +16,8 @@ from typing import Any
 
 from eagercache.base.log import event
 from eagercache.base.operators import described_name
-from eagercache.service.pace import SAMPLE_SECONDS, Pace, physical_cores
+from eagercache.service.crew import Crew
+from eagercache.service.pace import SAMPLE_SECONDS, Pace, cpu_quota, physical_cores
 from eagercache.service.request import Request, Response, failure_of, message, note_lost_batch
 from eagercache.service.request_queue import RequestQueue
 from eagercache.service.slots import Slot, Slots
@@ -26,6 +27,8 @@ log = logging.getLogger("eagercache")
 INFO = logging.INFO
 
 _PAUSE_AFTER_FAILURE = 0.5
+# On fewer, hardly ever is one left over.
+_LEAST_PROCESSORS = 4
 
 
 class Workers:
@@ -43,17 +46,23 @@ class Workers:
         )
         self._serving = 0  # threads that hold a slot
         # Who says how many workers there are to be knows better.
-        self._pace = None if settings.workers else Pace(physical_cores())
+        self._pace = None if settings.workers else Pace(physical_cores(), quota=cpu_quota())
+        self._crew = Crew(self._most, self._has_room)
+
+    def _has_room(self) -> bool:
+        """Whether a worker that gives way to everybody has its turn, too."""
+        many = len(os.sched_getaffinity(0)) >= _LEAST_PROCESSORS
+        return many and self._pace is not None and self._pace.has_room()
 
     def _most(self) -> int:
-        """Workers that may run now."""
+        """Workers that may run now; none where one always has its turn (`Crew`)."""
         processors = len(os.sched_getaffinity(0))
         most = self._queue.settings.workers or max(1, processors // 2)
         return most if self._pace is None else min(most, self._pace.allowed())
 
     def start_thread_locked(self) -> bool:
         """Whether there is a thread that will serve what is queued."""
-        if self._queue.idle > 0 or (self.threads and len(self.threads) >= self._most()):
+        if self._queue.idle > 0 or len(self.threads) >= max(1, self._most()):
             return True
         thread = threading.Thread(
             target=self._serve, name=f"eagercache-compile-{len(self.threads)}", daemon=True
@@ -134,7 +143,7 @@ class Workers:
 
     def _begin_serving(self) -> bool:
         """Whether one worker more may run now; it is counted then."""
-        most = self._most()
+        most = max(1, self._most())
         with self._queue.changed:
             if self._serving >= most and not self._queue.closed:
                 return False
@@ -158,9 +167,10 @@ class Workers:
                 self._discard(process)
             return None
         process = self._ready_process(process, batch[0])
-        if len(batch) == 1:
-            return self._handle(process, batch[0])
-        return self._handle_batch(process, batch)
+        with self._crew.at_work(process) if process is not None else contextlib.nullcontext():
+            if len(batch) == 1:
+                return self._handle(process, batch[0])
+            return self._handle_batch(process, batch)
 
     def _ready_process(
         self, process: WorkerProcess | None, request: Request
@@ -171,7 +181,7 @@ class Workers:
                 return process
             self._discard(process)
         try:
-            process = WorkerProcess(request.settings)
+            process = WorkerProcess(request.settings, gives_way=self._has_room())
         except Exception as error:  # no memory, no process, no thread, no such program
             if str(error) not in self._said:
                 self._said.add(str(error))
@@ -223,7 +233,8 @@ class Workers:
         except WorkerLost as lost:
             self._discard(process)
             process = None
-            note_lost_batch(left, lost)
+            if not lost.replaced:
+                note_lost_batch(left, lost)
         with self._queue.changed:
             closed = self._queue.closed
             if not closed:
@@ -237,7 +248,7 @@ class Workers:
 
     def _message(self, request: Request) -> dict[str, Any]:
         # What compiles beside the worker counts as it does.
-        return {**message(request), "processors": self._most()}
+        return {**message(request), "processors": max(1, self._most())}
 
     def _take_response(self, request: Request, response: Response) -> None:
         if response.get("verdict") == "busy":
@@ -248,6 +259,9 @@ class Workers:
     def _lost(self, request: Request, lost: WorkerLost) -> WorkerProcess | None:
         with self._queue.changed:
             closed = self._queue.closed
+            if lost.replaced and not closed:
+                self._queue.push(request, delay=0.0)
+                return None
         request.crashes += 1
         # Once may be the machine (out of memory, a stray kill); the second time it is the call.
         if not closed and not lost.timed_out and request.crashes < 2:

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eagercache.service.pace import SAMPLE_SECONDS, Pace, physical_cores, thread_seconds
+from eagercache.service.pace import (
+    SAMPLE_SECONDS,
+    Pace,
+    cpu_quota,
+    physical_cores,
+    spare_seconds,
+    thread_seconds,
+)
 from eagercache.service.request_queue import RequestQueue
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.workers import Workers
@@ -26,6 +33,7 @@ class Program:
     def __init__(self) -> None:
         self.now = 100.0
         self.seconds: dict[str, float] = {}
+        self.spare = 0.0
 
     def runs(self, shares: dict[str, float], passed: float = SAMPLE_SECONDS) -> None:
         """For so many seconds, with each thread on a processor for its share of them."""
@@ -34,8 +42,14 @@ class Program:
             self.seconds[name] = self.seconds.get(name, 0.0) + share * passed
 
 
-def pace_of(program: Program, cores: int) -> Pace:
-    return Pace(cores, lambda: program.now, lambda: dict(program.seconds))
+def pace_of(program: Program, cores: int, quota: float | None = None) -> Pace:
+    return Pace(
+        cores,
+        lambda: program.now,
+        lambda: dict(program.seconds),
+        spare=lambda: program.spare,
+        quota=quota,
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,6 +83,69 @@ def test_what_is_allowed_follows_the_program() -> None:
     assert pace.allowed() == 1
     program.runs({}, 10.0)
     assert pace.allowed() == 8
+
+
+def test_there_is_room_while_a_processor_is_left_over() -> None:
+    program = Program()
+    pace = pace_of(program, 16)
+    assert pace.has_room()  # taken for granted
+    program.runs({"main": 1.0})
+    program.spare += 1.0  # one is not at any time
+    assert not pace.has_room()
+    program.runs({"main": 1.0})
+    program.spare += 1.6
+    assert pace.has_room()
+
+
+@pytest.mark.parametrize(
+    ("shares", "allowed"),
+    [
+        ({}, 4),
+        ({"main": 1.0}, 3),
+        ({str(number): 0.5 for number in range(6)}, 1),
+        ({str(number): 1.0 for number in range(4)}, 0),
+    ],
+)
+def test_a_quota_is_what_there_is_and_who_uses_it_up_has_no_worker_beside_it(
+    shares: dict[str, float], allowed: int
+) -> None:
+    program = Program()
+    pace = pace_of(program, 64, quota=4.5)
+    program.runs(shares)
+    assert pace.allowed() == allowed
+
+
+def test_quotas_of_both_kinds_of_control_groups_are_read(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "root"
+    own.write_text("0::/a/b\n")
+    folder = root / "a" / "b"
+    folder.mkdir(parents=True)
+    assert cpu_quota(own, root) is None and cpu_quota(tmp_path / "none", root) is None
+    (folder / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(own, root) is None
+    (folder.parent / "cpu.max").write_text("250000 100000\n")  # of the group above
+    assert cpu_quota(own, root) == 2.5
+    own.write_text("0::/../elsewhere\n")  # what a container may see of its own
+    (root / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(own, root) == 1.5
+    own.write_text("5:memory:/m\n4:cpu,cpuacct:/c\n")
+    first = root / "cpu,cpuacct" / "c"
+    first.mkdir(parents=True)
+    (first / "cpu.cfs_period_us").write_text("100000\n")
+    (first / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cpu_quota(own, root) is None
+    (first / "cpu.cfs_quota_us").write_text("300000\n")
+    assert cpu_quota(own, root) == 3.0
+
+
+def test_spare_is_what_is_idle_and_what_is_nice(tmp_path: Path) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    row = f"{9 * ticks} {2 * ticks} {9 * ticks} {3 * ticks} {4 * ticks} 0 0 0 0 0"
+    mine = sorted(os.sched_getaffinity(0))
+    path = tmp_path / "stat"
+    path.write_text(f"cpu  {row}\n" + "".join(f"cpu{n} {row}\n" for n in (*mine, 4095)))
+    assert spare_seconds(path) == 9.0 * len(mine)
+    assert spare_seconds(tmp_path / "none") == 0.0 < spare_seconds()
 
 
 def test_threads_that_compute_are_counted() -> None:
@@ -133,6 +210,29 @@ def test_a_thread_serves_when_the_program_leaves_it_a_processor(workers: Any) ->
     workers._release(second)
     program.runs({str(number): 0.3 for number in range(16)})
     assert workers._begin_serving() is True and workers._begin_serving() is False
+
+
+def test_where_the_program_uses_its_quota_one_serves_and_has_its_share(workers: Any) -> None:
+    program = Program()
+    workers._pace = pace_of(program, 16, quota=4.0)
+    program.runs({str(number): 1.0 for number in range(4)})
+    assert workers._most() == 0
+    assert workers._begin_serving() is True and workers._begin_serving() is False
+
+
+def test_workers_give_way_on_machines_with_room(
+    workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program()
+    workers._pace = pace_of(program, 16)
+    assert workers._has_room()
+    program.runs({})
+    assert not workers._has_room()
+    program.runs({})
+    program.spare += 10.0
+    assert workers._has_room()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert not workers._has_room()
 
 
 def test_who_says_how_many_workers_gets_them(tmp_path: Path) -> None:

@@ -37,17 +37,19 @@ def _digest(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def _request(number: int, *, calls: int = 1, crashes: int = 0, padding: int = 0) -> Request:
+def _request(
+    number: int, *, calls: int = 1, crashes: int = 0, padding: int = 0, gpu: int | None = None
+) -> Request:
     description = {
         "op": "aten::tanh",
         "overload": "",
-        "dispatch_key": "CPU",
+        "dispatch_key": "CPU" if gpu is None else "CUDA",
         "digest": _digest(number),
         "calls": calls,
         "args": [],
         "payload": "x" * padding,
     }
-    settings = ServiceSettings("nowhere", HERE)
+    settings = ServiceSettings("nowhere", HERE, gpu=gpu)
     return Request(description, print, settings, 0.0, 0.0, number, 0.0, crashes=crashes)
 
 
@@ -114,7 +116,7 @@ def _damages() -> dict[str, Any]:
         "garbage": b"\x00\xff{",
         "nested": b"[" * 100_000,
         "no object": b"[]",
-        "another version": {"version": 2},
+        "another version": {"version": 1},
         "another name": {"description": {"digest": _digest(5), "op": "a", "dispatch_key": "CPU"}},
         "no description": {"description": None},
         "a policy": {"numerics": "wrong"},
@@ -191,6 +193,10 @@ class _Service:
     def wait(self, timeout: float) -> bool:
         return self.open == 0
 
+    def worker_groups(self) -> set[int]:
+        """It has no workers."""
+        return set()
+
     def close(self) -> None:
         """Nothing is under way."""
 
@@ -204,8 +210,8 @@ class _Store:
 
 
 def _go(folder: PendingFolder, service: Any, store: _Store | None = None) -> PendingWork:
-    work = PendingWork(folder, HERE, store or _Store(), service)
-    work.run(1, lambda: True, lambda: True)
+    work = PendingWork(folder, HERE, store or _Store(), lambda gpu: service)
+    work.run(lambda left: left[:1], lambda: True)
     return work
 
 
@@ -303,6 +309,19 @@ def test_clear_ends_the_process_and_stats_shows_it(
     assert list(sleeper.iterdir()) == []
 
 
+def _choice(
+    folder: PendingFolder, monkeypatch: pytest.MonkeyPatch, free: int, busy: float
+) -> tuple[list[str], str]:
+    """What a lingering process goes on with within 0.2 s, and what it says it does."""
+    monkeypatch.setattr(linger_main, "free_bytes", lambda: free)
+    monkeypatch.setattr(linger_main, "busy_share", lambda seconds: busy)
+    monkeypatch.setattr(linger_main, "_BUSY_SECONDS", 0.02)
+    end = time.monotonic() + 0.2
+    lingerer = linger_main.Lingerer(str(folder.path.parent), end, 0, whatever_the_load=False)
+    work = PendingWork(folder, HERE, _Store(), lambda gpu: _Service())  # type: ignore[arg-type,return-value]
+    return [one.digest for one in lingerer._choose(work, work.left())], lingerer._said
+
+
 @pytest.mark.parametrize(
     ("free", "busy", "begins", "said"),
     [
@@ -312,17 +331,15 @@ def test_clear_ends_the_process_and_stats_shows_it(
     ],
 )
 def test_it_begins_on_an_idle_machine_with_free_memory(
-    cache: Path, free: int, busy: float, begins: bool, said: str, monkeypatch: pytest.MonkeyPatch
+    folder: PendingFolder,
+    free: int,
+    busy: float,
+    begins: bool,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linger_main, "free_bytes", lambda: free)
-    monkeypatch.setattr(linger_main, "busy_share", lambda seconds: busy)
-    monkeypatch.setattr(linger_main, "_BUSY_SECONDS", 0.02)
-    end = time.monotonic() + 0.2
-    lingerer = linger_main.Lingerer(str(cache), end, 0, whatever_the_load=False)
-    work = PendingWork(PendingFolder(cache), HERE, _Store(), _Service())  # type: ignore[arg-type]
-    assert lingerer._may_begin(work) is begins
-    assert lingerer._said == said
-    assert begins or said == "" or lingerer._over()
+    expected = [_digest(2), _digest(1)] if begins else []
+    assert _choice(folder, monkeypatch, free, busy) == (expected, said)
 
 
 def test_what_is_in_use_can_be_told() -> None:

@@ -86,6 +86,9 @@ for index, request in requests():
         child = subprocess.Popen(["sleep", "600"])
         note(f"child {child.pid}")
         time.sleep(600)
+    if do == "hang_once" and not os.path.exists(os.environ["NOTES"] + ".once"):
+        open(os.environ["NOTES"] + ".once", "w").close()
+        time.sleep(600)
     if do == "slow":
         begin = time.monotonic()
         time.sleep(0.4)

@@ -1,0 +1,259 @@
+"""Requests for GPUs that were open when their program ended: who goes on with them, and when not.
+
+The driver's library is played here; tests/gpu/test_cuda_lingering.py asks the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eagercache.cli import warm_pending
+from eagercache.service import idle_gpu, linger_main
+from eagercache.service.gpu_watch import Use, use_of
+from eagercache.service.idle_gpu import IdleGpu
+from eagercache.service.pending import PendingFolder, PendingRequest
+from eagercache.service.pending_work import PendingWork
+from eagercache.service.request import Request
+from eagercache.service.settings import CUDA_WORKER_BYTES, ServiceSettings, for_gpu
+
+pytestmark = pytest.mark.once
+
+HERE = "an environment"
+GPU = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+OTHER = "GPU-ffffffff-89ab-cdef-0123-456789abcdef"
+SHARED = {"free_bytes": 70 << 30, "total_bytes": 80 << 30, "shared": True}
+STRANGER = 1  # the process 1 is in no group of ours
+
+
+def _request(digit: str, *, gpu: int | None, calls: int = 1, rows: int = 4) -> Request:
+    description = {
+        "op": "aten::tanh",
+        "overload": "",
+        "dispatch_key": "CPU" if gpu is None else "CUDA",
+        "digest": 64 * digit,
+        "calls": calls,
+        "native_ns": 1000.0,
+        "args": [{"kind": "tensor", "dtype": "float32", "sizes": [rows], "device": "cuda:0"}],
+    }
+    settings = ServiceSettings("nowhere", HERE, gpu=gpu)
+    return Request(description, print, settings, 0.0, 0.0, 0, 0.0)
+
+
+class _Gpus:
+    """What the driver says of GPUs, by UUID."""
+
+    def __init__(self) -> None:
+        self.uses: dict[str, Use] = {}
+        self.groups = {os.getpgid(0)}
+
+    def put(self, uuid: str, *pids: int, **facts: Any) -> None:
+        self.uses[uuid] = Use(**{**SHARED, **facts}, pids=frozenset(pids))
+
+    def gpu(self, uuid: str = GPU) -> IdleGpu:
+        return IdleGpu(uuid, lambda: self.groups, self.uses.get)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Gpus]:
+    """A machine without any; each look is a new one."""
+    monkeypatch.setattr(idle_gpu, "LOOK_SECONDS", 0.0)
+    yield _Gpus()
+
+
+# ---- what is left --------------------------------------------------------------------------------
+
+
+def test_requests_for_a_gpu_are_left_with_its_name(cache: Path) -> None:
+    folder = PendingFolder(cache)
+    three = [_request("1", gpu=None), _request("2", gpu=0), _request("3", gpu=1)]
+    assert folder.write(three, HERE, {0: GPU}) == 2  # how the second GPU is called is not known
+    found = {one.digest[0]: one for one in folder.read(HERE)}
+    assert {name: one.gpu for name, one in found.items()} == {"1": "", "2": GPU}
+    assert folder.begin(found["2"]).gpu == GPU
+    assert {one.gpu for one in folder.read(HERE)} == {"", GPU}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"gpu": ""},
+        {"gpu": "GPU-0"},
+        {"gpu": "../GPU"},
+        {"description": {"digest": 64 * "2", "op": "a", "dispatch_key": "CPU"}},
+        {"description": {"digest": 64 * "2", "op": "a", "dispatch_key": "CUDA", "kind": "module"}},
+    ],
+)
+def test_a_damaged_one_is_removed(cache: Path, damage: dict[str, Any]) -> None:
+    folder = PendingFolder(cache)
+    assert folder.write([_request("2", gpu=0)], HERE, {0: GPU}) == 1
+    (path,) = folder.path.glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    assert folder.read(HERE) == [] and not path.exists()
+
+
+def test_a_gpus_workers_see_it_by_its_name() -> None:
+    settings = for_gpu(ServiceSettings("nowhere", HERE, extra_environment={"A": "1"}), 0, GPU)
+    assert settings.extra_environment == {"A": "1", "CUDA_VISIBLE_DEVICES": GPU}
+    assert (settings.gpu, settings.memory_bytes) == (0, CUDA_WORKER_BYTES)
+
+
+# ---- when a GPU may be used ----------------------------------------------------------------------
+
+
+def test_a_gpu_is_free_while_nobody_else_is_on_it(gpus: _Gpus) -> None:
+    gpu = gpus.gpu()
+    assert not gpu.could_have(1) and not gpu.is_free_for(1)  # it is not there
+    gpus.put(GPU)
+    assert gpu.could_have(80 << 30) and not gpu.could_have(81 << 30)
+    assert gpu.is_free_for(70 << 30) and not gpu.is_free_for(71 << 30)
+    gpus.put(GPU, os.getpid())
+    assert gpu.is_free_for(1) and not gpu.is_wanted(answered=False)
+    gpus.put(GPU, os.getpid(), STRANGER)
+    assert not gpu.is_free_for(1) and gpu.could_have(1) and gpu.is_wanted(answered=False)
+    gpus.put(GPU, os.getpid(), 1 << 22)  # a number that no process here has
+    assert not gpu.is_free_for(1) and gpu.is_wanted(answered=False)
+    gpus.put(GPU, shared=False)
+    assert not gpu.is_free_for(1) and not gpu.could_have(1)
+
+
+def test_where_processes_are_not_shown_nothing_goes_on(gpus: _Gpus) -> None:
+    gpus.put(GPU)
+    gpu = gpus.gpu()
+    assert not gpu.is_wanted(answered=False)  # the worker has no context yet
+    assert gpu.is_wanted(answered=True)  # it had one, and was not seen
+    assert not gpu.could_have(1) and not gpu.is_free_for(1)
+    seen = gpus.gpu()
+    gpus.put(GPU, os.getpid())
+    assert not seen.is_wanted(answered=False)
+    gpus.put(GPU)
+    assert not seen.is_wanted(answered=True)  # it has ended, being idle
+
+
+def test_a_gpu_that_is_gone_is_left(gpus: _Gpus) -> None:
+    gpus.put(GPU, os.getpid())
+    gpu = gpus.gpu()
+    assert not gpu.is_wanted(answered=False)
+    gpus.uses.clear()
+    assert gpu.is_wanted(answered=False)
+
+
+def test_a_machine_without_a_driver_has_no_gpus() -> None:
+    assert use_of("GPU-0") is None
+    if not Path("/dev/nvidiactl").exists():
+        assert use_of(GPU) is None
+
+
+# ---- going on ------------------------------------------------------------------------------------
+
+
+class _Store:
+    def find(self, digest: str, /) -> Any:
+        """It is empty."""
+        return None
+
+
+class _Service:
+    def __init__(self, groups: set[int]) -> None:
+        self._groups = groups
+
+    def worker_groups(self) -> set[int]:
+        """Of the workers that are played."""
+        return self._groups
+
+
+def _left(cache: Path, *requests: Request) -> list[PendingRequest]:
+    folder = PendingFolder(cache)
+    assert folder.write(requests, HERE, {0: GPU, 1: OTHER}) == len(requests)
+    return folder.read(HERE)
+
+
+class _Lingering(linger_main.Lingerer):
+    """One on an idle machine, for 0.2 s."""
+
+    def __init__(self, cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(linger_main, "free_bytes", lambda: 8 << 30)
+        monkeypatch.setattr(linger_main, "_BUSY_SECONDS", 0.02)
+        monkeypatch.setattr(
+            linger_main, "IdleGpu", lambda uuid, groups: IdleGpu(uuid, groups, gpus.uses.get)
+        )
+        super().__init__(str(cache), time.monotonic() + 0.2, 0, whatever_the_load=True)
+        service: Any = _Service(gpus.groups)
+        self.work = PendingWork(PendingFolder(cache), HERE, _Store(), lambda gpu: service)
+
+    def chosen(self, left: list[PendingRequest]) -> str:
+        """The first digits of the requests that come next."""
+        return "".join(one.digest[0] for one in self._choose(self.work, left))
+
+
+def test_requests_of_free_gpus_come_before_those_of_gpus_in_use(
+    cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = _request("5", gpu=1, calls=5, rows=1 << 40)
+    left = _left(
+        cache,
+        _request("1", gpu=0, calls=9),
+        huge,
+        _request("2", gpu=1, calls=4),
+        _request("3", gpu=None, calls=3),
+        _request("4", gpu=1, calls=2),
+    )
+    gpus.put(GPU, STRANGER)
+    gpus.put(OTHER)
+    lingering = _Lingering(cache, gpus, monkeypatch)
+    assert lingering.chosen(left) == "24"
+    gpus.put(OTHER, STRANGER)
+    assert lingering.chosen(left) == "3"
+    gpus.put(GPU)
+    assert lingering.chosen(left) == "1"
+
+
+def test_it_waits_for_a_gpu_and_not_for_one_that_cannot_come(
+    cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = _left(cache, _request("1", gpu=0))
+    gpus.put(GPU, STRANGER)
+    lingering = _Lingering(cache, gpus, monkeypatch)
+    assert lingering.chosen(left) == "" and lingering._said == "waits for a GPU"
+    gpus.uses.clear()
+    began = time.monotonic()
+    lingering = _Lingering(cache, gpus, monkeypatch)
+    lingering._end = began + 60
+    assert lingering.chosen(left) == "" and time.monotonic() - began < 30
+
+
+def test_it_ends_for_a_program_that_comes(
+    cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = _left(cache, _request("1", gpu=0))
+    gpus.put(GPU)
+    lingering = _Lingering(cache, gpus, monkeypatch)
+    lingering._end += 60
+    assert lingering.chosen(left) == "1" and not lingering._must_end(lingering.work)
+    gpus.put(GPU, os.getpid(), STRANGER)
+    assert lingering._must_end(lingering.work) and lingering._gave_way
+
+
+def test_warm_takes_what_has_room_though_a_program_is_there(
+    cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_pending, "use_of", gpus.uses.get)
+    left = _left(
+        cache,
+        _request("1", gpu=0, calls=9, rows=1 << 40),
+        _request("2", gpu=0, calls=8),
+        _request("3", gpu=None, calls=2),
+    )
+
+    def digits() -> str:
+        return "".join(one.digest[0] for one in warm_pending._for_one_device(left))
+
+    assert digits() == "3"  # there is no such GPU
+    gpus.put(GPU, STRANGER)
+    assert digits() == "2"
+    assert warm_pending._for_one_device(left[:1]) == []
