@@ -153,7 +153,6 @@ def _quota_of(folder: Path) -> list[float]:
         quota, period = (folder / "cpu.max").read_text().split()
         return [] if quota == "max" else [int(quota) / int(period)]
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
-        return [quota / period] if quota > 0 else []
+        allowed = int((folder / "cpu.cfs_quota_us").read_text())
+        return [allowed / int((folder / "cpu.cfs_period_us").read_text())] if allowed > 0 else []
     return []
