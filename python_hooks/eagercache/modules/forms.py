@@ -89,10 +89,6 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
         tensor.numel() * tensor.element_size()
         for tensor in (*tensors, *module.parameters(), *module.buffers())
     )
-    if gpu is not None:
-        reason = cuda_gate.reason_to_stay_off_module(gpu, held, core)
-        if reason:
-            raise NotTransferable(reason)
     state = missed.state
     assert state is not None
     return {
@@ -115,6 +111,13 @@ def describe(digest: str, module: torch.nn.Module, missed: Missed) -> dict[str, 
         "state": state.as_json() if gpu is None else {**state.as_json(), "num_threads": 1},
         "attention": None if gpu is None else torch._C._get_sdp_priority_order(),
     }
+
+
+def reason_to_stay_off(form: Form, description: dict[str, Any]) -> str:
+    """Why no worker may compile a described call now, for its GPU; empty where one may."""
+    if form.gpu is None:
+        return ""
+    return cuda_gate.reason_to_stay_off_module(form.gpu, description["tensor_bytes"], core)
 
 
 def _refuse_shared(

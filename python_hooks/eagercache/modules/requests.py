@@ -12,7 +12,14 @@ import torch
 
 from eagercache.callables.module_identity import Unfit, identify
 from eagercache.callables.standins import NotTransferable
-from eagercache.modules.forms import Form, Missed, beside_the_call, describe, entry_digest
+from eagercache.modules.forms import (
+    Form,
+    Missed,
+    beside_the_call,
+    describe,
+    entry_digest,
+    reason_to_stay_off,
+)
 from eagercache.modules.known import KnownModules
 from eagercache.modules.shapes import EXACT_AT, Places, SizeBook, SizeClass, SizedForm, sized_form
 from eagercache.modules.thread import ModuleThread
@@ -132,12 +139,17 @@ class ModuleRequests:
             return
         try:
             description = self._describe(digest, module, missed)
+            reason = reason_to_stay_off(missed.form, description)
         except NotTransferable as error:
             self._compiled(digest, {"reason": str(error)})
             return
         except BaseException:
             self._compiled(digest, {"reason": "it could not be sent to a compile worker"})
             raise
+        if reason:
+            service.keep_for_later(description)
+            self._compiled(digest, {"reason": reason})
+            return
         service.submit(description, lambda response: self._compiled(digest, response))
 
     def _is_another(self, module: torch.nn.Module, form: Form) -> bool:
@@ -179,7 +191,10 @@ class ModuleRequests:
             self._again[digest] = [missed]
         try:
             description = missed.description or self._describe(digest, module, missed)
-        except NotTransferable:
+            why_not = reason_to_stay_off(missed.form, description)
+        except NotTransferable as error:
+            why_not = str(error)
+        if why_not:
             self._again.pop(digest, None)
             return
         service.submit(

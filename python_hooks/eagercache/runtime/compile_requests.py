@@ -70,10 +70,11 @@ def _submit(call_json: str) -> None:
         return
     if on_gpu:
         reason = cuda_gate.reason_to_stay_off(description, core)
+        description = cuda_gate.on_first_gpu(description)
         if reason:
+            active.keep_for_later(description)
             core.complete(description["digest"], "native", reason)
             return
-        description = cuda_gate.on_first_gpu(description)
 
     def done(response: Mapping[str, Any]) -> None:
         assert core is not None

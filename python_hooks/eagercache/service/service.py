@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 # A whole model takes this many times as long as an operator.
 MODULE_TIMEOUT_FACTOR = 6
+# Requests that wait for the program's end; a description of a module may be some megabytes.
+MOST_FOR_LATER = 256
+
+
+def _ignore(_: Any) -> None:
+    """Nobody waits for the answer."""
 
 
 class CompileService:
@@ -47,7 +53,8 @@ class CompileService:
         self._queue = RequestQueue(settings)
         self._workers = Workers(self._queue)
         self._order = itertools.count()
-        self.left_open: list[Request] = []  # what was unanswered when it was closed
+        self.left_open: list[Request] = []  # what was unanswered when it was closed, or for later
+        self._for_later: dict[str, Request] = {}  # by digest
         self._owner = os.getpid()
         self._remotes = RemoteDesks()
         atexit.register(self.close)
@@ -98,37 +105,56 @@ class CompileService:
             with self._queue.changed:
                 inert = self._queue.closed
                 if not inert:
-                    settings = self._queue.settings
-                    again = "again" in description
-                    whole_module = description.get("kind") == "module"
-                    if whole_module:
-                        timeout = settings.request_timeout * MODULE_TIMEOUT_FACTOR
-                        settings = replace(settings, request_timeout=timeout)
-                    now = time.monotonic()
-                    request = Request(
-                        description,
-                        on_done,
-                        settings,
-                        submitted=now,
-                        busy_delay=settings.busy_first_delay,
-                        order=next(self._order),
-                        start=now,
-                        crashes=crashes,
-                        again=again,
-                        alone=whole_module or again or crashes > 0,
-                    )
-                    if not again:
+                    request = self._request_locked(description, on_done, crashes)
+                    if not request.again:
                         self._queue.unanswered[request.order] = request
         if inert:
             on_done(failure_of(description, why_not, transient=True))
             return
         if may_be_remote(request):
-            request.desk = self._remotes.desk_for(settings)
+            request.desk = self._remotes.desk_for(request.settings)
         if request.desk is None:
             self._ask_workers(request)
         else:
             done = functools.partial(self._looked_up, request)
             request.desk.look_up(str(description["digest"]), done)
+
+    def keep_for_later(self, description: dict[str, Any]) -> None:
+        """Takes what cannot be compiled beside this program: it is `left_open` at the end.
+
+        Of too many those go of which least is expected.
+        """
+        if os.getpid() != self._owner or "again" in description:
+            return
+        with self._queue.changed:
+            if self._queue.closed:
+                return
+            request = self._request_locked(description, _ignore, 0)
+            self._for_later[str(description["digest"])] = request
+            if len(self._for_later) > MOST_FOR_LATER:
+                del self._for_later[min(self._for_later, key=lambda k: self._for_later[k].gain)]
+
+    def _request_locked(
+        self, description: dict[str, Any], on_done: OnDone, crashes: int
+    ) -> Request:
+        settings = self._queue.settings
+        again, whole_module = "again" in description, description.get("kind") == "module"
+        if whole_module:
+            timeout = settings.request_timeout * MODULE_TIMEOUT_FACTOR
+            settings = replace(settings, request_timeout=timeout)
+        now = time.monotonic()
+        return Request(
+            description,
+            on_done,
+            settings,
+            submitted=now,
+            busy_delay=settings.busy_first_delay,
+            order=next(self._order),
+            start=now,
+            crashes=crashes,
+            again=again,
+            alone=whole_module or again or crashes > 0,
+        )
 
     def _looked_up(self, request: Request, found: LookedUp) -> None:
         """What remotes said, on a thread of theirs."""
@@ -200,7 +226,8 @@ class CompileService:
                 return
             self._queue.closed = True
             # Copies: to be ended with its worker is no crash of a request.
-            self.left_open = [replace(request) for request in self._queue.unanswered.values()]
+            kept = (*self._queue.unanswered.values(), *self._for_later.values())
+            self.left_open = [replace(request) for request in kept]
             processes, threads = list(self._workers.processes), list(self._workers.threads)
             self._queue.changed.notify_all()
         self._remotes.close()

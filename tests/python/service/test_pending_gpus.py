@@ -10,16 +10,21 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from eagercache.cli import warm_pending
+from eagercache.runtime import compile_requests
+from eagercache.runtime.session import session
 from eagercache.service import idle_gpu, linger_main
 from eagercache.service.gpu_watch import Use, use_of
 from eagercache.service.idle_gpu import IdleGpu
 from eagercache.service.pending import PendingFolder, PendingRequest
 from eagercache.service.pending_work import PendingWork
 from eagercache.service.request import Request
+from eagercache.service.service import CompileService
 from eagercache.service.settings import CUDA_WORKER_BYTES, ServiceSettings, for_gpu
 
 pytestmark = pytest.mark.once
@@ -101,6 +106,44 @@ def test_a_gpus_workers_see_it_by_its_name() -> None:
     settings = for_gpu(ServiceSettings("nowhere", HERE, extra_environment={"A": "1"}), 0, GPU)
     assert settings.extra_environment == {"A": "1", "CUDA_VISIBLE_DEVICES": GPU}
     assert (settings.gpu, settings.memory_bytes) == (0, CUDA_WORKER_BYTES)
+
+
+def test_what_had_no_room_beside_the_program_is_left_too(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader thread's way of it, with a GPU that is played."""
+    answers: list[tuple[str, ...]] = []
+    core = SimpleNamespace(
+        complete=lambda *words: answers.append(words), cuda_compute_mode=lambda index: 0
+    )
+    monkeypatch.setattr(compile_requests, "core", core)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (1 << 30, 80 << 30))
+    service = CompileService(ServiceSettings(str(cache), HERE, gpu=3))
+    monkeypatch.setattr(session, "cuda_compile_service", lambda gpu: {3: service}[gpu])
+    asked = {**_request("1", gpu=3).description}
+    asked["args"] = [{**asked["args"][0], "device": "cuda:3"}]
+    compile_requests._submit(json.dumps(asked))
+    assert [words[:2] for words in answers] == [(64 * "1", "native")]
+    assert "GPU 3 has 1024 MiB free" in answers[0][2]
+    service.close()
+    folder = PendingFolder(cache)
+    assert folder.write(service.left_open, HERE, {3: GPU}) == 1
+    (left,) = folder.read(HERE)
+    assert left.gpu == GPU and left.description["args"][0]["device"] == "cuda:0"
+
+
+def test_of_what_waits_for_the_end_the_most_useful_is_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagercache.service.service.MOST_FOR_LATER", 2)
+    service = CompileService(ServiceSettings(str(cache), HERE, gpu=0))
+    for digit, calls in (("1", 5), ("2", 1), ("3", 7), ("3", 7)):
+        service.keep_for_later(_request(digit, gpu=0, calls=calls).description)
+    service.keep_for_later({**_request("4", gpu=0, calls=9).description, "again": 1})
+    assert service.wait(0.0)  # nobody waits for them
+    service.close()
+    service.keep_for_later(_request("5", gpu=0, calls=9).description)
+    assert [one.description["digest"][0] for one in service.left_open] == ["1", "3"]
 
 
 # ---- when a GPU may be used ----------------------------------------------------------------------
