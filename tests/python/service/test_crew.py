@@ -15,6 +15,7 @@ import pytest
 from eagercache.service.crew import FULL_LOOKS, SHARE_SECONDS, Crew
 from eagercache.service.process_group import ProcessGroup
 from eagercache.service.worker_pipe import PipeTimeout, WorkerPipe
+from eagercache.service.workers import Workers
 from test_service import Answers, Bench, bench, call, wait_until
 
 __all__ = ["bench"]  # a fixture
@@ -148,6 +149,22 @@ def test_what_a_replaced_worker_was_at_is_answered_by_the_next_one(
     assert [one.crashes for one in requests] == [0] * len(requests)
     assert not any(one.alone for one in requests)
     assert len(bench.pids("start")) == 2
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_where_there_is_room_workers_and_their_compilers_give_way_to_everybody(
+    bench: Bench, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workers, "_has_room", lambda _: room)
+    service = bench.service()
+    service.submit(call(1, "hang"), Answers())
+    assert wait_until(lambda: bench.pids("child"))
+    with service._queue.changed:
+        (worker,) = service._workers.processes
+    assert worker.gives_way is room
+    for pid in (worker.pid, *bench.pids("child")):
+        assert (os.sched_getscheduler(pid) == os.SCHED_IDLE) is room
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
 
 
 # ---- process groups ------------------------------------------------------------------------------
