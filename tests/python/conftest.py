@@ -148,7 +148,7 @@ def run_python(
         return _launcher().run(code, arguments, environment, folder, timeout, workers)
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env=environment,
+        env=with_prepared_workers(environment) if fills else environment,
         cwd=folder,
         capture_output=True,
         text=True,

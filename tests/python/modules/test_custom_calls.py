@@ -221,6 +221,7 @@ report(hits=hits, lines=explain_module(model), same=torch.allclose(first, answer
 """,
         store,
         timeout=600,
+        fills=True,
     )
     assert report["hits"] >= 3, report["lines"]
     assert report["same"] and report["follows"]

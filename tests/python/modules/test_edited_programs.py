@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import run_program
@@ -58,21 +59,13 @@ from eagercache.modules.manager import explain_module, manager
 WORDS = {"a", "b", "c", "d", "e"}
 NUMBERS = set()
 
-class Part(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.dense = torch.nn.Linear(16, 16)
-
-    def forward(self, x):
-        y, number = self.dense(x).tanh(), 0.0
-        READ
-        return (y * 2 + number).sigmoid()
+PARTS
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model, x = Part().eval(), torch.randn(8, 16)
+x = torch.randn(8, 16)
 
-def run():
+def run(model):
     for _ in range(3):
         answer = model(x)
     core.set_answering(False)
@@ -80,45 +73,72 @@ def run():
     core.set_answering(True)
     return torch.allclose(answer, expected, atol=1e-5)
 
-right = []
+found = []
 with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
-    for members in ((0, 8), (8, 0), (1,), (True,)):
-        NUMBERS.clear()
-        for member in members:  # 0 and 8 collide, so that the first of them stays the first
-            NUMBERS.add(member)
-        right.append(run())
-        if members == (0, 8):
-            hits = sum(row.hits for part, row in manager.stats() if part is model)
-            lines = str(explain_module(model))
-report(right=right, hits=hits, lines=lines)
+    for kind in KINDS:
+        model, right = kind().eval(), []
+        for members in ((0, 8), (8, 0), (1,), (True,)):
+            NUMBERS.clear()
+            for member in members:  # 0 and 8 collide, so that the first of them stays the first
+                NUMBERS.add(member)
+            right.append(run(model))
+            if members == (0, 8):
+                hits = sum(row.hits for part, row in manager.stats() if part is model)
+                lines = str(explain_module(model))
+        found.append({"right": right, "hits": hits, "lines": lines})
+report(found=found)
 """
+PART = """
+class Part{index}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        y, number = self.dense(x).tanh(), 0.0
+        {read}
+        return (y * 2 + number).sigmoid()
+"""
+# What a forward does, and whether its calls have a kernel.
+READS = [
+    ("number = id(type(self)) % 997 / 997", False),
+    ("number = 'word'.__hash__() % 997 / 997", False),
+    ("number = sum(map(ord, repr(torch.relu)[-7:])) / 500", False),
+    ("for word in WORDS: number = number * 0.5 + ord(word) - 96", False),
+    ("for member in NUMBERS: number = number * 0.5 + (5 if member is True else member)", False),
+    ("for word in {'a', 'b', 'c'}: number = number * 0.5 + ord(word) - 96", False),
+    ("number = float(next(iter(NUMBERS)))", False),
+    ("y = torch.cat([y * len(word) for word in {'aa', 'b'}])[:8]", False),
+    ("for word in {'aa', 'b', 'ccc'}: y = (y + len(word)).sin()", False),
+    # One line, and two sets: each may have any order.
+    ("kept = {a + b: y for a in {'a', 'b'} for b in {'c', 'd'}}; y = kept['ac'] * 2", False),
+    ("kept = {word: y * len(word) for word in {'aa', 'b'}}; y = kept['aa'] - kept['b']", True),
+    ("kept = {n: y * n for n in NUMBERS}; y = kept[max(kept)] * 0.1", True),
+    ("for word in sorted(WORDS): number = number * 0.5 + ord(word) - 96", True),
+    ("number = len(WORDS - {'a'}) + ('b' in WORDS) + (8 in NUMBERS)", True),
+]
 
 
-@pytest.mark.parametrize(
-    ("read", "has_kernel"),
-    [
-        ("number = id(type(self)) % 997 / 997", False),
-        ("number = 'word'.__hash__() % 997 / 997", False),
-        ("number = sum(map(ord, repr(torch.relu)[-7:])) / 500", False),
-        ("for word in WORDS: number = number * 0.5 + ord(word) - 96", False),
-        ("for member in NUMBERS: number = number * 0.5 + (5 if member is True else member)", False),
-        ("for word in {'a', 'b', 'c'}: number = number * 0.5 + ord(word) - 96", False),
-        ("number = float(next(iter(NUMBERS)))", False),
-        ("y = torch.cat([y * len(word) for word in {'aa', 'b'}])[:8]", False),
-        ("for word in {'aa', 'b', 'ccc'}: y = (y + len(word)).sin()", False),
-        # One line, and two sets: each may have any order.
-        ("kept = {a + b: y for a in {'a', 'b'} for b in {'c', 'd'}}; y = kept['ac'] * 2", False),
-        ("kept = {word: y * len(word) for word in {'aa', 'b'}}; y = kept['aa'] - kept['b']", True),
-        ("kept = {n: y * n for n in NUMBERS}; y = kept[max(kept)] * 0.1", True),
-        ("for word in sorted(WORDS): number = number * 0.5 + ord(word) - 96", True),
-        ("number = len(WORDS - {'a'}) + ('b' in WORDS) + (8 in NUMBERS)", True),
-    ],
-)
+@pytest.fixture(scope="module")
+def by_seed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What became of each of READS, by the seed of the hashes of words; on one store."""
+    store = tmp_path_factory.mktemp("sets") / "cache"
+    store.mkdir(mode=0o700)
+    parts = [PART.format(index=index, read=read) for index, (read, _) in enumerate(READS)]
+    kinds = ", ".join(f"Part{index}" for index in range(len(READS)))
+    text = SETS.replace("PARTS", "".join(parts)).replace("KINDS", f"({kinds})")
+    return {
+        seed: run_program(text, store, fills=True, PYTHONHASHSEED=seed)["found"] for seed in "123"
+    }
+
+
+@pytest.mark.parametrize("index", range(len(READS)), ids=[read for read, _ in READS])
 def test_no_kernel_has_an_order_a_hash_or_an_address(
-    cache: Path, read: str, has_kernel: bool
+    by_seed: dict[str, list[dict[str, Any]]], index: int
 ) -> None:
-    for seed in "123":  # of the hashes of words
-        found = run_program(SETS.replace("READ", read), cache, fills=True, PYTHONHASHSEED=seed)
-        assert all(found["right"]), found
-        assert (found["hits"] > 0) == has_kernel, found
-        assert has_kernel or "each process" in found["lines"], found
+    _, has_kernel = READS[index]
+    for seed in "123":
+        found = by_seed[seed][index]
+        assert len(found["right"]) == 4 and all(found["right"]), (seed, found)
+        assert (found["hits"] > 0) == has_kernel, (seed, found)
+        assert has_kernel or "each process" in found["lines"], (seed, found)

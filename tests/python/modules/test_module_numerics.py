@@ -74,12 +74,12 @@ report(before=answered, inside=inside, after=hits(model), wrong=wrong)
 
 
 def test_operators_of_a_module_are_as_exact_as_single_ones(tmp_path: Path) -> None:
-    seen = run_program(NUMERICS, tmp_path)
+    seen = run_program(NUMERICS, tmp_path, fills=True)
     assert seen["hits"], seen["lines"]
     assert seen["wrong"] == []
 
 
 def test_tangents_come_out_wherever_a_dual_tensor_is(tmp_path: Path) -> None:
-    seen = run_program(TANGENTS, tmp_path)
+    seen = run_program(TANGENTS, tmp_path, fills=True)
     assert seen["wrong"] == []
     assert seen["before"] and seen["inside"] == seen["before"] < seen["after"]
