@@ -3,7 +3,8 @@
 A worker is started by exec, and its imports cost six seconds of processor time. Programs that fill
 a store for other tests, or ask what its kernels answer, can do without: a service in them gets a
 fork, with a session, an environment and descriptors of its own, that goes on as `python -m
-eagercache.worker` does. Tests of how workers start, live and end take none.
+eagercache.worker` does. What the first kernel of a worker brings about has happened before it, for
+a graph that is of no test. Tests of how workers start, live and end take none.
 
 They also leave each other the headers that they precompile, which a worker of its own makes anew
 for each store, or does without for its first kernels: five seconds a kernel, or more. And they link
@@ -34,6 +35,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -299,11 +301,46 @@ def _become(request: dict[str, Any], parent: int, headers: Path) -> None:
     runpy.run_module("eagercache.worker.main", run_name="__main__", alter_sys=True)
 
 
-if __name__ == "__main__":
-    import torch._inductor.compile_fx  # noqa: F401 - what all this is for
+def _warm_up() -> None:
+    """What the first kernels of a worker bring about: imports, and tables of rewrites.
 
+    A graph is lowered, of which nothing is compiled, and a module is traced.
+    """
+    import sympy.physics.units  # noqa: F401 - of the first expression that is printed
+    import torch
+    from eagercache.base.load import core
+    from eagercache.base.toolchain import find_compiler, pick_isa
+    from eagercache.worker.compat import aot_inductor
+    from eagercache.worker.inductor.compile import Tools
+    from eagercache.worker.jobs import function_job, module_job  # noqa: F401 - by name otherwise
+    from tqdm import tqdm
+
+    class Small(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return ((x @ x).tanh() * 2,)
+
+    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # or it would start a thread
+    x = torch.zeros(8, 8)
+    graph = torch.fx.symbolic_trace(Small())
+    compiler = find_compiler()
+    tools = Tools(compiler, pick_isa(core.host_cpu_features()), None)
+    aot_inductor.kernel_compile_command(compiler.path)  # now that the instruction set is known
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        tools.read_texts(graph, (x,), Path(folder), lambda wrapper, kernel: None)
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        torch.export.export(Small(), (x,), strict=True)
+    torch._dynamo.reset()
+    tqdm.monitor_interval = interval
+
+
+if __name__ == "__main__":
+    import torch._inductor.compile_fx
+
+    _warm_up()
     if len(list(Path("/proc/self/task").iterdir())) != 1:
-        sys.exit("importing Inductor started threads, which forks would not have")
+        sys.exit("what it begins with started threads, which forks would not have")
     gc.collect()
     gc.freeze()
     me = os.getpid()
