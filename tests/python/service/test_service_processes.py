@@ -9,13 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import eagercache.worker.main
 import pytest
 from conftest import clean_environment
 from eagercache.service import cuda_gate
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.worker_process import NICENESS, worker_environment
-from test_service import Answers, Bench, bench, call, gone, wait_until
+from test_service import SOURCES, Answers, Bench, bench, call, gone, wait_until
 
 __all__ = ["bench"]
 
@@ -48,7 +47,7 @@ from eagercache.service.settings import ServiceSettings
 service = CompileService(ServiceSettings(
     store_root="/nowhere", environment="", workers=1, worker_arguments=(sys.argv[1],),
     slots_folder=pathlib.Path(sys.argv[2] + ".slots"),
-    extra_environment={"NOTES": sys.argv[2], "WORKER_MODULE": sys.argv[4]}))
+    extra_environment={"NOTES": sys.argv[2], "SOURCES": sys.argv[4]}))
 service.submit({"id": 1, "op": "x", "overload": "", "do": "hang"}, print)
 notes = pathlib.Path(sys.argv[2])
 while not (notes.exists() and "child" in notes.read_text()):
@@ -68,7 +67,7 @@ def test_the_users_process_leaves_nothing_behind_however_it_ends(bench: Bench, h
             str(bench.script),
             str(bench.notes_path),
             how,
-            str(eagercache.worker.main.__file__),
+            SOURCES,
         ],
         env=clean_environment(),
         stdout=subprocess.DEVNULL,
@@ -140,7 +139,7 @@ from eagercache.service.settings import ServiceSettings
 service = CompileService(ServiceSettings(
     store_root="/nowhere", environment="", workers=1, worker_arguments=(sys.argv[1],),
     slots_folder=pathlib.Path(sys.argv[2] + ".slots"),
-    extra_environment={"NOTES": sys.argv[2], "WORKER_MODULE": sys.argv[3]}))
+    extra_environment={"NOTES": sys.argv[2], "SOURCES": sys.argv[3]}))
 answers = []
 service.submit({"id": 1, "op": "x", "overload": "", "digest": "0", "do": "slow"}, answers.append)
 interrupts = 0
@@ -156,7 +155,7 @@ service.close()
 
 def test_ctrl_c_in_a_terminal_is_for_the_program_alone(bench: Bench) -> None:
     terminal, programs_end = os.openpty()
-    arguments = [str(bench.script), str(bench.notes_path), str(eagercache.worker.main.__file__)]
+    arguments = [str(bench.script), str(bench.notes_path), SOURCES]
     program = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, *arguments],
         env=clean_environment(),
