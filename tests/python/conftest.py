@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Makes that folder, in the process that starts the others."""
     if HEADERS not in os.environ:
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        Path(folder.name, "compiled").mkdir()  # compiled_before.py
         os.environ[HEADERS] = folder.name
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop(HEADERS))

@@ -11,7 +11,8 @@ for each store, or does without for its first kernels: five seconds a kernel, or
 containers against empty libraries of the names of torch's: to read the symbols of torch's own takes
 a quarter of a second each time. What is made finds its symbols when it is loaded. The wrappers of
 containers, which call kernels and no more, are compiled without optimizing: in half the time, of
-which most goes into functions that are compiled elsewhere.
+which most goes into functions that are compiled elsewhere. What one of them has compiled another
+does not compile again (compiled_before.py).
 
 Run as a script with the number of a listening Unix socket and a folder for these headers, which
 several such processes may share. Each connection asks for one worker: a frame (4 bytes of length,
@@ -289,22 +290,25 @@ def _shorten_timings() -> None:
     kinds.make_job = make_job
 
 
-def _become(request: dict[str, Any], parent: int, headers: Path) -> None:
+def _become(request: dict[str, Any], parent: int, headers: Path, compiler: str) -> None:
     """Runs the worker in the place of `__main__`."""
+    import compiled_before
+
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
     _share_headers(headers)
+    compiled_before.use(headers, compiler)
     _shorten_timings()
     sys.argv = ["worker", *request["arguments"][:-1], str(parent)]
     runpy.run_module("eagercache.worker.main", run_name="__main__", alter_sys=True)
 
 
-def _warm_up() -> None:
+def _warm_up() -> str:
     """What the first kernels of a worker bring about: imports, and tables of rewrites.
 
-    A graph is lowered, of which nothing is compiled, and a module is traced.
+    A graph is lowered, of which nothing is compiled, and a module is traced. Returns the compiler.
     """
     import sympy.physics.units  # noqa: F401 - of the first expression that is printed
     import torch
@@ -333,12 +337,13 @@ def _warm_up() -> None:
         torch.export.export(Small(), (x,), strict=True)
     torch._dynamo.reset()
     tqdm.monitor_interval = interval
+    return compiler.path
 
 
 if __name__ == "__main__":
     import torch._inductor.compile_fx
 
-    _warm_up()
+    compiler = _warm_up()
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         sys.exit("what it begins with started threads, which forks would not have")
     gc.collect()
@@ -347,4 +352,4 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         worker = _Server(listening).run()
     if worker is not None:
-        _become(worker, me, Path(sys.argv[2]))
+        _become(worker, me, Path(sys.argv[2]), compiler)

@@ -61,3 +61,45 @@ def test_a_scope_is_one_process(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16 passed" in done.stdout
     assert done.stdout.count("MADE") == 2, done.stdout
+
+
+COMPILES = """
+import os, pathlib, sys
+sys.path.append(sys.argv[1])
+import compiled_before
+from eagercache.base.toolchain import find_compiler
+from eagercache.worker.inductor import bare, commands
+here, compiler = pathlib.Path.cwd(), find_compiler().path
+pathlib.Path(compiled_before.COMPILED).mkdir()
+compiled_before.use(here, compiler)
+another = here / "another"
+another.symlink_to(compiler)
+def made(name, text, *flags, by=compiler):
+    folder = here / name
+    folder.mkdir()
+    source, target = folder / "kernel.cpp", folder / "kernel.o"
+    source.write_text(text)
+    words = [by, *flags, "-c", str(source), "-o", str(target)]
+    command = bare.Command("kernel", words, folder)
+    try:
+        command.wait()
+    except commands.CompileFailed:
+        return "failed"
+    assert command.seconds > 0
+    return command.was_there, target.read_bytes()
+text = "int number() { return 1; }"
+first = made("first", text)
+assert first[0] is False
+assert made("again", text) == (True, first[1])
+assert made("flags", text, "-O2") == (False, made("flags_again", text, "-O2")[1])
+assert made("other", text.replace("1", "2"))[0] is False
+assert made("by_another", text, by=str(another)) == first
+assert made("broken", "int number(") == made("broken_again", "int number(") == "failed"
+"""
+
+
+def test_a_compile_is_not_repeated_where_text_flags_and_compiler_are_the_same(
+    tmp_path: Path,
+) -> None:
+    done = run_python(COMPILES, clean_environment(), str(FOLDER), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
