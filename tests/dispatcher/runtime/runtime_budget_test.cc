@@ -3,13 +3,16 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <bit>
+
+#include "dispatcher/runtime/request_budget.h"
 #include "tests/dispatcher/hook_fixture.h"
 
 namespace eagercache {
 namespace {
 
-// Requests that are made whatever calls cost, and the few of calls that the machine held up.
-constexpr std::size_t kAtOnce = 40;
+constexpr std::size_t kAtOnce = kRequestsAtOnce;
+// The few of calls that the machine held up.
 constexpr std::size_t kHeldUp = 5;
 
 class RuntimeBudgetTest : public HookTest {
@@ -74,6 +77,22 @@ TEST_F(RuntimeBudgetTest, WhoWaitsHasAskedForAKernel) {
   begin(OnMiss::kWait);
   call_many(1, 60);
   EXPECT_EQ(requests(), 60U);
+}
+
+TEST(RequestBudgetTest, OnAGpuKeysOfStepsThatNeverComeAgainAreNotAskedFor) {
+  EXPECT_EQ(enough_calls_of(true, 2, kRequestsAtOnce - 1, 1), 2U);
+  const std::uint64_t later = enough_calls_of(true, 2, kRequestsAtOnce, 1);
+  EXPECT_GT(later, 49U);  // 24 layers with two norms each, and a last one
+  EXPECT_TRUE(std::has_single_bit(later));
+  EXPECT_EQ(enough_calls_of(true, 2, kRequestsAtOnce, 1'000'000'000), later);
+  EXPECT_EQ(enough_calls_of(true, 512, kRequestsAtOnce, 1), 512U);
+}
+
+TEST(RequestBudgetTest, OnTheCpuNativeMustHaveSpentEnough) {
+  EXPECT_EQ(enough_calls_of(false, 2, kRequestsAtOnce - 1, 1), 2U);
+  EXPECT_EQ(enough_calls_of(false, 2, kRequestsAtOnce, 1000), kSpentNs / 1000);
+  EXPECT_EQ(enough_calls_of(false, 2, kRequestsAtOnce, kSpentNs), 2U);
+  EXPECT_EQ(enough_calls_of(false, 2, kRequestsAtOnce, 0), kSpentNs);
 }
 
 }  // namespace
