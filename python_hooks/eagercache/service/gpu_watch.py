@@ -41,7 +41,7 @@ class _Process(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Use:
-    """What is on a GPU. ``pids``: the processes that have a context there, as NVML numbers them."""
+    """What is on a GPU. ``pids``: the processes that compute there, as NVML numbers them."""
 
     free_bytes: int
     total_bytes: int
@@ -76,16 +76,11 @@ def strangers(use: Use, groups: Iterable[int]) -> set[int]:
 
 
 def _pids(library: ctypes.CDLL, handle: ctypes.c_void_p) -> set[int] | None:
-    found: set[int] = set()
-    for name in (
-        "nvmlDeviceGetComputeRunningProcesses_v3",
-        "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    ):
-        count, processes = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
-        if getattr(library, name)(handle, ctypes.byref(count), processes):
-            return None
-        found.update(one.pid for one in processes[: count.value])
-    return found
+    # Not those that only draw: a desktop's are always there.
+    count, processes = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
+    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes):
+        return None
+    return {one.pid for one in processes[: count.value]}
 
 
 def _group_of(pid: int) -> int | None:
