@@ -38,18 +38,21 @@ from eagercache.callables.code_values import (
     type_name,
 )
 from eagercache.callables.made_classes import getter_position
+from eagercache.callables.module_identity import CALL_HOOKS, Unfit, identify
 
 # A step of a path: ("import", name) or ("self", "") first, then ("attr", name), ("item", key),
 # ("key", position in a dict), ("type", ""), ("variable", of the environment).
 Step = tuple[str, Any]
 Path = tuple[Step, ...]
 
-_KINDS = ("value", "type", "length", "keys", "contains", "lacks", "has", "same", "names")
+_KINDS = ("value", "type", "length", "keys", "contains", "lacks", "has", "same", "names", "module")
 # What Python puts into a member of an enum beside its name and value, some of it when asked.
 OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_", "_inverted_"))
 _MOST_ITEMS = 64  # of a container that are written down one by one
 # In a row's first place, where a used function has the name of its module.
 MARK = ""
+# What begins the description of a module that has none.
+NO_GUARD = "it cannot be guarded"
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class GuardRow:
         path: where it is.
         kind: what is compared: its "value" (or name and code, of a function), "type", "length",
             "keys" (of a dict, in order), whether it "contains" or "lacks" a key or "has" an
-            attribute, that it is the "same" object as another path's, or what stands under
-            "names" of a class.
+            attribute, that it is the "same" object as another path's, what stands under
+            "names" of a class, or all that a "module" without tensors is.
         argument: that key, attribute, path or those names; None for other kinds.
         expected: what `describe` wrote.
     """
@@ -208,6 +211,8 @@ def describe(value: Any, kind: str, argument: Any, module: torch.nn.Module) -> A
         return isinstance(value, (dict, set, frozenset)) and argument in value
     if kind == "has":
         return attribute(value, argument) is not MISSING
+    if kind == "module":
+        return _foreign_module(value)
     if kind == "names":
         return [_named(vars(value).get(name)) for name in argument]
     written: list[Any] = [type_name(value)]
@@ -220,6 +225,22 @@ def describe(value: Any, kind: str, argument: Any, module: torch.nn.Module) -> A
     elif kind == "value":
         written.append(_named(value))
     return written
+
+
+def _foreign_module(value: Any) -> str:
+    """A digest of what a module beside the traced one is; a reason where a guard cannot say that.
+
+    Hooks on it are no part of an identity, and tensors of it no inputs of a kernel.
+    """
+    try:
+        identity = identify(value)
+    except Unfit as reason:
+        return f"{NO_GUARD}: {reason}"
+    if identity.slots:
+        return f"{NO_GUARD}: it has tensors"
+    if any(getattr(part, name) for _, part in identity.modules for name in CALL_HOOKS):
+        return f"{NO_GUARD}: it has hooks"
+    return identity.digest
 
 
 def _named(value: Any) -> Any:

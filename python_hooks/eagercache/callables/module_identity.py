@@ -38,6 +38,8 @@ FORMAT = 1
 # What `fully_shard` sets on all modules below the one that it is given, for the compiler alone.
 SHARDING_MARKS = frozenset({"_is_fsdp_managed_module", "_fsdp_use_orig_params"})
 
+# Hooks that a call of a module runs.
+CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # Attributes of torch.nn.Module itself: hooks are looked at on every call, the rest does not change
 # what a forward computes.
 OWN_ATTRIBUTES = frozenset(

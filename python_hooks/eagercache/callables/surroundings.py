@@ -117,6 +117,7 @@ _their_main = types.ModuleType("__main__")
 def main_of(module: torch.nn.Module, objects: Iterable[Any] = ()) -> Iterator[None]:
     """Lets the tracer find, in ``__main__``, the globals of classes that came from another one.
 
+    Whoever traces a module outside of this leaves a worker's own ``__main__`` with TorchDynamo.
     ``objects``: arguments whose classes count too.
     """
     namespace: dict[str, Any] = {
@@ -129,10 +130,9 @@ def main_of(module: torch.nn.Module, objects: Iterable[Any] = ()) -> Iterator[No
             if isinstance(value, types.FunctionType):
                 namespace.update(value.__globals__)
     own = sys.modules["__main__"]
-    if namespace:
-        vars(_their_main).clear()
-        vars(_their_main).update(namespace)
-        sys.modules["__main__"] = _their_main
+    vars(_their_main).clear()
+    vars(_their_main).update({"__name__": "__main__", **namespace})
+    sys.modules["__main__"] = _their_main
     try:
         yield
     finally:

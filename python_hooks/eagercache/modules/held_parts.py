@@ -6,8 +6,10 @@ import functools
 import gc
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
+
+import torch
 
 from eagercache.callables.code_values import (
     filled_cells,
@@ -16,6 +18,9 @@ from eagercache.callables.code_values import (
     is_python_class,
     plain_value,
 )
+
+_MAX_VALUES = 4096
+_MAX_DEPTH = 12
 
 
 def is_leaf(value: Any) -> bool:
@@ -57,8 +62,46 @@ def _referents(value: Any) -> Iterator[Any]:
     """Whatever else an object leads to: its attributes, and what C code keeps."""
     if isinstance(value, (type, types.ModuleType)):
         return
-    if not isinstance(value, deque) and is_of_program(value):
+    if not isinstance(value, deque) and (
+        is_of_program(value) or isinstance(value, torch.nn.Module)
+    ):
         yield vars(value)
     for part in gc.get_referents(value):
         if not isinstance(part, (type, types.ModuleType)):
             yield part
+
+
+class Holdable:
+    """Whether a value may be held: no tensor and no part of the watched module is reached from it.
+
+    But for ``own``, its tensors, by identity, which its guard holds anyway. ``tree``: identities of
+    its modules. A module of another tree without a tensor may be held.
+    """
+
+    def __init__(self, own: Container[int], tree: Container[int]) -> None:
+        self._own = own
+        self._tree = tree
+        self._known: dict[int, bool] = {}  # by identity
+        self._kept: list[Any] = []  # so that no identity is used twice meanwhile
+
+    def __call__(self, value: Any) -> bool:
+        """Walks what the value leads to, once."""
+        return self._look(value, 0)
+
+    def _look(self, value: Any, depth: int) -> bool:
+        if is_leaf(value):
+            return True
+        if isinstance(value, torch.Tensor):
+            return id(value) in self._own
+        if id(value) in self._tree:
+            return False
+        known = self._known.get(id(value))
+        if known is not None:
+            return known
+        if depth > _MAX_DEPTH or len(self._known) > _MAX_VALUES:
+            return False
+        self._kept.append(value)
+        self._known[id(value)] = True  # for what leads back to it
+        held = all(self._look(part, depth + 1) for part in held_parts(value))
+        self._known[id(value)] = held
+        return held

@@ -17,7 +17,7 @@ import torch
 
 from eagercache.callables.code_values import chains, environment_names, is_covered, own_members
 from eagercache.callables.guard_rows import guards_in
-from eagercache.callables.module_identity import OWN_ATTRIBUTES, SHARDING_MARKS, own_tensors
+from eagercache.callables.module_identity import OWN_ATTRIBUTES, SHARDING_MARKS
 from eagercache.callables.used_functions import indexed
 from eagercache.modules.watched_rows import Row, Rows
 
@@ -27,7 +27,7 @@ def attribute_values(module: torch.nn.Module) -> list[Row]:
 
     Another value of an attribute or in a class is noticed otherwise (nn_modules/guard.h).
     """
-    rows = Rows(own_tensors(module))
+    rows = Rows(module)
     kinds: dict[type, None] = {}
     for part in module.modules():
         kinds.update(dict.fromkeys(type(part).__mro__))
@@ -49,7 +49,7 @@ def function_values(functions: list[list[str]], module: torch.nn.Module) -> list
 
     Raises Unwatchable.
     """
-    rows = Rows(own_tensors(module))
+    rows = Rows(module)
     for guard in guards_in(functions):
         rows.guard(guard, module)
     for (_, path, *_), index in indexed(functions, module):

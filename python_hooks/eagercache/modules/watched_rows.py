@@ -33,8 +33,8 @@ from eagercache.callables.guard_rows import (
     path_text,
     step_from,
 )
-from eagercache.callables.module_identity import NOT_COMPARED
-from eagercache.modules.held_parts import held_parts, is_found_unasked, is_leaf
+from eagercache.callables.module_identity import NOT_COMPARED, own_tensors
+from eagercache.modules.held_parts import Holdable, is_found_unasked, is_leaf
 
 # (sort, place, keys, expected): see nn_modules/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
@@ -44,7 +44,6 @@ _WITH_PARTS = (list, tuple, dict, set, frozenset, functools.partial, types.Funct
 # Nobody can give such an object another function.
 _FIXED = (property, types.MethodType, types.BuiltinFunctionType)
 _MAX_VALUES = 4096
-_MAX_DEPTH = 12
 # What a module keeps children and tensors in (nn_modules/guard.h compares them).
 _TABLES = frozenset(("_modules", "_parameters", "_buffers"))
 
@@ -56,20 +55,21 @@ class Unwatchable(Exception):
 class Rows:
     """Collects rows; each place comes once.
 
-    ``own``: the tensors of the module that is watched, by identity (`own_tensors`). They may be in
-    rows, since its guard holds what holds them.
+    Of ``module``, which is watched: its tensors may be in rows, since its guard holds what holds
+    them.
     """
 
-    def __init__(self, own: Mapping[int, torch.Tensor] | None = None) -> None:
-        self._own = own or {}
+    def __init__(self, module: torch.nn.Module | None = None) -> None:
+        self._own = {} if module is None else own_tensors(module)
+        self._tree = frozenset() if module is None else frozenset(map(id, module.modules()))
         # By identity of the place: it, and what its keys have.
         self._items: dict[int, tuple[Any, dict[Any, tuple[Any, bool]]]] = {}
         self._left = _MAX_VALUES  # of those
         self._insides: list[Row] = []
         self._looked: set[int] = set()  # identities of what is in the rows
         self._typed: set[int] = set()  # the same, of objects whose class and functions whose parts
-        self._holdable: dict[int, bool] = {}  # by identity
         self._kept: list[Any] = []  # so that no identity is used twice meanwhile
+        self._may_hold = Holdable(self._own, self._tree)
 
     @property
     def made(self) -> list[Row]:
@@ -95,7 +95,7 @@ class Rows:
                 if found is not MISSING:
                     break
                 self._item(place, name, _NOT_THERE)
-            goes_on = position < len(chain) and self._may_hold(found, 0)
+            goes_on = position < len(chain) and self._may_hold(found)
             places = attribute_places(found) if goes_on else []
             if found is not MISSING:
                 self._item(place, name, (found, False) if places else self._expected(found))
@@ -120,7 +120,7 @@ class Rows:
         if guard.kind == "same":
             self._path(tuple((step, key) for step, key in guard.argument), module, "type")
         elif guard.kind in ("contains", "lacks") and type(owner) is dict:
-            if not self._may_hold(owner, 0):
+            if not self._may_hold(owner):
                 raise Unwatchable(f"{guard.text} holds a tensor or module")
             self._presence(owner, guard.argument)
         elif guard.kind == "has" and isinstance(guard.argument, str):
@@ -134,6 +134,8 @@ class Rows:
             value = step_from(owner, step, key, module)
             if value is MISSING:
                 return MISSING  # comparing it says so
+            if self._is_foreign(value):
+                self._foreign(value, path_text(path[: position + 1]))
             if of_module:  # noticed otherwise, as another value in a module is
                 owner, of_module = value, False
                 continue
@@ -173,7 +175,7 @@ class Rows:
         if not isinstance(held, dict):
             return
         fixed = isinstance(owner, (types.ModuleType, types.FunctionType))
-        if not fixed and not self._may_hold(owner, 0):
+        if not fixed and not self._may_hold(owner):
             raise Unwatchable(f"{text} is beside a tensor or module")
         self._presence(held, name)
 
@@ -206,7 +208,7 @@ class Rows:
             self._class(owner)
             return
         if step == "attr" and is_slot(owner, key):
-            if not self._may_hold(owner, 0):
+            if not self._may_hold(owner):
                 raise Unwatchable(f"{text} is beside a tensor or module")
             self._class(type(owner))
             self._insides.append(("slots", owner, (key,), (self._held(value, text, by_type),)))
@@ -217,7 +219,7 @@ class Rows:
             return
         if not isinstance(place, dict):
             raise Unwatchable(f"{text} is in a {type(owner).__name__}, which cannot be watched")
-        if not isinstance(owner, types.ModuleType) and not self._may_hold(owner, 0):
+        if not isinstance(owner, types.ModuleType) and not self._may_hold(owner):
             raise Unwatchable(f"{text} is beside a tensor or module")
         self._item(place, key, self._held(value, text, by_type))
 
@@ -242,8 +244,17 @@ class Rows:
         self._class(type(owner))
         return None
 
+    def _is_foreign(self, value: Any) -> bool:
+        return isinstance(value, torch.nn.Module) and id(value) not in self._tree
+
+    def _foreign(self, value: torch.nn.Module, text: str) -> None:
+        """A module beside the one that is watched, with all that it has."""
+        if not self._may_hold(value):
+            raise Unwatchable(f"{text} holds a tensor, or a part of the module")
+        self._look_inside(value)
+
     def _held(self, value: Any, text: str, by_type: bool) -> tuple[Any, bool]:
-        if isinstance(value, types.ModuleType) or self._may_hold(value, 0):
+        if isinstance(value, types.ModuleType) or self._may_hold(value):
             return value, False
         if by_type:
             return type(value), True
@@ -256,7 +267,7 @@ class Rows:
         if isinstance(value, type):
             self._class(value)
             return
-        if not self._may_hold(value, 0):
+        if not self._may_hold(value):
             raise Unwatchable(f"{text} holds a tensor or module")
         if id(value) in self._looked:
             return
@@ -282,9 +293,9 @@ class Rows:
     def _expected(self, value: Any) -> tuple[Any, bool]:
         if is_leaf(value):
             return value, False
-        if not self._may_hold(value, 0):
+        if not self._may_hold(value):
             return type(value), True
-        if isinstance(value, _WITH_PARTS) or is_of_program(value):
+        if isinstance(value, _WITH_PARTS) or is_of_program(value) or self._is_foreign(value):
             self._look_inside(value)
         elif type(value) is weakref.ref:
             self._referred(value())
@@ -323,10 +334,14 @@ class Rows:
     def _type_of(self, value: Any) -> None:
         """That an object of a class of the program stays one, and its class what it is."""
         kind = type(value)
-        if is_covered(kind.__module__) or isinstance(value, (torch.nn.Module, torch.Tensor)):
+        if isinstance(value, torch.nn.Module):
+            if not self._is_foreign(value):
+                return
+            self.metaclasses(kind)
+        elif is_covered(kind.__module__) or isinstance(value, torch.Tensor):
             return
         self._class(kind)
-        if id(value) not in self._typed and self._may_hold(value, 0):
+        if id(value) not in self._typed and self._may_hold(value):
             self._typed.add(id(value))
             self._kept.append(value)
             self._insides.append(("type", value, (), ((kind, False),)))
@@ -376,25 +391,8 @@ class Rows:
             *(value.__code__, value.__defaults__, value.__kwdefaults__),
             *(value.__name__, value.__qualname__, value.__doc__),
         )
-        if id(value) not in self._typed and all(self._may_hold(part, 0) for part in parts):
+        if id(value) not in self._typed and all(self._may_hold(part) for part in parts):
             self._typed.add(id(value))
             self._kept.append(value)
             held = tuple((part, False) for part in parts)
             self._insides.append(("function", value, (), held))
-
-    def _may_hold(self, value: Any, depth: int) -> bool:
-        """Whether no module and no tensor is reached from ``value``."""
-        if is_leaf(value):
-            return True
-        if isinstance(value, (torch.nn.Module, torch.Tensor)):
-            return id(value) in self._own
-        known = self._holdable.get(id(value))
-        if known is not None:
-            return known
-        if depth > _MAX_DEPTH or len(self._holdable) > _MAX_VALUES:
-            return False
-        self._kept.append(value)
-        self._holdable[id(value)] = True  # for what leads back to it
-        held = all(self._may_hold(part, depth + 1) for part in held_parts(value))
-        self._holdable[id(value)] = held
-        return held

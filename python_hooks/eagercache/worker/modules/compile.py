@@ -170,7 +170,10 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     try:
         functions = read_beside(recorder, module, rebuilt.objects.found)
     except Unfit:
-        with call_hooks.originals():  # what made that code may be a reason that says more
+        with (  # what made that code may be a reason that says more
+            main_of(module, rebuilt.objects.found),
+            call_hooks.originals(),
+        ):
             trace_module(rebuilt, identity, (), recorder.operators)
         raise
     if len(functions) > MAX_FUNCTIONS:

@@ -8,7 +8,6 @@ written down, and what a process could not watch, refuses the module.
 from __future__ import annotations
 
 import functools
-import os
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import torch
 
 from eagercache.callables.code_values import MISSING, is_covered, plain_value
 from eagercache.callables.guard_rows import (
+    NO_GUARD,
     GuardRow,
     Path,
     Step,
@@ -30,6 +30,13 @@ from eagercache.callables.guard_rows import (
     step_from,
 )
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
+from eagercache.worker.compat.guard_sources import (
+    AT_POSITION,
+    NAMESPACE,
+    path_from_self,
+    steps_of,
+    variable_path,
+)
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.class_rows import rows_of_function
 from eagercache.worker.modules.opened import INNER
@@ -37,10 +44,6 @@ from eagercache.worker.modules.questions import Questions, row_of_class
 
 _BUILTINS = "__builtins_dict__"
 _ALIAS = "__import_"
-# The names of a class: an item of them is one of its attributes.
-_NAMESPACE: Step = ("namespace", "")
-# Before the position of a key: the value at it.
-_AT_POSITION: Step = ("at", "")
 MAX_GUARDS = 4000
 
 
@@ -123,6 +126,8 @@ class DynamoGuards:
         for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
             if row is not None:
                 found.setdefault(tuple(row.to_row()), row)
+        for row in _of_foreign_modules([*found.values()], module):
+            found.setdefault(tuple(row.to_row()), row)
         if len(found) > MAX_GUARDS:
             raise CompileRefused(f"its forward reads {len(found)} values beside its tensors")
         return list(found.values())
@@ -233,28 +238,28 @@ class DynamoGuards:
             return None
         for position, (sort, _) in enumerate(path):
             if sort == "variable":
-                return _variable(path[:position], path[position:])
+                return variable_path(path[:position], path[position:])
         merged: list[Step] = []
         for step in path:
-            if merged and merged[-1] == _AT_POSITION:
+            if merged and merged[-1] == AT_POSITION:
                 # The key itself, so that others may come before it: that they do not, where it
                 # matters, is a guard of all keys.
                 key = resolve((*merged[:-1], step), self._module)
                 if not isinstance(key, (str, int)):
                     return None
                 merged[-1] = ("item", key)
-            elif merged and merged[-1] == _NAMESPACE and step[0] == "item":
+            elif merged and merged[-1] == NAMESPACE and step[0] == "item":
                 merged[-1] = ("attr", step[1])
             else:
                 merged.append(step)
-        return tuple(step for step in merged if step != _NAMESPACE)
+        return tuple(step for step in merged if step != NAMESPACE)
 
     def _steps(self, source: Any) -> Path | None:
         steps: list[Step] = []
         while True:
             sort = type(source).__name__
             if sort == "LocalSource":
-                path = _from_self(source.local_name, steps)
+                path = path_from_self(source.local_name, steps)
                 if path is None or self._opened is None:
                     return path
                 return _from_opened(path[1:], self._opened)
@@ -262,7 +267,7 @@ class DynamoGuards:
                 return self._from_global(source.global_name, steps)
             if sort == "ImportSource":
                 return (("import", source.module_name), *reversed(steps))
-            step = _step(source, sort)
+            step = steps_of(source, sort)
             if step is None:
                 return None
             steps.extend(reversed(step))
@@ -277,6 +282,22 @@ class DynamoGuards:
         if name in self._imports:
             return (("import", self._imports[name]), *rest)
         return (("import", self._namespace), ("attr", name), *rest)
+
+
+def _of_foreign_modules(rows: list[GuardRow], module: torch.nn.Module) -> Iterator[GuardRow]:
+    """All that the modules are that paths lead through, beside ``module`` and its parts.
+
+    Raises CompileRefused.
+    """
+    own = set(map(id, module.modules()))
+    paths = {row.path[:length]: None for row in rows for length in range(1, len(row.path) + 1)}
+    for path in paths:
+        value = resolve(path, module)
+        if isinstance(value, torch.nn.Module) and id(value) not in own:
+            said = describe(value, "module", None, module)
+            if said.startswith(NO_GUARD):
+                raise CompileRefused(f"the forward reads the module {path_text(path)}: {said}")
+            yield GuardRow(path, "module", None, said)
 
 
 def _restored(effects: Any) -> Iterator[str]:
@@ -300,25 +321,6 @@ def _is_as_it_was(owner: Any, name: str, new: Any) -> bool:
     return before is after or (same and repr(before) == repr(after))
 
 
-def _variable(place: Path, variable: Path) -> Path | None:
-    """A variable of the environment; None for an item of another mapping with keys of bytes."""
-    if resolve(place, torch.nn.Module()) is not os.environ._data:  # type: ignore[attr-defined]
-        return None
-    return (("import", "os"), *variable)
-
-
-def _from_self(name: str, steps: list[Step]) -> Path | None:
-    rest = list(reversed(steps))
-    # `torch.export` puts the module into one of its own.
-    if rest[:2] == [("attr", "_modules"), ("item", "_export_root")]:
-        rest = rest[2:]
-    elif rest[:1] == [("attr", "_export_root")]:
-        rest = rest[1:]
-    elif name == "self" and rest:
-        return None
-    return (("self", ""), *rest) if name == "self" else None
-
-
 def _from_opened(rest: Path, opened: torch.nn.Module) -> Path | None:
     """A path from an `OpenedCall`: to its module, or to a class of which it builds objects.
 
@@ -335,39 +337,6 @@ def _from_opened(rest: Path, opened: torch.nn.Module) -> Path | None:
             names = value.__qualname__.split(".")
             path: Path = (("import", value.__module__), *(("attr", name) for name in names))
             return (*path, *rest[position:])
-    return None
-
-
-def _step(source: Any, sort: str) -> tuple[Step, ...] | None:
-    if "NNModuleSource" in sort or sort == "SkipGuardSource":
-        return ()
-    if sort in ("AttrSource", "GenericAttrSource", "CellContentsSource") or "Param" in sort:
-        return (("attr", source.member),)
-    if sort == "ClosureSource":
-        return (("attr", "__closure__"),)
-    if sort == "CodeSource":
-        return (("attr", "__code__"),)
-    if sort == "TypeSource":
-        return (("type", ""),)
-    if sort == "TypeDictSource":
-        return (_NAMESPACE,)
-    if sort == "TypeMROSource":
-        return (("attr", "__mro__"),)
-    if sort == "DefaultsSource":
-        return (("attr", source.field), ("item", source.idx_key))
-    if sort in ("GetItemSource", "ListGetItemSource", "DictGetItemSource") or (
-        sort == "DictSubclassGetItemSource"
-    ):
-        key = source.index
-        if type(key).__name__ == "ConstDictKeySource":
-            return (_AT_POSITION, ("key", key.index))
-        if isinstance(key, bytes):  # of what `os.environ` has
-            return (("variable", os.fsdecode(key)),)
-        if getattr(source, "index_is_slice", False) or not isinstance(key, (str, int, bool)):
-            return None
-        return (("item", key),)
-    if sort == "ConstDictKeySource":
-        return (("key", source.index),)
     return None
 
 

@@ -25,6 +25,7 @@ from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.surroundings import (
     Listener,
     drawing_from,
+    main_of,
     random_states,
     torch_states,
 )
@@ -182,7 +183,11 @@ def _functions(rebuilt: Transferred, recorder: FunctionRecorder) -> list[list[st
 def _refuse_custom_operators(rebuilt: Transferred) -> None:
     """Raises CompileRefused, naming one, where the forward calls such operators."""
     program = None
-    with contextlib.suppress(CompileRefused), call_hooks.originals():
+    with (
+        contextlib.suppress(CompileRefused),
+        main_of(rebuilt.module),
+        call_hooks.originals(),
+    ):
         program, _ = export_strictly(rebuilt.module, rebuilt.args, rebuilt.kwargs)
     if program is not None:
         refuse_operators(program.graph, draws=True)

@@ -1,0 +1,69 @@
+"""Where the values are that TorchDynamo's sources name, as steps of a path of `guard_rows`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from eagercache.callables.guard_rows import Path, Step, resolve
+
+# The names of a class: an item of them is one of its attributes.
+NAMESPACE: Step = ("namespace", "")
+# Before the position of a key: the value at it.
+AT_POSITION: Step = ("at", "")
+
+
+def variable_path(place: Path, variable: Path) -> Path | None:
+    """A variable of the environment; None for an item of another mapping with keys of bytes."""
+    if resolve(place, torch.nn.Module()) is not os.environ._data:  # type: ignore[attr-defined]
+        return None
+    return (("import", "os"), *variable)
+
+
+def path_from_self(name: str, steps: list[Step]) -> Path | None:
+    """A path from the module itself; ``steps``: to the value, the last one first."""
+    rest = list(reversed(steps))
+    # `torch.export` puts the module into one of its own.
+    if rest[:2] == [("attr", "_modules"), ("item", "_export_root")]:
+        rest = rest[2:]
+    elif rest[:1] == [("attr", "_export_root")]:
+        rest = rest[1:]
+    elif name == "self" and rest:
+        return None
+    return (("self", ""), *rest) if name == "self" else None
+
+
+def steps_of(source: Any, sort: str) -> tuple[Step, ...] | None:
+    """From what a source of that sort is based on; None for one that is not known."""
+    if "NNModuleSource" in sort or sort == "SkipGuardSource":
+        return ()
+    if sort in ("AttrSource", "GenericAttrSource", "CellContentsSource") or "Param" in sort:
+        return (("attr", source.member),)
+    if sort == "ClosureSource":
+        return (("attr", "__closure__"),)
+    if sort == "CodeSource":
+        return (("attr", "__code__"),)
+    if sort == "TypeSource":
+        return (("type", ""),)
+    if sort == "TypeDictSource":
+        return (NAMESPACE,)
+    if sort == "TypeMROSource":
+        return (("attr", "__mro__"),)
+    if sort == "DefaultsSource":
+        return (("attr", source.field), ("item", source.idx_key))
+    if sort in ("GetItemSource", "ListGetItemSource", "DictGetItemSource") or (
+        sort == "DictSubclassGetItemSource"
+    ):
+        key = source.index
+        if type(key).__name__ == "ConstDictKeySource":
+            return (AT_POSITION, ("key", key.index))
+        if isinstance(key, bytes):  # of what `os.environ` has
+            return (("variable", os.fsdecode(key)),)
+        if getattr(source, "index_is_slice", False) or not isinstance(key, (str, int, bool)):
+            return None
+        return (("item", key),)
+    if sort == "ConstDictKeySource":
+        return (("key", source.index),)
+    return None
