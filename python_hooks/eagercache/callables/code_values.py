@@ -331,12 +331,15 @@ def environment_names(code: types.CodeType, namespace: Mapping[str, Any]) -> lis
 
 
 def is_of_program(value: Any) -> bool:
-    """Whether ``value`` is an object with attributes, of a class that the program brought."""
+    """Whether ``value`` is an object with attributes, of a class that the program brought.
+
+    Or of one of `NAMESPACES`.
+    """
     if isinstance(value, (torch.Tensor, torch.nn.Module, types.FunctionType)):
         return False
-    return isinstance(getattr(value, "__dict__", None), dict) and not is_covered(
-        type(value).__module__
-    )
+    kind = type(value)
+    has_attributes = isinstance(getattr(value, "__dict__", None), dict)
+    return has_attributes and (kind in NAMESPACES or not is_covered(kind.__module__))
 
 
 class _Loose:
@@ -389,6 +392,6 @@ class _Loose:
             if is_covered(str(value.__module__)):
                 return [str(value.__module__), value.__qualname__]
             return [str(value.__module__), value.__qualname__, *self.function(value)]
-        if is_of_program(value) or isinstance(value, NAMESPACES):
+        if is_of_program(value):
             return [[key, self.write(item)] for key, item in sorted(vars(value).items())]
         return []

@@ -26,6 +26,7 @@ from eagercache.callables.module_identity import Unfit
 
 MAX_BYTES = 4 << 20
 
+_Cached: Any = type(functools.lru_cache(len))  # of functions that keep what they return
 _lock = threading.Lock()  # by-value registrations are cloudpickle's, for the process
 
 
@@ -34,7 +35,7 @@ class Packer(cloudpickle.Pickler):
 
     ``torch.ops`` and its namespaces are modules that no import finds: a script with
     ``aten = torch.ops.aten`` has them among its globals. A cached property has a lock on Python
-    3.11 and before.
+    3.11 and before. A cached function of a script goes without what it keeps.
 
     Attributes:
         classes_of_main: the classes of ``__main__`` that were met and are what their names stand
@@ -51,6 +52,8 @@ class Packer(cloudpickle.Pickler):
             self.classes_of_main[value.__qualname__] = value
         if type(value) is functools.cached_property:
             return _cached_property, (value.func, value.attrname)
+        if type(value) is _Cached and value.__module__ == "__main__":
+            return _cached_function, (value.__wrapped__, value.cache_parameters())
         if isinstance(value, type):
             return _with_slots(value, super().reducer_override(value))
         if isinstance(value, _Ops):
@@ -77,6 +80,10 @@ def _cached_property(function: Any, name: str | None) -> functools.cached_proper
     if name is not None:
         made.__set_name__(object, name)
     return made
+
+
+def _cached_function(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def pack(function: types.FunctionType, modules: tuple[str, ...] = ()) -> str:

@@ -27,6 +27,7 @@ from eagercache.callables.code_values import (
     filled_cells,
     is_covered,
     is_found_by_name,
+    is_of_program,
     is_python_class,
     plain_value,
     put_into,
@@ -343,15 +344,14 @@ class Writer:
             return [name, self.write(value.__func__, where, depth), part]
         if isinstance(value, types.FunctionType):
             return self._function(value, where, depth)
-        state = getattr(value, "__dict__", None)
-        if not isinstance(state, dict) or is_covered(type(value).__module__):
+        if not is_of_program(value):
             raise Unfit(f"attribute {where} is a {type(value).__name__}, which cannot be compared")
         return [
             name,
             class_code(type(value)),
             *(
                 [key, self.write(item, f"{where}.{key}", depth)]
-                for key, item in sorted(state.items())
+                for key, item in sorted(vars(value).items())
                 if key not in NOT_COMPARED
             ),
         ]

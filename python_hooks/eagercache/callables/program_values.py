@@ -24,7 +24,6 @@ import torch
 
 from eagercache.callables.code_values import (
     MISSING,
-    NAMESPACES,
     chains,
     functions_in,
     is_covered,
@@ -165,7 +164,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _has_inside(value: Any) -> bool:
-    return isinstance(value, (list, dict, set, *NAMESPACES)) or is_of_program(value)
+    return isinstance(value, (list, dict, set)) or is_of_program(value)
 
 
 def _content(value: Any) -> Any:

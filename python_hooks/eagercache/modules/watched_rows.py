@@ -34,7 +34,7 @@ from eagercache.callables.guard_rows import (
     step_from,
 )
 from eagercache.callables.module_identity import NOT_COMPARED, own_tensors
-from eagercache.modules.held_parts import Holdable, is_found_unasked, is_leaf
+from eagercache.modules.held_parts import Holdable, is_found_unasked, is_leaf, is_watched
 
 # (sort, place, keys, expected): see nn_modules/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
@@ -338,7 +338,7 @@ class Rows:
             if not self._is_foreign(value):
                 return
             self.metaclasses(kind)
-        elif is_covered(kind.__module__) or isinstance(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor) or not is_watched(kind):
             return
         self._class(kind)
         if id(value) not in self._typed and self._may_hold(value):

@@ -1,4 +1,4 @@
-"""Modules without tensors that a forward reads from elsewhere: a global, a table, an object."""
+"""Modules without tensors that a forward reads from elsewhere, and namespaces of Python's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from eagercache.callables.guard_rows import NO_GUARD, describe
 from eagercache.modules.watched_rows import Rows
 
 PROGRAM = """
+import argparse, types
 import torch, eagercache
 from eagercache.base.load import core
 from eagercache.modules.manager import explain_module, manager
@@ -61,6 +62,20 @@ class Held(Base):
     def forward(self, x):
         return holder.held(self.dense(x))
 
+space = types.SimpleNamespace(gain=2.0, table={"a": 1.0})
+options = argparse.Namespace(gain=3.0)
+
+class Spaced(Base):
+    def __init__(self):
+        super().__init__()
+        self.space, self.options = space, options
+
+    def forward(self, x):
+        return self.dense(x) * self.space.gain * self.options.gain + self.space.table["a"]
+
+class Other(argparse.Namespace):
+    gain = 11.0
+
 class Dense(Base):  # has tensors, which no kernel is given
     def forward(self, x):
         return dense(self.dense(x))
@@ -95,6 +110,12 @@ changes = {
         lambda: setattr(holder.held, "gain", 0.5),
         lambda: setattr(holder, "held", nn.ReLU()),
         lambda: setattr(nn.ReLU, "forward", lambda self, x: x * 9),
+    ],
+    Spaced: [
+        lambda: setattr(space, "gain", 4.0),
+        lambda: space.table.update(a=5.0),
+        lambda: vars(options).update(gain=5.0),
+        lambda: (delattr(options, "gain"), setattr(options, "__class__", Other)),
     ],
     Dense: [lambda: dense.weight.data.zero_()],
 }
@@ -139,6 +160,7 @@ def test_modules_elsewhere_are_watched_in_whole(cache: Path) -> None:
         'approximate="none"': 'approximate="tanh"',
         "scaled = Scaled(1.5)": "scaled = Scaled(2.5)",
         "self.held = Scaled(2.0)": "self.held = Scaled(2.0).requires_grad_(False).eval()",
+        "argparse.Namespace(gain=3.0)": "argparse.Namespace(gain=4.0)",
         "nn.ReLU(), Scaled(3.0)": "nn.Tanh(), Scaled(3.0)",
     }
     text = program(changes=False)

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from eagercache.worker.compat import cached_calls
 from eagercache.worker.compat.noted_calls import before
 
 # The files of Dynamo's own sets. What reads members there adds, removes, finds or compares them,
@@ -134,6 +135,7 @@ def noticed(order: int = 0) -> Iterator[ProcessValues]:
         before(undo, ConstantVariable, "__init__", found.makes)
         kind.items = property(_items(found, ordered), _keep_items)
         undo.callback(delattr, kind, "items")
+        cached_calls.notice(undo, found.reasons)
         yield found
 
 
