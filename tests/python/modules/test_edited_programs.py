@@ -142,3 +142,41 @@ def test_no_kernel_has_an_order_a_hash_or_an_address(
         assert len(found["right"]) == 4 and all(found["right"]), (seed, found)
         assert (found["hits"] > 0) == has_kernel, (seed, found)
         assert has_kernel or "each process" in found["lines"], (seed, found)
+
+
+IMPORTS = """
+import sys
+import torch, eagercache
+sys.path.insert(0, {here!r})
+import importing
+from eagercache.modules.manager import explain_module, manager
+
+torch.set_num_threads(1)
+model, x = importing.Importing().eval(), torch.ones(2, 8)
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for _ in range(3):
+        model(x)
+    hits = [row.hits for part, row in manager.stats() if part is model]
+    lines = explain_module(model)
+report(hits=hits, lines=lines)
+"""
+
+IMPORTING = """
+import sys
+import torch
+{more}
+
+class Importing(torch.nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) * 2 + 1
+"""
+
+
+def test_what_a_worker_could_not_import_is_tried_again(cache: Path, tmp_path: Path) -> None:
+    program, text = IMPORTS.format(here=str(tmp_path)), tmp_path / "importing.py"
+    text.write_text(IMPORTING.format(more="if 'eagercache.worker' in sys.modules: import no_such"))
+    first = run_program(program, cache, fills=True)
+    assert first["hits"] == [0] and "no_such" in str(first["lines"]), first
+    text.write_text(IMPORTING.format(more=""))
+    second = run_program(program, cache, fills=True)
+    assert second["hits"] == [2], second

@@ -41,9 +41,8 @@ from eagercache.worker.jobs.outcome import (
     Built,
     Failure,
     Outcome,
+    failed_by,
     forget_locals,
-    is_transient,
-    one_line,
     response_of,
 )
 from eagercache.worker.jobs.trying import Trying
@@ -241,7 +240,7 @@ class Job(Trying):
     def fail(self, error: BaseException) -> None:
         """Ends the job with ``error``."""
         self.device_lost |= is_device_error(error)
-        self.outcome = Outcome("failed", one_line(error), transient=is_transient(error))
+        self.outcome = failed_by(error)
 
     def conclude(self, find_tools: Callable[[Any], Tools]) -> None:
         """Proof, timing, decision."""
@@ -382,6 +381,8 @@ class Job(Trying):
             self.give_library(library, tools.bare.seconds, 1)
 
     def _publish(self, outcome: Outcome) -> None:
+        if outcome.of_imports:
+            return  # the program's files may be others at its next run
         if self._replaces:
             if outcome.transient or (outcome.verdict == "failed" and not self._measured):
                 return  # what was known stays

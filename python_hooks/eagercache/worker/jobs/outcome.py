@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eagercache.base.trouble import is_passing
+from eagercache.base.trouble import causes, is_passing
 from eagercache.calls.numerics import CannotProve, ProofFailed, is_out_of_memory
 from eagercache.worker.inductor.commands import CompileFailed
 
@@ -25,6 +25,7 @@ class Outcome:
     verdict: str  # "kernel", "native", "failed" or "busy"
     reason: str = ""
     transient: bool = False
+    of_imports: bool = False  # the worker found no module of the program: told, and not stored
     refused: bool = False  # the operator's function can have no kernel at all, for `reason`
     kernel: Built | None = None
     module: ModuleResult | None = None
@@ -61,6 +62,13 @@ def forget_locals(error: BaseException) -> None:
 def is_transient(error: BaseException) -> bool:
     """Whether the machine, not the call, may be the reason."""
     return is_passing(error) or is_out_of_memory(error)
+
+
+def failed_by(error: BaseException) -> Outcome:
+    """What an error makes of a request."""
+    of_imports = any(isinstance(one, ImportError) for one in causes(error))
+    transient = is_transient(error)
+    return Outcome("failed", one_line(error), transient=transient, of_imports=of_imports)
 
 
 def one_line(error: BaseException) -> str:
