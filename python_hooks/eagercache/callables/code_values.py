@@ -48,8 +48,8 @@ def is_covered(module_name: str) -> bool:
     return module_name.partition(".")[0] in _COVERED_PACKAGES
 
 
-def is_found_by_name(kind: type) -> bool:
-    """Whether a class is what its Python module has under its name."""
+def is_found_by_name(kind: type | types.FunctionType) -> bool:
+    """Whether a class or function is what its Python module has under its name."""
     found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         found = vars(found).get(name) if hasattr(found, "__dict__") else None

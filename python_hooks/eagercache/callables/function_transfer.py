@@ -40,16 +40,22 @@ class Packer(cloudpickle.Pickler):
     Attributes:
         classes_of_main: the classes of ``__main__`` that were met and are what their names stand
             for, by these.
+        functions_of_main: the same of its functions.
     """
 
     def __init__(self, file: io.BytesIO, protocol: int | None = None) -> None:
         super().__init__(file, protocol=protocol)
         self.classes_of_main: dict[str, type] = {}
+        self.functions_of_main: dict[str, types.FunctionType] = {}
 
     def reducer_override(self, value: Any) -> Any:
         """What is not pickled as it says itself."""
-        if isinstance(value, type) and value.__module__ == "__main__" and is_found_by_name(value):
-            self.classes_of_main[value.__qualname__] = value
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+            found: dict[str, Any] = self.functions_of_main
+            if isinstance(value, type):
+                found = self.classes_of_main
+            if is_found_by_name(value):
+                found[value.__qualname__] = value
         if type(value) is functools.cached_property:
             return _cached_property, (value.func, value.attrname)
         if type(value) is _Cached and value.__module__ == "__main__":

@@ -63,6 +63,8 @@ _tuplegetter: Any = type(vars(namedtuple("_Any", "item"))["item"])
 
 # In a compile worker: the program's classes of its `__main__`, which is another one there.
 classes_of_main: dict[str, type] = {}
+# The same of functions that were sent and are what their names stand for there.
+functions_of_main: dict[str, types.FunctionType] = {}
 
 
 def find_class(module: str, path: str) -> type | None:

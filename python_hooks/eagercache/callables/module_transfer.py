@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import io
 import pickle
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from eagercache.callables.function_transfer import Packer
 from eagercache.callables.made_classes import (
     classes_of_main,
     fields_of,
+    functions_of_main,
     is_model_output,
     is_named_tuple,
     is_rebuilt,
@@ -101,7 +103,7 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             pickler.opened.add(kind)
     try:
         pickler.dump((module, args, dict(kwargs)))
-        pickler.dump(pickler.classes_of_main)
+        pickler.dump((pickler.classes_of_main, pickler.functions_of_main))
         values = collect(module)
         operators = (
             custom_operators.pickled_of_script(_pickled) if pickler.classes_of_main else ([], [])
@@ -131,7 +133,7 @@ class Transferred:
         values: what the program set in modules and classes; the module is run with them applied.
         objects: those among the arguments, which a forward changes.
         writes: the forward's, into tensors in the objects; see `finds_writes`.
-        classes: those of the program's `__main__`, by their names.
+        classes, functions: those of the program's `__main__`, by their names.
         key: of the call in the program; empty where it may be another one here.
     """
 
@@ -144,6 +146,7 @@ class Transferred:
     objects: CallObjects = field(init=False)
     writes: tuple[Write, ...] = ()
     classes: dict[str, type] = field(default_factory=dict)
+    functions: dict[str, types.FunctionType] = field(default_factory=dict)
     key: bytes = b""
 
     def __post_init__(self) -> None:
@@ -293,11 +296,12 @@ def unpack(text: str) -> Transferred:
     tensors = [standin.make() for standin in standins]
     unpickler = _Unpickler(io.BytesIO(body), tensors)
     module, args, kwargs = unpickler.load()
-    classes = unpickler.load()
+    classes, functions = unpickler.load()
     for part in module.modules():
         for mark in SHARDING_MARKS & vars(part).keys():
             delattr(part, mark)
-    transferred = Transferred(module, args, kwargs, tensors, standins, values, classes=classes)
+    transferred = Transferred(module, args, kwargs, tensors, standins, values)
+    transferred.classes, transferred.functions = classes, functions
     transferred.draw(seed=0)
     return transferred
 
@@ -307,8 +311,10 @@ def unpacked(text: str) -> Iterator[Transferred]:
     """`unpack`, in a block in which modules and classes hold what the program set in them."""
     transferred = unpack(text)
     classes_of_main.update(transferred.classes)
+    functions_of_main.update(transferred.functions)
     try:
         with transferred.values.applied():
             yield transferred
     finally:
         classes_of_main.clear()
+        functions_of_main.clear()

@@ -20,7 +20,7 @@ import torch
 
 from eagercache.callables.code_values import code_digest, functions_in, is_covered, values_digest
 from eagercache.callables.guard_rows import MARK, EnvironmentReads, failed_guard
-from eagercache.callables.made_classes import classes_of_main
+from eagercache.callables.made_classes import classes_of_main, functions_of_main
 from eagercache.callables.module_identity import Unfit
 
 # Whoever asks a logger whether it is enabled does something else where it is.
@@ -340,7 +340,8 @@ class FunctionRecorder:
                 of_objects = (kind for kind in given if kind.__module__ == name)
                 of_main = classes_of_main.values() if name == "__main__" else ()
                 classes = (*tree_classes(module, name), *of_objects, *of_main)
-                indexes[name] = CodeIndex(namespace, classes)
+                sent = functions_of_main if name == "__main__" else {}
+                indexes[name] = CodeIndex({**sent, **namespace}, classes)
             paths = indexes[name].paths_of(code)
             if not paths:
                 raise Unfit(f"it runs {name}.{code.co_name}, which cannot be found by name")

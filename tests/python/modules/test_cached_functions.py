@@ -13,7 +13,7 @@ from conftest import run_program
 from eagercache.worker.compat.cached_calls import is_pure
 
 PROGRAM = """
-import functools, math
+import functools, math, sys
 import torch, eagercache
 from eagercache.base.load import core
 from eagercache.modules.manager import explain_module, manager
@@ -44,6 +44,22 @@ class Based(torch.nn.Module):
     def forward(self, x):
         return torch.tanh(x) * based(3) + 1
 
+class Limited(torch.nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) * (2 if sys.getrecursionlimit() < 5000 else 3) + 1
+
+handlers = {}
+
+def twice(x):  # which no code names
+    return torch.tanh(x) * 2 + 1
+
+handlers["a"] = twice
+again = (lambda x: torch.tanh(x) * 5).__code__
+
+class Registered(torch.nn.Module):
+    def forward(self, x):
+        return handlers["a"](x)
+
 def rebase(value, forget=False):
     global base
     base = value
@@ -53,6 +69,12 @@ def rebase(value, forget=False):
 changes = {
     Pure: [root.cache_clear],
     Kept: [lambda: table(5).reverse(), lambda: table(5).__setitem__(2, 9.0)],
+    Limited: [lambda: sys.setrecursionlimit(9000)],
+    Registered: [
+        lambda: setattr(twice, "__code__", again),
+        lambda: handlers.update(a=lambda x: x * 3),
+        lambda: handlers.update(a=torch.sin),
+    ],
     Based: [lambda: rebase(7.0, True), lambda: rebase(1.0)],
 }
 torch.set_num_threads(1)
@@ -78,7 +100,7 @@ def test_what_was_kept_is_never_another_ones(cache: Any) -> None:
     rows = run_program(PROGRAM, cache, timeout=300, fills=True)["rows"]
     assert not any(wrong for row in rows.values() for wrong in row[1]), rows
     # A script's own travels by value.
-    assert [name for name, row in rows.items() if row[0]] == ["Pure"], rows
+    assert [name for name, row in rows.items() if row[0]] == ["Pure", "Registered"], rows
     for name in ("Kept", "Based"):
         assert "which keeps what it returned before" in rows[name][2], rows
 

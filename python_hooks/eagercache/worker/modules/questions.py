@@ -56,7 +56,10 @@ class Questions:
         """What Dynamo traces in this block is recorded. Not for several threads."""
         from torch._dynamo.symbolic_convert import InstructionTranslatorBase
         from torch._dynamo.variables.builtin import BuiltinVariable
-        from torch._dynamo.variables.functions import UserFunctionVariable
+        from torch._dynamo.variables.functions import (
+            PolyfilledFunctionVariable,
+            UserFunctionVariable,
+        )
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
         with ExitStack() as undo:
@@ -66,6 +69,7 @@ class Questions:
             before(undo, BuiltinVariable, "call_function", self._operator)
             before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
             after(undo, TorchInGraphFunctionVariable, "call_function", self._answer)
+            after(undo, PolyfilledFunctionVariable, "call_function", self._state)
             before(undo, UserFunctionVariable, "bind_args", self._function)
             name = "load_builtin_from_argval"
             before(undo, InstructionTranslatorBase, name, self._builtin)
@@ -92,6 +96,11 @@ class Questions:
     def _answer(self, result: Any, asked: Any, _: Any, given: Any, named: Any) -> None:
         if not self._refused and is_run_by_worker(asked, given, named, result):
             self._refuse_answer(asked.value)
+
+    def _state(self, result: Any, asked: Any, _: Any, given: Any, named: Any) -> None:
+        """What a function of Python's own says without being given anything: a recursion limit."""
+        if not self._refused and not given and not named and result.is_python_constant():
+            self._refuse_answer(asked.fn)
 
     def _refuse_answer(self, function: Any) -> None:
         name = getattr(function, "__name__", "")
