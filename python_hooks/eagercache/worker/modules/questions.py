@@ -97,9 +97,15 @@ class Questions:
         if not self._refused and is_run_by_worker(asked, given, named, result):
             self._refuse_answer(asked.value)
 
-    def _state(self, result: Any, asked: Any, _: Any, given: Any, named: Any) -> None:
-        """What a function of Python's own says without being given anything: a recursion limit."""
-        if not self._refused and not given and not named and result.is_python_constant():
+    def _state(self, result: Any, asked: Any, tx: Any, given: Any, named: Any) -> None:
+        """What a function of Python's own says without being given anything: a recursion limit.
+
+        Python's library asks for that, too (`inspect.unwrap`), and only ends a loop by it.
+        """
+        where = str(tx.f_globals.get("__name__", ""))
+        if self._refused or given or named or (is_covered(where) and where != "__main__"):
+            return
+        if result.is_python_constant():
             self._refuse_answer(asked.fn)
 
     def _refuse_answer(self, function: Any) -> None:
