@@ -475,7 +475,7 @@ CASES: dict[str, Callable[[World], Any]] = {
 # What has a kernel until it changes. The others are refused: they cannot be watched, or a trace is
 # not what eager runs.
 KERNELS = frozenset(
-    ("namespace", "chosen", "space", "cached", "function", "method", "operator", "environment")
+    ("namespace", "chosen", "space", "function", "method", "operator", "environment")
 ) | {"order", "level", "meta"}
 KERNELS |= {"written", "default", "keyword", "own_default", "other_class", "property_first", "item"}
 KERNELS |= {
