@@ -139,7 +139,7 @@ def test_what_a_replaced_worker_was_at_is_answered_by_the_next_one(
     service, answers = bench.service(largest_batch=batch, first_batch=batch), Answers()
     for number, do in enumerate(("hang_once", "answer", "answer")):
         service.submit(call(number, do), answers)
-    assert wait_until(lambda: Path(f"{bench.notes_path}.once").exists())
+    assert wait_until(lambda: bench.pids("child"))
     with service._queue.changed:
         requests = list(service._queue.unanswered.values())
         (worker,) = service._workers.processes

@@ -84,12 +84,11 @@ for index, request in requests():
     if do == "exit":
         print("the last words", file=sys.stderr, flush=True)
         os._exit(9)
-    if do == "hang":
+    if do == "hang_once" and open(os.environ["NOTES"]).read().count("hang_once") > 1:
+        do = "answer"
+    if do.startswith("hang"):
         child = subprocess.Popen(["sleep", "600"])
         note(f"child {child.pid}")
-        time.sleep(600)
-    if do == "hang_once" and not os.path.exists(os.environ["NOTES"] + ".once"):
-        open(os.environ["NOTES"] + ".once", "w").close()
         time.sleep(600)
     if do == "slow":
         begin = time.monotonic()
