@@ -15,8 +15,8 @@ inline constexpr std::uint64_t kSpentNs = 1'000'000;
 inline constexpr std::uint64_t kCallsOnGpu = 64;
 
 // The calls after which a kernel is asked for, of a key that `native_ns` was measured for. `calls`
-// is what each key needs, `requests` how many were made. A power of two where it is not `calls`:
-// keys are looked at then (Runtime::ask_for).
+// is what each key needs, `requests` how many were made. Keys are looked at whenever their calls
+// have doubled (Runtime::ask_for), so the next power of two is when they are.
 constexpr std::uint64_t enough_calls_of(bool on_gpu, std::uint64_t calls, std::uint64_t requests,
                                         std::uint64_t native_ns) noexcept {
   if (requests < kRequestsAtOnce) {

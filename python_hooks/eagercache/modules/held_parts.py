@@ -104,10 +104,14 @@ class Holdable:
         known = self._known.get(id(value))
         if known is not None:
             return known
-        if depth > _MAX_DEPTH or len(self._known) > _MAX_VALUES:
+        if depth > _MAX_DEPTH or len(self._kept) > _MAX_VALUES:
             return False
+        before = len(self._kept)
         self._kept.append(value)
         self._known[id(value)] = True  # for what leads back to it
         held = all(self._look(part, depth + 1) for part in held_parts(value))
-        self._known[id(value)] = held
+        if not held:  # what was true of a part may have been so because of this one
+            for one in self._kept[before:]:
+                self._known.pop(id(one), None)
+            self._known[id(value)] = False
         return held

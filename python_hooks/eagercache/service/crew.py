@@ -8,6 +8,7 @@ become full: it is replaced.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from eagercache.service.pace import SAMPLE_SECONDS
+
+log = logging.getLogger("eagercache")
 
 # Of each sample one of the stopped ones runs for so long: it may hold a lock of the store.
 TURN_SECONDS = 0.02
@@ -62,9 +65,9 @@ class Crew:
         with self._lock:
             self._busy.append(worker)
             watched, self._watched = self._watched, True
-        if not watched:
-            self._start()
         try:
+            if not watched:
+                self._start()
             yield
         finally:
             with self._lock:
@@ -112,5 +115,12 @@ class Crew:
                 self._watched = False
 
     def _watch(self) -> None:
-        while self.look():
-            time.sleep(SAMPLE_SECONDS)
+        try:
+            while self.look():
+                time.sleep(SAMPLE_SECONDS)
+        except Exception:  # as where /proc cannot be read: nobody stays stopped
+            log.debug("workers are not looked after:", exc_info=True)
+            with self._lock:
+                self._watched = False
+                for worker in self._busy:
+                    worker.go_on()

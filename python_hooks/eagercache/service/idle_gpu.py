@@ -1,15 +1,15 @@
 """Whether pending requests may use a GPU: only while no program does.
 
 A program that finds a worker of ours on its GPU could run out of memory there. So a worker begins
-where nobody has a context, and is ended as soon as somebody else has one. A context takes longer to
-be made than it takes to look. Where the driver does not show whose contexts there are, as in most
-containers, nothing is begun.
+where nobody computes, and is ended as soon as somebody else has a context. A context takes longer
+to be made than it takes to look. Where the driver does not show our own worker, as in most
+containers, it would not show another program, either: the first answer ends it there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Set
 
 from eagercache.service.gpu_watch import Use, strangers, use_of
 
@@ -18,17 +18,11 @@ LOOK_SECONDS = 0.1
 
 
 class IdleGpu:
-    """One GPU, by its UUID. ``groups`` gives the process groups of our workers on it."""
+    """One GPU, by its UUID. ``groups`` are the process groups of our workers on it."""
 
-    def __init__(
-        self,
-        uuid: str,
-        groups: Callable[[], Iterable[int]],
-        look: Callable[[str], Use | None] = use_of,
-    ) -> None:
+    def __init__(self, uuid: str, look: Callable[[str], Use | None] | None = None) -> None:
         self._uuid = uuid
-        self._groups = groups
-        self._look = look
+        self._look = look or use_of
         self._looked = -LOOK_SECONDS
         self._last: Use | None = None
         self._seen = False  # a worker of ours, by the driver
@@ -39,24 +33,24 @@ class IdleGpu:
         use = self._use()
         return not self._blind and use is not None and use.shared and use.total_bytes >= wanted
 
-    def is_free_for(self, wanted: int) -> bool:
+    def is_free_for(self, wanted: int, groups: Set[int]) -> bool:
         """Whether nobody else is on it, and so many bytes are free."""
         use = self._use()
         if self._blind or use is None or not use.shared or use.free_bytes < wanted:
             return False
-        return not strangers(use, self._groups())
+        return not strangers(use, groups)
 
-    def is_wanted(self, *, answered: bool) -> bool:
-        """Whether somebody has come, or could not be seen.
-
-        ``answered``: a worker has answered a request on it. If it was never seen there, another
-        program would not be, either.
-        """
+    def is_wanted(self, groups: Set[int]) -> bool:
+        """Whether somebody has come, or it is gone."""
         use = self._use()
-        if use is None or strangers(use, self._groups()):
+        if use is None or strangers(use, groups):
             return True
         self._seen = self._seen or bool(use.pids)
-        self._blind = answered and not self._seen
+        return False
+
+    def cannot_see(self, *, answered: bool) -> bool:
+        """Whether a worker that ``answered`` a request on it was never seen there."""
+        self._blind = self._blind or (answered and not self._seen)
         return self._blind
 
     def _use(self) -> Use | None:

@@ -23,7 +23,7 @@ from eagercache.base.load import core
 from eagercache.base.worker_environment import add_late_paths
 from eagercache.service import lingering
 from eagercache.service.cuda_gate import bytes_wanted
-from eagercache.service.idle_gpu import IdleGpu
+from eagercache.service.idle_gpu import LOOK_SECONDS, IdleGpu
 from eagercache.service.machine import busy_share, free_bytes
 from eagercache.service.pending import PendingFolder, PendingRequest
 from eagercache.service.pending_work import PendingWork
@@ -66,8 +66,7 @@ class Lingerer:
         self._whatever_the_load = whatever_the_load
         self._said = ""
         self._gpus: dict[str, IdleGpu] = {}
-        self._on: tuple[IdleGpu | None, int] = (None, 0)  # and what was done when it began there
-        self._gave_way = False
+        self._on = ("", 0)  # the GPU that it is at, and what was done when it began there
 
     def run(self) -> None:
         """Returns when nothing is left, or the time is over."""
@@ -75,7 +74,7 @@ class Lingerer:
         work = self._make_work()
         asked = False
         try:
-            while work.run(lambda left: self._choose(work, left), lambda: self._must_end(work)):
+            while work.run(lambda left: self._choose(work, left), lambda: self._is_over(work)):
                 # Whoever leaves requests while the lock is held relies on them being seen.
                 lingering.unlock(self._lock)
                 if not work.left() or not lingering.lock(self._lock):
@@ -83,7 +82,7 @@ class Lingerer:
         except _Told:
             asked = True
         finally:
-            work.close(asked=asked or self._gave_way)
+            work.close(asked=asked)
 
     def _make_work(self) -> PendingWork:
         assert core is not None
@@ -109,12 +108,20 @@ class Lingerer:
     def _over(self) -> bool:
         return time.monotonic() >= self._end
 
-    def _must_end(self, work: PendingWork) -> bool:
-        """Whether the time is over, or a program came for the GPU that a worker is on."""
-        gpu, before = self._on
-        if gpu is not None and gpu.is_wanted(answered=work.done > before):
-            self._gave_way = True
-        return self._gave_way or self._over()
+    def _is_over(self, work: PendingWork) -> bool:
+        """Asked while workers are at it: programs that come have their GPUs to themselves."""
+        self._give_way(work)
+        return self._over()
+
+    def _give_way(self, work: PendingWork) -> None:
+        """Leaves GPUs to programs that came, and those where they could not be seen."""
+        for uuid, gpu in self._gpus.items():
+            groups = work.workers_on(uuid)
+            if not groups:
+                continue
+            answered = self._on[0] == uuid and work.done > self._on[1]
+            if gpu.is_wanted(groups) or gpu.cannot_see(answered=answered):
+                work.leave(uuid)
 
     def _choose(self, work: PendingWork, left: list[PendingRequest]) -> list[PendingRequest]:
         """Waits for an idle machine, and of GPUs for one that nobody uses; then the next requests.
@@ -129,31 +136,39 @@ class Lingerer:
             elif not self._whatever_the_load and busy_share(_SAMPLE_SECONDS) > IDLE_SHARE:
                 self._say("waits for an idle machine")
             else:
-                left = [one for one in left if self._could_have(work, one)]
-                chosen = next((one for one in left if self._is_free_for(work, one)), None)
+                self._give_way(work)
+                possible = [one for one in left if self._could_have(one)]
+                chosen = next((one for one in possible if self._is_free_for(work, one)), None)
                 if chosen is not None:
-                    self._on = (self._gpu(work, chosen.gpu) if chosen.gpu else None, work.done)
+                    self._on = (chosen.gpu, work.done)
                     self._say(f"compiles: {work.done} of {work.total} requests done")
-                    together = (one for one in left if one.gpu == chosen.gpu)
+                    together = [one for one in possible if one.gpu == chosen.gpu]
                     return [one for one in together if self._is_free_for(work, one)][:GROUP]
-                if not left:
+                if not possible:
                     return []
                 self._say("waits for a GPU")
-            time.sleep(_BUSY_SECONDS)
+            self._rest(work)
+            left = work.left()  # who ended meanwhile relies on this process
         return []
 
-    def _gpu(self, work: PendingWork, uuid: str) -> IdleGpu:
-        if uuid not in self._gpus:
-            self._gpus[uuid] = IdleGpu(uuid, lambda: work.service(uuid).worker_groups())
-        return self._gpus[uuid]
+    def _rest(self, work: PendingWork) -> None:
+        end = time.monotonic() + _BUSY_SECONDS
+        while time.monotonic() < min(end, self._end):
+            self._give_way(work)
+            time.sleep(min(_BUSY_SECONDS, LOOK_SECONDS))
 
-    def _could_have(self, work: PendingWork, request: PendingRequest) -> bool:
+    def _gpu(self, uuid: str) -> IdleGpu:
+        return self._gpus.setdefault(uuid, IdleGpu(uuid))
+
+    def _could_have(self, request: PendingRequest) -> bool:
         wanted = bytes_wanted(request.description) if request.gpu else 0
-        return not request.gpu or self._gpu(work, request.gpu).could_have(wanted)
+        return not request.gpu or self._gpu(request.gpu).could_have(wanted)
 
     def _is_free_for(self, work: PendingWork, request: PendingRequest) -> bool:
-        wanted = bytes_wanted(request.description) if request.gpu else 0
-        return not request.gpu or self._gpu(work, request.gpu).is_free_for(wanted)
+        if not request.gpu:
+            return True
+        groups = work.workers_on(request.gpu)
+        return self._gpu(request.gpu).is_free_for(bytes_wanted(request.description), groups)
 
     def _say(self, does: str) -> None:
         if does != self._said:

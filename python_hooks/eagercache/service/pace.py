@@ -115,14 +115,18 @@ def physical_cores(folder: Path = _CORES) -> int:
 
 
 def spare_seconds(stat: Path = Path("/proc/stat")) -> float:
-    """Since the boot, what this process's processors were idle for, or had only what is nice."""
+    """Since the boot, what this process's processors were idle for, or had only what is nice.
+
+    What is nice counts where this process is not: its workers are nicer.
+    """
+    columns = (1, 3, 4) if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else (3, 4)
     allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in stat.read_text().splitlines():
             name, *words = line.split()
             if name in allowed:  # user, nice, system, idle, waiting for a disk (proc(5))
-                ticks += sum(int(words[column]) for column in (1, 3, 4))
+                ticks += sum(int(words[column]) for column in columns)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -50,7 +50,7 @@ class PendingWork:
         self._environment = environment
         self._store = store
         self._service_for = service_for
-        self._services: dict[str, CompileService] = {}
+        self._services: dict[str, CompileService] = {}  # by device
         self._tried: set[str] = set()
         self._open: dict[str, PendingRequest] = {}  # begun and without an answer
         self._closed = False
@@ -79,6 +79,7 @@ class PendingWork:
                 self._folder.remove(request.name)
             else:
                 found.append(request)
+        self.total = self.done + len(found)
         return found
 
     def run(
@@ -93,7 +94,6 @@ class PendingWork:
         are closed then: what was begun is not finished.
         """
         while left := self.left():
-            self.total = self.done + len(left)
             group = choose(left)
             if not group:
                 return False
@@ -110,6 +110,22 @@ class PendingWork:
         if gpu not in self._services:
             self._services[gpu] = self._service_for(gpu)
         return self._services[gpu]
+
+    def workers_on(self, gpu: str) -> set[int]:
+        """The process groups of the workers that are on a GPU."""
+        service = self._services.get(gpu)
+        return service.worker_groups() if service is not None else set()
+
+    def leave(self, gpu: str) -> None:
+        """Ends the workers on a GPU at once. What they were at counts as not begun."""
+        service = self._services.pop(gpu, None)
+        if service is None:
+            return
+        for request in [one for one in self._open.values() if one.gpu == gpu]:
+            if self._open.pop(request.name, None) is not None:  # not answered meanwhile
+                self._folder.put_back(request)
+                self._tried.discard(request.name)
+        service.close()
 
     def close(self, *, asked: bool) -> None:
         """Ends what is under way. ``asked``: by somebody, so that it is no attempt that failed."""
@@ -136,9 +152,8 @@ class PendingWork:
 
     def _answered(self, request: PendingRequest, response: Response) -> None:
         """On a thread of the service."""
-        if self._closed:
-            return
-        self._open.pop(request.name, None)
+        if self._closed or self._open.pop(request.name, None) is None:
+            return  # it was put back
         verdict = str(response.get("verdict", "failed"))
         passing = verdict == "failed" and response.get("failure") == "transient"
         if not passing or request.attempts >= MOST_ATTEMPTS:

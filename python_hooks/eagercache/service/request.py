@@ -40,6 +40,7 @@ class Request:
     crashes: int = 0
     again: bool = False  # to be measured again, when the machine is idle: nobody waits for it
     alone: bool = False  # not in a batch: one that it was in has failed
+    replaced: bool = False  # a worker of its was ended for getting nothing: no other such one
     lost_batches: int = 0  # batches that it was in whose worker was lost
     answered: bool = False  # or about to be
     desk: RemoteDesk | None = None  # where it was looked up in remotes

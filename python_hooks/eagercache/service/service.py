@@ -32,12 +32,17 @@ if TYPE_CHECKING:
 
 # A whole model takes this many times as long as an operator.
 MODULE_TIMEOUT_FACTOR = 6
-# Requests that wait for the program's end; a description of a module may be some megabytes.
+# Requests that wait for the program's end, and what they may hold: a module's may be megabytes.
 MOST_FOR_LATER = 256
+MOST_LATER_BYTES = 16 << 20
 
 
 def _ignore(_: Any) -> None:
     """Nobody waits for the answer."""
+
+
+def _size(request: Request) -> int:
+    return len(request.description.get("payload", ""))
 
 
 class CompileService:
@@ -131,8 +136,9 @@ class CompileService:
                 return
             request = self._request_locked(description, _ignore, 0)
             self._for_later[str(description["digest"])] = request
-            if len(self._for_later) > MOST_FOR_LATER:
-                del self._for_later[min(self._for_later, key=lambda k: self._for_later[k].gain)]
+            kept = self._for_later
+            while len(kept) > MOST_FOR_LATER or sum(map(_size, kept.values())) > MOST_LATER_BYTES:
+                del kept[min(kept, key=lambda key: kept[key].gain)]
 
     def _request_locked(
         self, description: dict[str, Any], on_done: OnDone, crashes: int

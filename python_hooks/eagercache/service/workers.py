@@ -181,7 +181,8 @@ class Workers:
                 return process
             self._discard(process)
         try:
-            process = WorkerProcess(request.settings, gives_way=self._has_room())
+            gives_way = self._has_room() and not request.replaced
+            process = WorkerProcess(request.settings, gives_way=gives_way)
         except Exception as error:  # no memory, no process, no thread, no such program
             if str(error) not in self._said:
                 self._said.add(str(error))
@@ -235,6 +236,8 @@ class Workers:
             process = None
             if not lost.replaced:
                 note_lost_batch(left, lost)
+            for request in left.values():
+                request.replaced = request.replaced or lost.replaced
         with self._queue.changed:
             closed = self._queue.closed
             if not closed:
@@ -260,6 +263,7 @@ class Workers:
         with self._queue.changed:
             closed = self._queue.closed
             if lost.replaced and not closed:
+                request.replaced = True
                 self._queue.push(request, delay=0.0)
                 return None
         request.crashes += 1
@@ -287,7 +291,8 @@ class Workers:
         if process is None:
             return None
         try:
-            process.ask({**message(request), "record": failure}, request.settings)
+            with self._crew.at_work(process):
+                process.ask({**message(request), "record": failure}, request.settings)
         except WorkerLost as lost:
             event(
                 INFO, "worker_lost", op=described_name(request.description), reason=lost, retry="no"

@@ -32,6 +32,16 @@ def table(size):
 def based(number):
     return base * number
 
+@functools.cache
+def product(one, other):
+    return one * other
+
+product(1, 2)  # and what is equal and of another type gets that
+
+class Mixed(torch.nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) * len(str(product(1.0, 2)))
+
 class Pure(torch.nn.Module):
     def forward(self, x):
         return torch.tanh(x) * root(5) + 1
@@ -87,6 +97,7 @@ changes = {
         lambda: handlers.update(a=torch.sin),
     ],
     Based: [lambda: rebase(7.0, True), lambda: rebase(1.0)],
+    Mixed: [product.cache_clear],
 }
 torch.set_num_threads(1)
 x = torch.linspace(-1, 1, 32).view(4, 8)
@@ -112,7 +123,7 @@ def test_what_was_kept_is_never_another_ones(cache: Any) -> None:
     assert not any(wrong for row in rows.values() for wrong in row[1]), rows
     kept = ["Pure", "Assigned", "Registered"]  # a script's own functions travel by value
     assert [name for name, row in rows.items() if row[0]] == kept, rows
-    for name in ("Kept", "Based"):
+    for name in ("Kept", "Based", "Mixed"):
         assert "which keeps what it returned before" in rows[name][2], rows
 
 

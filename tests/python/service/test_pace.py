@@ -138,13 +138,17 @@ def test_quotas_of_both_kinds_of_control_groups_are_read(tmp_path: Path) -> None
     assert cpu_quota(own, root) == 3.0
 
 
-def test_spare_is_what_is_idle_and_what_is_nice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nice", "spare"), [(0, 9.0), (-5, 9.0), (5, 7.0)])
+def test_spare_is_what_is_idle_and_what_is_nicer_than_this(
+    tmp_path: Path, nice: int, spare: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getpriority", lambda *_: nice)
     ticks = os.sysconf("SC_CLK_TCK")
     row = f"{9 * ticks} {2 * ticks} {9 * ticks} {3 * ticks} {4 * ticks} 0 0 0 0 0"
     mine = sorted(os.sched_getaffinity(0))
     path = tmp_path / "stat"
     path.write_text(f"cpu  {row}\n" + "".join(f"cpu{n} {row}\n" for n in (*mine, 4095)))
-    assert spare_seconds(path) == 9.0 * len(mine)
+    assert spare_seconds(path) == spare * len(mine)
     assert spare_seconds(tmp_path / "none") == 0.0 < spare_seconds()
 
 

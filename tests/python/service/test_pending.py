@@ -312,20 +312,25 @@ def test_clear_ends_the_process_and_stats_shows_it(
 def _choice(
     folder: PendingFolder, monkeypatch: pytest.MonkeyPatch, free: int, busy: float
 ) -> tuple[list[str], str]:
-    """What a lingering process goes on with within 0.2 s, and what it says it does."""
+    """What a lingering process goes on with, or rests without, and what it says it does."""
     monkeypatch.setattr(linger_main, "free_bytes", lambda: free)
     monkeypatch.setattr(linger_main, "busy_share", lambda seconds: busy)
-    monkeypatch.setattr(linger_main, "_BUSY_SECONDS", 0.02)
-    end = time.monotonic() + 0.2
-    lingerer = linger_main.Lingerer(str(folder.path.parent), end, 0, whatever_the_load=False)
-    work = PendingWork(folder, HERE, _Store(), lambda gpu: _Service())  # type: ignore[arg-type,return-value]
+    root, end = str(folder.path.parent), time.monotonic() + 600
+    lingerer = linger_main.Lingerer(root, end, 0, whatever_the_load=False)
+
+    def rests(_: PendingWork) -> None:
+        lingerer._end = 0.0
+
+    monkeypatch.setattr(lingerer, "_rest", rests)
+    service: Any = _Service()
+    work = PendingWork(folder, HERE, _Store(), lambda gpu: service)
     return [one.digest for one in lingerer._choose(work, work.left())], lingerer._said
 
 
 @pytest.mark.parametrize(
     ("free", "busy", "begins", "said"),
     [
-        (8 << 30, 0.1, True, "compiles: 0 of 0 requests done"),
+        (8 << 30, 0.1, True, "compiles: 0 of 2 requests done"),
         (8 << 30, 0.9, False, "waits for an idle machine"),
         (1 << 30, 0.1, False, ""),
     ],

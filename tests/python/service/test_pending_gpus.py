@@ -22,7 +22,7 @@ from eagercache.service import idle_gpu, linger_main
 from eagercache.service.gpu_watch import Use, use_of
 from eagercache.service.idle_gpu import IdleGpu
 from eagercache.service.pending import PendingFolder, PendingRequest
-from eagercache.service.pending_work import PendingWork
+from eagercache.service.pending_work import Outcome, PendingWork
 from eagercache.service.request import Request
 from eagercache.service.service import CompileService
 from eagercache.service.settings import CUDA_WORKER_BYTES, ServiceSettings, for_gpu
@@ -61,7 +61,7 @@ class _Gpus:
         self.uses[uuid] = Use(**{**SHARED, **facts}, pids=frozenset(pids))
 
     def gpu(self, uuid: str = GPU) -> IdleGpu:
-        return IdleGpu(uuid, lambda: self.groups, self.uses.get)
+        return IdleGpu(uuid, self.uses.get)
 
 
 @pytest.fixture
@@ -150,40 +150,41 @@ def test_of_what_waits_for_the_end_the_most_useful_is_kept(
 
 
 def test_a_gpu_is_free_while_nobody_else_is_on_it(gpus: _Gpus) -> None:
-    gpu = gpus.gpu()
-    assert not gpu.could_have(1) and not gpu.is_free_for(1)  # it is not there
+    gpu, ours = gpus.gpu(), gpus.groups
+    assert not gpu.could_have(1) and not gpu.is_free_for(1, ours)  # it is not there
     gpus.put(GPU)
     assert gpu.could_have(80 << 30) and not gpu.could_have(81 << 30)
-    assert gpu.is_free_for(70 << 30) and not gpu.is_free_for(71 << 30)
+    assert gpu.is_free_for(70 << 30, ours) and not gpu.is_free_for(71 << 30, ours)
     gpus.put(GPU, os.getpid())
-    assert gpu.is_free_for(1) and not gpu.is_wanted(answered=False)
+    assert gpu.is_free_for(1, ours) and not gpu.is_wanted(ours)
+    assert not gpu.is_free_for(1, set()) and gpu.is_wanted(set())
     gpus.put(GPU, os.getpid(), STRANGER)
-    assert not gpu.is_free_for(1) and gpu.could_have(1) and gpu.is_wanted(answered=False)
+    assert not gpu.is_free_for(1, ours) and gpu.could_have(1) and gpu.is_wanted(ours)
     gpus.put(GPU, os.getpid(), 1 << 22)  # a number that no process here has
-    assert not gpu.is_free_for(1) and gpu.is_wanted(answered=False)
+    assert not gpu.is_free_for(1, ours) and gpu.is_wanted(ours)
     gpus.put(GPU, shared=False)
-    assert not gpu.is_free_for(1) and not gpu.could_have(1)
+    assert not gpu.is_free_for(1, ours) and not gpu.could_have(1)
 
 
-def test_where_processes_are_not_shown_nothing_goes_on(gpus: _Gpus) -> None:
+def test_where_our_worker_is_not_shown_nothing_goes_on(gpus: _Gpus) -> None:
     gpus.put(GPU)
-    gpu = gpus.gpu()
-    assert not gpu.is_wanted(answered=False)  # the worker has no context yet
-    assert gpu.is_wanted(answered=True)  # it had one, and was not seen
-    assert not gpu.could_have(1) and not gpu.is_free_for(1)
+    gpu, ours = gpus.gpu(), gpus.groups
+    assert not gpu.is_wanted(ours) and not gpu.cannot_see(answered=False)  # no context yet
+    assert gpu.cannot_see(answered=True)
+    assert not gpu.could_have(1) and not gpu.is_free_for(1, ours)
     seen = gpus.gpu()
     gpus.put(GPU, os.getpid())
-    assert not seen.is_wanted(answered=False)
+    assert not seen.is_wanted(ours)
     gpus.put(GPU)
-    assert not seen.is_wanted(answered=True)  # it has ended, being idle
+    assert not seen.cannot_see(answered=True) and seen.could_have(1)  # it has ended, being idle
 
 
 def test_a_gpu_that_is_gone_is_left(gpus: _Gpus) -> None:
     gpus.put(GPU, os.getpid())
     gpu = gpus.gpu()
-    assert not gpu.is_wanted(answered=False)
+    assert not gpu.is_wanted(gpus.groups)
     gpus.uses.clear()
-    assert gpu.is_wanted(answered=False)
+    assert gpu.is_wanted(gpus.groups)
 
 
 def test_a_machine_without_a_driver_has_no_gpus() -> None:
@@ -202,12 +203,25 @@ class _Store:
 
 
 class _Service:
+    """Answers nothing; ``closed`` says whether its workers were ended."""
+
     def __init__(self, groups: set[int]) -> None:
         self._groups = groups
+        self.closed = False
 
     def worker_groups(self) -> set[int]:
         """Of the workers that are played."""
-        return self._groups
+        return set() if self.closed else self._groups
+
+    def reconfigure(self, **_: Any) -> None:
+        """Nothing depends on it."""
+
+    def submit(self, description: dict[str, Any], on_done: Any, *, crashes: int = 0) -> None:
+        """It is never done."""
+
+    def close(self) -> None:
+        """Ends its workers."""
+        self.closed = True
 
 
 def _left(cache: Path, *requests: Request) -> list[PendingRequest]:
@@ -217,31 +231,39 @@ def _left(cache: Path, *requests: Request) -> list[PendingRequest]:
 
 
 class _Lingering(linger_main.Lingerer):
-    """One on an idle machine, for 0.2 s."""
+    """One on an idle machine. It rests for a moment, and ends ``after`` so many rests."""
 
-    def __init__(self, cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch, after: int = 3
+    ) -> None:
         monkeypatch.setattr(linger_main, "free_bytes", lambda: 8 << 30)
-        monkeypatch.setattr(linger_main, "_BUSY_SECONDS", 0.02)
-        monkeypatch.setattr(
-            linger_main, "IdleGpu", lambda uuid, groups: IdleGpu(uuid, groups, gpus.uses.get)
-        )
-        super().__init__(str(cache), time.monotonic() + 0.2, 0, whatever_the_load=True)
-        service: Any = _Service(gpus.groups)
-        self.work = PendingWork(PendingFolder(cache), HERE, _Store(), lambda gpu: service)
+        monkeypatch.setattr(linger_main, "IdleGpu", lambda uuid: IdleGpu(uuid, gpus.uses.get))
+        super().__init__(str(cache), time.monotonic() + 600, 0, whatever_the_load=True)
+        self.services: dict[str, _Service] = {}
+        self.work = PendingWork(PendingFolder(cache), HERE, _Store(), self._made)
+        self.rests = after
+        self._groups = gpus.groups
 
-    def chosen(self, left: list[PendingRequest]) -> str:
+    def _made(self, gpu: str) -> Any:
+        return self.services.setdefault(gpu, _Service(self._groups))
+
+    def _rest(self, work: PendingWork) -> None:
+        self.rests -= 1
+        if self.rests == 0:
+            self._end = 0.0
+
+    def chosen(self) -> str:
         """The first digits of the requests that come next."""
-        return "".join(one.digest[0] for one in self._choose(self.work, left))
+        return "".join(one.digest[0] for one in self._choose(self.work, self.work.left()))
 
 
 def test_requests_of_free_gpus_come_before_those_of_gpus_in_use(
     cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    huge = _request("5", gpu=1, calls=5, rows=1 << 40)
-    left = _left(
+    _left(
         cache,
         _request("1", gpu=0, calls=9),
-        huge,
+        _request("5", gpu=1, calls=5, rows=1 << 40),
         _request("2", gpu=1, calls=4),
         _request("3", gpu=None, calls=3),
         _request("4", gpu=1, calls=2),
@@ -249,37 +271,64 @@ def test_requests_of_free_gpus_come_before_those_of_gpus_in_use(
     gpus.put(GPU, STRANGER)
     gpus.put(OTHER)
     lingering = _Lingering(cache, gpus, monkeypatch)
-    assert lingering.chosen(left) == "24"
+    assert lingering.chosen() == "24"
     gpus.put(OTHER, STRANGER)
-    assert lingering.chosen(left) == "3"
+    assert lingering.chosen() == "3"
     gpus.put(GPU)
-    assert lingering.chosen(left) == "1"
+    assert lingering.chosen() == "1"
 
 
 def test_it_waits_for_a_gpu_and_not_for_one_that_cannot_come(
     cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = _left(cache, _request("1", gpu=0))
+    _left(cache, _request("1", gpu=0))
     gpus.put(GPU, STRANGER)
     lingering = _Lingering(cache, gpus, monkeypatch)
-    assert lingering.chosen(left) == "" and lingering._said == "waits for a GPU"
+    assert lingering.chosen() == "" and lingering._said == "waits for a GPU"
+    assert lingering.rests == 0
     gpus.uses.clear()
-    began = time.monotonic()
     lingering = _Lingering(cache, gpus, monkeypatch)
-    lingering._end = began + 60
-    assert lingering.chosen(left) == "" and time.monotonic() - began < 30
+    assert lingering.chosen() == "" and lingering.rests == 3
 
 
-def test_it_ends_for_a_program_that_comes(
+def test_what_is_left_while_it_waits_is_seen(
     cache: Path, gpus: _Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = _left(cache, _request("1", gpu=0))
+    _left(cache, _request("1", gpu=0))
+    gpus.put(GPU, STRANGER)
+    lingering = _Lingering(cache, gpus, monkeypatch)
+    rest = lingering._rest
+
+    def rests(work: PendingWork) -> None:
+        rest(work)
+        PendingFolder(cache).write([_request("2", gpu=None)], HERE)
+
+    monkeypatch.setattr(lingering, "_rest", rests)
+    assert lingering.chosen() == "2"
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_gpu_is_left_to_a_program_that_comes_or_cannot_be_seen(
+    cache: Path, gpus: _Gpus, sees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (request,) = _left(cache, _request("1", gpu=0))
     gpus.put(GPU)
     lingering = _Lingering(cache, gpus, monkeypatch)
-    lingering._end += 60
-    assert lingering.chosen(left) == "1" and not lingering._must_end(lingering.work)
-    gpus.put(GPU, os.getpid(), STRANGER)
-    assert lingering._must_end(lingering.work) and lingering._gave_way
+    assert lingering.chosen() == "1"
+    lingering.work._submit(request, lingering.work.service(GPU))
+    assert not lingering._is_over(lingering.work)
+    service = lingering.services.pop(GPU)
+    assert not service.closed and PendingFolder(cache).read(HERE)[0].attempts == 1
+    if sees:
+        gpus.put(GPU, os.getpid(), STRANGER)
+    else:
+        lingering.work.outcomes.append(Outcome("a", "kernel"))
+    assert not lingering._is_over(lingering.work)  # only the GPU is left
+    assert service.closed
+    (left,) = PendingFolder(cache).read(HERE)
+    assert left.attempts == 0
+    gpus.put(GPU)
+    assert lingering.chosen() == ("1" if sees else "")
 
 
 def test_warm_takes_what_has_room_though_a_program_is_there(

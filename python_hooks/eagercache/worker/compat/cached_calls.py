@@ -1,9 +1,10 @@
 """Calls of functions that keep what they return (`functools.lru_cache`), in traces.
 
 TorchDynamo traces what such a function wraps. Eager may get what was kept: made when a global was
-another one, or a list that somebody has changed since. So a kernel stands on such a call only where
-no time at which it was made could make a difference: plain values go in and out, and the code names
-nothing but Python's own functions of them.
+another one, a list that somebody has changed since, or what it returned for an argument that is
+equal and of another type (1, 1.0 and True). So a kernel stands on such a call only where no time at
+which it was made could make a difference: plain values go in and out, only equal ones of one type
+share what was kept, and the code names nothing but Python's own functions of them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def notice(undo: contextlib.ExitStack, reasons: list[str]) -> None:
         if not hasattr(wrapper, "cache_info") or _is_trusted(wrapper):
             return
         given = (*variable.self_args(), *args, *kwargs.values())
-        if not is_pure(wrapper) or not all(map(_is_plain, (answer, *given))):
+        alone = len(given) == 1 and not kwargs
+        if not (is_pure(wrapper) and _is_plain(answer) and all(_is_own(x, alone) for x in given)):
             name = getattr(wrapper, "__qualname__", "a function")
             reasons.append(f"the forward calls {name}, which keeps what it returned before")
 
@@ -90,6 +92,18 @@ def _reads_nothing(code: types.CodeType, namespace: dict[str, Any]) -> bool:
 
 def _is_plain(variable: Any) -> bool:
     return variable.is_python_constant() and _is_constant(variable.as_python_constant())
+
+
+def _is_own(variable: Any, alone: bool) -> bool:
+    """Whether no argument of another type has the same place in the cache.
+
+    ``alone``: it is the only one. Then a number that is exactly an `int` is a key by itself, and
+    any other one is in a sequence (functools.py, _make_key).
+    """
+    if not variable.is_python_constant():
+        return False
+    value = variable.as_python_constant()
+    return type(value) in (str, bytes, type(None)) or (alone and type(value) is int)
 
 
 def _is_constant(value: Any) -> bool:

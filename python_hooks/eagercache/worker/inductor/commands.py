@@ -13,6 +13,8 @@ from eagercache.base.trouble import causes, is_trouble_of_machine
 
 # A compiler run that takes longer than this is killed.
 COMMAND_TIMEOUT = 720.0  # seconds; a busy machine gives a worker a twentieth of a core
+# Of the time between two looks at a command, what it may have had a processor for.
+_LONGEST_LOOK_SECONDS = 1.0
 
 
 _ERRNOS_OF_MACHINE = frozenset(
@@ -89,14 +91,19 @@ class Command:
                 ) from error
 
     def wait(self) -> None:
-        """Waits for the end. Raises CompileFailed for anything but success."""
-        deadline = time.monotonic() + COMMAND_TIMEOUT
+        """Waits for the end. Raises CompileFailed for anything but success.
+
+        Time in which this process was stopped, and its commands with it, does not count.
+        """
+        waited, last = 0.0, time.monotonic()
         while True:
             # wait4 tells the CPU time of this very process; Popen would only tell its exit status.
             pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
             if pid != 0:
                 break
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            waited, last = waited + min(now - last, _LONGEST_LOOK_SECONDS), now
+            if waited > COMMAND_TIMEOUT:
                 self.kill()
                 raise CompileFailed(
                     f"the compiler's {self.step} step took over {COMMAND_TIMEOUT:.0f} s",
