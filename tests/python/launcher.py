@@ -159,7 +159,8 @@ def _become(request: dict[str, Any]) -> None:
         import prepared_worker
 
         prepared_worker.use(request["workers"])
-        _leave_torch_whole()
+        if "LD_PRELOAD" not in os.environ:  # what is preloaded may have something to do at the end
+            _leave_torch_whole()
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["-c", *request["arguments"]]

@@ -126,7 +126,10 @@ class DynamoGuards:
         for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
             if row is not None:
                 found.setdefault(tuple(row.to_row()), row)
-        for row in _of_foreign_modules([*found.values()], module):
+        # Of some modules TorchDynamo guards nothing that is compared (2.15: PyTorch's own).
+        read = (self._path(guard.originating_source) for guard in self._guards)
+        paths = [*(row.path for row in found.values()), *filter(None, read)]
+        for row in _of_foreign_modules(paths, module):
             found.setdefault(tuple(row.to_row()), row)
         if len(found) > MAX_GUARDS:
             raise CompileRefused(f"its forward reads {len(found)} values beside its tensors")
@@ -284,14 +287,13 @@ class DynamoGuards:
         return (("import", self._namespace), ("attr", name), *rest)
 
 
-def _of_foreign_modules(rows: list[GuardRow], module: torch.nn.Module) -> Iterator[GuardRow]:
-    """All that the modules are that paths lead through, beside ``module`` and its parts.
+def _of_foreign_modules(paths: list[Path], module: torch.nn.Module) -> Iterator[GuardRow]:
+    """All that the modules are that paths lead through or to, beside ``module`` and its parts.
 
     Raises CompileRefused.
     """
     own = set(map(id, module.modules()))
-    paths = {row.path[:length]: None for row in rows for length in range(1, len(row.path) + 1)}
-    for path in paths:
+    for path in {path[:length]: None for path in paths for length in range(1, len(path) + 1)}:
         value = resolve(path, module)
         if isinstance(value, torch.nn.Module) and id(value) not in own:
             said = describe(value, "module", None, module)
