@@ -8,6 +8,7 @@ written down, and what a process could not watch, refuses the module.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ from eagercache.worker.modules.opened import INNER
 from eagercache.worker.modules.questions import Questions, row_of_class
 
 _BUILTINS = "__builtins_dict__"
+_SCOPE = "___unnamed_scope"
 _ALIAS = "__import_"
 MAX_GUARDS = 4000
 
@@ -77,6 +79,7 @@ class DynamoGuards:
         self._questions = Questions()
         self._read: dict[str, Any] = {}  # sources of all values that were read, by name
         self._imports: dict[str, str] = {}
+        self._scopes: dict[str, str] = {}  # names of modules whose globals are no module's
         self._namespace = ""
         self._module: torch.nn.Module = torch.nn.Module()
 
@@ -107,6 +110,7 @@ class DynamoGuards:
             ]
             self._read = {}
             self._imports = dict(graph.import_sources)
+            self._scopes = _scopes(graph)
             self._namespace = str(graph.root_tx.f_globals.get("__name__", ""))
             return result
 
@@ -284,7 +288,22 @@ class DynamoGuards:
             return (("import", "builtins"), ("attr", rest[0][1]), *rest[1:])
         if name in self._imports:
             return (("import", self._imports[name]), *rest)
+        if name in self._scopes:
+            if not rest or rest[0][0] != "item":
+                return None
+            return (("import", self._scopes[name]), ("attr", rest[0][1]), *rest[1:])
         return (("import", self._namespace), ("attr", name), *rest)
+
+
+def _scopes(graph: Any) -> dict[str, str]:
+    """By TorchDynamo's name for them (2.15), globals of functions that a request brought along."""
+    found = {}
+    for name, value in graph.root_tx.f_globals.items():
+        if name.startswith(_SCOPE) and isinstance(value, dict):
+            module = sys.modules.get(str(value.get("__name__", "")))
+            if module is not None:
+                found[name] = module.__name__
+    return found
 
 
 def _of_foreign_modules(paths: list[Path], module: torch.nn.Module) -> Iterator[GuardRow]:
@@ -293,7 +312,7 @@ def _of_foreign_modules(paths: list[Path], module: torch.nn.Module) -> Iterator[
     Raises CompileRefused.
     """
     own = set(map(id, module.modules()))
-    for path in {path[:length]: None for path in paths for length in range(1, len(path) + 1)}:
+    for path in {one[:length]: None for one in paths for length in range(1, len(one) + 1)}:
         value = resolve(path, module)
         if isinstance(value, torch.nn.Module) and id(value) not in own:
             said = describe(value, "module", None, module)
