@@ -107,6 +107,11 @@ class Launcher:
         self._process.wait(60)
 
 
+# Before a program's environment takes its place. What is preloaded may have something to do at the
+# end.
+_PRELOADED = "LD_PRELOAD" in os.environ
+
+
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     head, descriptors, _, _ = socket.recv_fds(connection, 4, 2)
     if len(head) < 4:
@@ -159,7 +164,7 @@ def _become(request: dict[str, Any]) -> None:
         import prepared_worker
 
         prepared_worker.use(request["workers"])
-        if "LD_PRELOAD" not in os.environ:  # what is preloaded may have something to do at the end
+        if not _PRELOADED:
             _leave_torch_whole()
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
