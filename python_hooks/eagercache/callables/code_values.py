@@ -337,9 +337,12 @@ def is_of_program(value: Any) -> bool:
     """
     if isinstance(value, (torch.Tensor, torch.nn.Module, types.FunctionType)):
         return False
-    kind = type(value)
-    has_attributes = isinstance(getattr(value, "__dict__", None), dict)
-    return has_attributes and (kind in NAMESPACES or not is_covered(kind.__module__))
+    return isinstance(getattr(value, "__dict__", None), dict) and is_class_of_program(type(value))
+
+
+def is_class_of_program(kind: type) -> bool:
+    """Whether the program brought a class, or fills objects of it as it likes (`NAMESPACES`)."""
+    return kind in NAMESPACES or not is_covered(kind.__module__)
 
 
 class _Loose:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from eagercache.callables.code_values import (
-    NAMESPACES,
     filled_cells,
     is_covered,
     is_of_program,
@@ -29,11 +28,6 @@ def is_leaf(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None and is_covered(str(value.__module__))
     return plain_value(value) is not None
-
-
-def is_watched(kind: type) -> bool:
-    """Whether objects of a class may be given another one by a program."""
-    return kind in NAMESPACES or not is_covered(kind.__module__)
 
 
 def is_found_unasked(item: Any) -> bool:

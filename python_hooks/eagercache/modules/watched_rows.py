@@ -19,6 +19,7 @@ from eagercache.callables.code_values import (
     attribute_places,
     filled_cells,
     functions_in,
+    is_class_of_program,
     is_covered,
     is_immutable,
     is_of_program,
@@ -34,7 +35,7 @@ from eagercache.callables.guard_rows import (
     step_from,
 )
 from eagercache.callables.module_identity import NOT_COMPARED, own_tensors
-from eagercache.modules.held_parts import Holdable, is_found_unasked, is_leaf, is_watched
+from eagercache.modules.held_parts import Holdable, is_found_unasked, is_leaf
 
 # (sort, place, keys, expected): see nn_modules/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
@@ -338,7 +339,7 @@ class Rows:
             if not self._is_foreign(value):
                 return
             self.metaclasses(kind)
-        elif isinstance(value, torch.Tensor) or not is_watched(kind):
+        elif isinstance(value, torch.Tensor) or not is_class_of_program(kind):
             return
         self._class(kind)
         if id(value) not in self._typed and self._may_hold(value):

@@ -1,9 +1,10 @@
 """Whether pending requests may use a GPU: only while no program does.
 
 A program that finds a worker of ours on its GPU could run out of memory there. So a worker begins
-where nobody computes, and is ended as soon as somebody else has a context. A context takes longer
-to be made than it takes to look. Where the driver does not show our own worker, as in most
-containers, it would not show another program, either: the first answer ends it there.
+where nobody computes, and is ended once the driver shows somebody else's context. A program that
+asks for nearly all of the memory before that may not get it. Where the driver does not show our own
+worker, as in most containers, it would not show another program, either: the first answer ends it
+there.
 """
 
 from __future__ import annotations

@@ -161,8 +161,9 @@ class Lingerer:
         return self._gpus.setdefault(uuid, IdleGpu(uuid))
 
     def _could_have(self, request: PendingRequest) -> bool:
-        wanted = bytes_wanted(request.description) if request.gpu else 0
-        return not request.gpu or self._gpu(request.gpu).could_have(wanted)
+        if not request.gpu:
+            return True
+        return self._gpu(request.gpu).could_have(bytes_wanted(request.description))
 
     def _is_free_for(self, work: PendingWork, request: PendingRequest) -> bool:
         if not request.gpu:

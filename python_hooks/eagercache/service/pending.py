@@ -266,7 +266,8 @@ def _parse(name: str, content: Any) -> PendingRequest:
         raise ValueError("it has numbers that cannot be")
     if min(request.attempts, request.crashes) < 0:
         raise ValueError("it has counts that cannot be")
-    expected_gain(description)  # what orders requests reads it, too, and what waits for memory
+    # Who orders requests, or asks whether a GPU has room for one, reads it without a check.
+    expected_gain(description)
     if request.gpu:
         bytes_wanted(description)
     return request

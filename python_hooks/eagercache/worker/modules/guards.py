@@ -130,7 +130,7 @@ class DynamoGuards:
         for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
             if row is not None:
                 found.setdefault(tuple(row.to_row()), row)
-        # Of some modules TorchDynamo guards nothing that is compared (2.15: PyTorch's own).
+        # Also those of which no row was made: TorchDynamo guards little of PyTorch's own modules.
         read = (self._path(guard.originating_source) for guard in self._guards)
         paths = [*(row.path for row in found.values()), *filter(None, read)]
         for row in _of_foreign_modules(paths, module):
