@@ -88,8 +88,8 @@ def pull_command(named: _Named, as_json: bool) -> None:
     """Takes into the store what remotes list for machines like this one.
 
     Each entry is used when a key that you name has signed it. Exit code 1 when a remote did not
-    answer, or when an entry was refused. Programs that only use kernels (`on_miss="native"`) look
-    nothing up by themselves: this is for them.
+    answer or is not there, or when an entry was refused. Programs that only use kernels
+    (`on_miss="native"`) look nothing up by themselves: this is for them.
     """
     from eagercache.remote import transfer
 
@@ -136,7 +136,7 @@ def sync_command(named: _Named, as_json: bool) -> None:
 
     tiers, exchange = _open(named, sends=True)
     with _progress("pull", as_json) as progress:
-        outcome = transfer.pull(tiers, exchange, progress)
+        outcome = transfer.pull(tiers, exchange, progress, may_be_missing=True)
     with _progress("push", as_json) as progress:
         pushed = transfer.push(tiers, exchange, progress)
     outcome.sent = pushed.sent

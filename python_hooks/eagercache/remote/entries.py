@@ -16,7 +16,7 @@ from eagercache.base import environment
 from eagercache.base.load import core
 from eagercache.base.machine_kind import VALUES, VALUES_AND_TIMES, is_of_this_kind
 from eagercache.remote import catalogue
-from eagercache.remote.indices import Indices, WentBack, indices_of, signed_at
+from eagercache.remote.indices import Indices, Torn, WentBack, indices_of, signed_at
 from eagercache.remote.place import TooLarge
 from eagercache.remote.plan import RemotePlan
 from eagercache.remote.tier import Tier
@@ -159,8 +159,8 @@ class Exchange:
                 if (found := self._read(tier, key)) is not None:
                     self._note_signed(tier, key, *found)
                     return False
-            except Refused:
-                pass
+            except (Refused, Torn):
+                pass  # what is sent and listed now mends it
         entry, contents = core.sign_entry(self.store, key, self.text, self.plan.key, expires)
         own = core.read_entry(entry, self.plan.trusted, self.plan.revoked)
         for item, content in zip(own.entry["objects"], contents, strict=True):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import stat
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -13,6 +16,8 @@ from eagercache.remote.place import Denied, PlaceError, TooLarge
 _T = TypeVar("_T")
 
 _RETRY_SECONDS = 0.1
+# How object stores tell a bucket that is not there from an object that is not.
+_NO_BUCKET = re.compile(r"NoSuchBucket|(?:bucket|container) does not exist")
 
 
 class FsspecPlace:
@@ -74,6 +79,21 @@ class FsspecPlace:
 
         self._within(seconds, write)
 
+    def missing(self, seconds: float) -> str | None:
+        """As `Place.missing`: a folder of this machine's, or a bucket."""
+
+        def look(system: Any, folder: str) -> str | None:
+            if self._is_local:
+                return _missing_folder(folder)
+            try:
+                system.cat_file(f"{folder}/v1", start=0, end=1)
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(f"{error} {error.__cause__}"):
+                    return f"there is no bucket {folder.partition('/')[0]}"
+            return None
+
+        return self._within(seconds, look)
+
     def _system(self) -> tuple[Any, str]:
         """The file system, and the folder in it. Opened by the first request."""
         with self._lock:
@@ -90,6 +110,14 @@ class FsspecPlace:
     def _within(self, seconds: float, work: Callable[[Any, str], _T]) -> _T:
         """What the work returns, given the file system and the folder. Raises PlaceError."""
         return self._bounded.within(seconds, lambda: work(*self._system()))
+
+
+def _missing_folder(folder: str) -> str | None:
+    try:
+        mode = Path(folder or "/").stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return f"there is no folder {folder}"
+    return None if stat.S_ISDIR(mode) else f"{folder} is no folder"
 
 
 def _place_error(error: BaseException) -> PlaceError:

@@ -100,6 +100,10 @@ class HttpPlace:
         if answer.status in _NO_FOLDER:
             raise Denied(f"PUT {name} is answered with {answer.status}")
 
+    def missing(self, seconds: float) -> str | None:
+        """As `Place.missing`: a server of bytes has no folders, or makes them."""
+        return None
+
     def _make_folders(self, name: str, end: float) -> None:
         """Makes the folders of a name, as far as the server knows what that is."""
         *folders, _ = name.split("/")

@@ -36,6 +36,18 @@ class WentBack(Exception):
     """A remote has something that is older than what its signer has shown before."""
 
 
+class Torn(PlaceError):
+    """A remote's list is not the one that its record has the digest of.
+
+    Attributes:
+        sequence: the record's number.
+    """
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__("its signer's list is not the one that was signed")
+        self.sequence = sequence
+
+
 @dataclass(frozen=True)
 class _Index:
     sequence: int
@@ -71,18 +83,25 @@ class Indices:
     def add(self, tier: Tier, signer: str, signed: Mapping[str, int], key: str) -> None:
         """Lists entries, which ``key`` has signed. Raises PlaceError, and StoreError of the core.
 
-        A remote that went back gets what it has and these, under a higher number than ever.
+        A remote that went back, or whose list is torn, gets these alone, under a higher number than
+        ever.
         """
+        before, last = None, 0
         try:
             before = self._get(tier, signer)
         except WentBack:
-            before = None
+            pass
+        except Torn as error:  # two that wrote at once: nobody can read it before it is mended
+            last = error.sequence
         if before is not None and all(before.signed.get(k) == at for k, at in signed.items()):
             return
         name = self._name(tier, signer)
-        known = max(before.sequence if before else 0, self.sequences.highest(name))
+        last = before.sequence if before else last
+        known = max(last, self.sequences.highest(name))
         # The time, so that who starts from nothing is not behind of what others remember.
         sequence = max(known + 1, int(time.time() * 1000))
+        # Not over the list that the record is of: who writes may end before the record is there.
+        sequence += (sequence - last) % 2 == 0
         index = _Index(sequence, {**(before.signed if before else {}), **signed})
         lines = "".join(f"{k} {at}\n" for k, at in sorted(index.signed.items())).encode()
         tier.put(self._list_name(signer, sequence), lines)
@@ -107,6 +126,7 @@ class Indices:
     def _get(self, tier: Tier, signer: str) -> _Index | None:
         """The signer's list; None where there never was one. Raises WentBack and PlaceError."""
         name = self._name(tier, signer)
+        torn = 0
         for _ in range(2):  # another one may have been written twice meanwhile
             found = self._sequence_and_digest(tier, signer)
             highest = self.sequences.highest(name)
@@ -114,7 +134,7 @@ class Indices:
                 return None
             if found is None or found[0] < highest:
                 raise WentBack("its signer's list is older than one that was seen before, or gone")
-            sequence, digest = found
+            sequence, digest = torn, _ = found
             try:
                 lines = tier.get(self._list_name(signer, sequence), _MOST_LIST_BYTES)
             except TooLarge:
@@ -124,7 +144,7 @@ class Indices:
             self.sequences.remember(name, sequence)
             rows = (_LINE.fullmatch(line) for line in lines.decode("ascii").split("\n"))
             return _Index(sequence, {row[1]: int(row[2]) for row in rows if row})
-        raise PlaceError("its signer's list is not the one that was signed")
+        raise Torn(torn)
 
     def _sequence_and_digest(self, tier: Tier, signer: str) -> tuple[int, str] | None:
         """What the signer says of its list. One that is not the signer's counts as gone."""

@@ -63,6 +63,12 @@ class Place(Protocol):
     def put(self, name: str, content: bytes, seconds: float) -> None:
         """Puts bytes under a name, also where there are others. Readers see all or nothing."""
 
+    def missing(self, seconds: float) -> str | None:
+        """In words what would have to be there and is not; None where it is, or nobody can tell.
+
+        A name without bytes tells nothing: it is the same in an empty remote.
+        """
+
 
 def check_url(url: str) -> None:
     """Raises BadUrl for what is not the URL of a remote, or needs a package that is not there."""

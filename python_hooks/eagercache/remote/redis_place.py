@@ -66,6 +66,10 @@ class RedisPlace:
         """As `Place.put`."""
         self._bounded.within(seconds, lambda: self._redis.set(self._key(name), content))
 
+    def missing(self, seconds: float) -> str | None:
+        """As `Place.missing`: a server has all of its databases."""
+        return None
+
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 

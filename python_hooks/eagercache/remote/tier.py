@@ -98,6 +98,10 @@ class Tier:
         with self._lock:
             self._bytes_sent += len(content)
 
+    def missing(self) -> str | None:
+        """In words what the place would need and has not; None where nothing is known to lack."""
+        return self._try(lambda: self._place.missing(self._seconds))
+
     def _try(self, ask: Callable[[], _T]) -> _T:
         if not self._breaker.allows():
             raise PlaceError("it did not answer before, and is not asked for a while")

@@ -17,6 +17,7 @@ from eagercache.remote.place import PlaceError
 from eagercache.remote.tier import Tier
 
 PARALLEL = 8
+MISSING_REMEDY = "look at the URL, or fill it with `eagercache push`"
 _TROUBLE: tuple[type[Exception], ...] = (
     (PlaceError,) if core is None else (PlaceError, core.StoreError)
 )
@@ -107,9 +108,16 @@ class Transfer:
 
 
 def pull(
-    tiers: Sequence[Tier], exchange: Exchange, progress: OnProgress = lambda done, of: None
+    tiers: Sequence[Tier],
+    exchange: Exchange,
+    progress: OnProgress = lambda done, of: None,
+    *,
+    may_be_missing: bool = False,
 ) -> Transfer:
-    """Takes into the store what remotes list for this environment. Never raises for a remote."""
+    """Takes into the store what remotes list for this environment. Never raises for a remote.
+
+    A place that is not there is an error, unless it ``may_be_missing``: then it is as an empty one.
+    """
     transfer = Transfer()
     entries = _verdicts(exchange.store)
     had = frozenset(entry["key"] for entry in entries)
@@ -117,6 +125,8 @@ def pull(
     counted: set[str] = set()
     for tier in tiers:
         try:
+            if not may_be_missing:
+                _require(tier)
             keys = [key for key in catalogue.keys(tier, exchange.identity) if key not in counted]
             transfer.untried += len(untried.intersection(keys))
             counted.update(_take(tier, exchange, keys, had, transfer, progress))
@@ -125,6 +135,12 @@ def pull(
             transfer.note_error(tier, error)
         transfer.bytes_read += tier.bytes_read
     return transfer
+
+
+def _require(tier: Tier) -> None:
+    what = tier.missing()
+    if what is not None:
+        raise PlaceError(f"{what}; {MISSING_REMEDY}")
 
 
 def _take(

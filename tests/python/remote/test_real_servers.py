@@ -62,3 +62,14 @@ def test_a_real_server_is_a_remote(world: World, url: str) -> None:
     taken = transfer.pull([tier_of(url)], reader)
     assert taken.fetched == 3 and taken.errors == [] and not taken.refused
     assert world.store("b").find(key_of(1))["kind"] == "kernel"
+
+
+def test_a_bucket_that_is_not_there_is_told_from_an_empty_one(world: World, url: str) -> None:
+    reader = world.exchange(world.store("b"), url, signs=False)
+    assert transfer.pull([tier_of(url)], reader).errors == []
+    if not url.startswith("s3://"):
+        return  # a server of bytes makes its folders, and says nothing of those that it lacks
+    missing = "s3://not-there/cache"
+    assert transfer.pull([tier_of(missing)], reader).errors == [
+        f"{missing}: there is no bucket not-there; {transfer.MISSING_REMEDY}"
+    ]

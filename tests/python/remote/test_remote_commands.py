@@ -163,6 +163,46 @@ def test_a_store_that_is_not_there_is_made_by_what_is_pulled(
     assert _C.Store(str(world.folder / "new"), text, read_only=True).entries() == []
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_place_that_is_not_there_is_one_line_with_the_remedy(
+    world: World, tmp_path: Path, text: str, as_json: bool
+) -> None:
+    (tmp_path / "file").touch()
+    for place, what in (
+        (tmp_path / "missing" / "cache", f"there is no folder {tmp_path}/missing/cache"),
+        (tmp_path / "file" / "cache", f"there is no folder {tmp_path}/file/cache"),
+        (tmp_path / "file", f"{tmp_path}/file is no folder"),
+    ):
+        options = ("--remote", f"file://{place}", *(["--json"] if as_json else []))
+        line = f"file://{place}: {what}; look at the URL, or fill it with `eagercache push`"
+        result = run("pull", "--dir", world.folder / "b", *options)
+        assert result.exit_code == 1, result.output
+        if as_json:
+            assert json.loads(result.stdout)["errors"] == [line]
+        else:
+            assert result.output == f"{line}\n0 used, 0 unusable here\n"
+    assert not (tmp_path / "missing").exists()
+
+
+def test_an_empty_folder_is_a_remote_and_what_is_sent_makes_one(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    pulled = run("pull", "--dir", world.folder / "b", "--remote", f"file://{tmp_path}/empty")
+    assert (pulled.exit_code, pulled.output) == (0, "0 used, 0 unusable here\n")
+    world.filled("a", 1, 2, text=text)
+    for command in ("push", "sync"):
+        remote = f"file://{tmp_path}/new/{command}"
+        monkeypatch.setenv("EAGERCACHE_REMOTE", remote)
+        check = _remote_check(run("doctor", "--dir", world.folder / "b", "--json"))
+        assert check["state"] == "problem" and "there is no folder" in check["text"]
+        options = ("--dir", world.folder / "a", "--key", world.folder / "own.pem")
+        sent = run(command, *options)
+        assert sent.exit_code == 0 and sent.output.startswith("2 sent ("), sent.output
+        pulled = run("pull", "--dir", world.folder / command)
+        assert (pulled.exit_code, pulled.output) == (0, "2 used, 0 unusable here\n")
+
+
 @pytest.mark.parametrize("page", [b"<html>please log in</html>", b"", b"\x1f\x8b\x08\x00"])
 def test_a_server_that_answers_everything_is_no_empty_remote(
     world: World, server: RemoteServer, page: bytes, text: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,31 @@ def test_lines_that_were_not_signed_are_an_error_and_nothing_is_taken(
     assert pulled.fetched == 0 and "not the one that was signed" in pulled.errors[0]
     with pytest.raises(PlaceError, match="not the one that was signed"):
         world.exchange(world.store("b"), server.url).fetch(tier_of(server.url), KEY)
+
+
+def test_a_writer_that_ends_between_its_list_and_its_record_leaves_the_last_ones(
+    world: World, server: RemoteServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(world, server, "a", 1)
+    for clock in (0, 1, 2, 3):  # whatever the milliseconds are that the number is made of
+        now = time.time() + clock / 1000
+        monkeypatch.setattr("eagercache.remote.indices.time.time", lambda now=now: now)
+        exchange = world.exchange(world.filled(f"w{clock}", 3 + 2 * clock), server.url)
+        tier = tier_of(server.url)
+        record = next(p for p in server.content if "/i/" in p and not p.endswith((".0", ".1")))
+        before = server.content[record]
+        assert exchange.send(tier, key_of(3 + 2 * clock))
+        exchange.list_sent(tier, [key_of(3 + 2 * clock)])
+        server.content[record] = before
+        assert pull(world, server, f"b{clock}").errors == []
+
+
+def test_a_list_that_is_torn_is_mended_by_who_may_write(world: World, server: RemoteServer) -> None:
+    push(world, server, "a", 1)
+    (lines,) = (p for p in server.content if p.endswith((".0", ".1")) and "/i/" in p)
+    server.content[lines] = b""
+    push(world, server, "a")
+    assert pull(world, server, "b").fetched == 1
 
 
 def test_nothing_is_written_where_all_is_listed(world: World, server: RemoteServer) -> None:

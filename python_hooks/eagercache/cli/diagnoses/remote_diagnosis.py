@@ -28,6 +28,9 @@ def remote_checks(text: str) -> Iterator[Check]:
 
 def _check(tier: Tier, text: str) -> Check:
     try:
+        what = tier.missing()
+        if what is not None:
+            return Check("remote", "problem", f"{tier.shown}: {what}", transfer.MISSING_REMEDY)
         count = len(catalogue.keys(tier, catalogue.environment_id(text)))
         others = transfer.unusable(tier, text)
     except PlaceError as error:
