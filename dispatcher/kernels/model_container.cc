@@ -18,6 +18,7 @@ namespace {
 using CreateFunction = std::int32_t (*)(void**, std::size_t, const char*, const char*);
 using TextFunction = const char* (*)();
 using CountFunction = std::int32_t (*)(void*, std::size_t*);
+using NameFunction = std::int32_t (*)(void*, std::size_t, const char**);
 
 Status missing(const char* symbol) {
   return {StatusCode::kIncompatible, std::string("the kernel's library has no ") + symbol};
@@ -132,6 +133,20 @@ Result<std::unique_ptr<ModelContainer>> ModelContainer::open(const SharedLibrary
   }
   model->lends_ = device.is_cpu() && ContainerFrame::connect(library);
   return model;
+}
+
+std::vector<std::string> ModelContainer::input_names() const {
+  const auto name_of =
+      reinterpret_cast<NameFunction>(library_->symbol("AOTInductorModelContainerGetInputName"));
+  std::vector<std::string> names;
+  for (std::size_t i = 0; name_of != nullptr && i < num_inputs_; ++i) {
+    const char* name = nullptr;
+    if (name_of(container_, i, &name) != 0 || name == nullptr) {
+      return {};
+    }
+    names.emplace_back(name);
+  }
+  return names;
 }
 
 LoadedKernel::Outcome ModelContainer::run(std::span<TensorHandle> inputs,

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,10 @@ class ModelContainer {
 
   // The address of a function that the library has beside the C ABI, or nullptr.
   void* symbol(const char* name) const noexcept { return library_->symbol(name); }
+
+  // What Inductor calls the inputs in its text ("arg0_1"), in order; nothing where the library does
+  // not tell. For people: asks the library each time.
+  std::vector<std::string> input_names() const;
 
   std::size_t num_inputs() const noexcept { return num_inputs_; }
   std::size_t num_outputs() const noexcept { return num_outputs_; }

@@ -1,11 +1,10 @@
 #include "dispatcher/kernels/profile_event.h"
 
-#include <ATen/core/ivalue.h>
-
 #include <utility>
 #include <vector>
 
 #include "dispatcher/kernels/loaded_kernel.h"
+#include "guards/key/call_key.h"
 
 namespace eagercache {
 
@@ -27,9 +26,18 @@ std::string module_event_name(std::string_view module, std::string_view entry) {
   return "module: " + std::string(module) + " [" + event_name(entry) + "]";
 }
 
+std::string shown_tensor(std::string_view origin, const at::Tensor& tensor) {
+  std::string text = std::string(origin) + ", " +
+                     scalar_type_name(static_cast<std::uint8_t>(tensor.scalar_type())) + "[";
+  for (const std::int64_t size : tensor.sizes()) {
+    text += (text.back() == '[' ? "" : ", ") + std::to_string(size);
+  }
+  return text + "]";
+}
+
 ProfileEvent::ProfileEvent(at::StepCallbacks&& listeners, std::string name,
-                           std::span<const at::Tensor* const> tensors,
-                           std::int64_t sequence) noexcept
+                           std::span<const at::Tensor* const> tensors, std::int64_t sequence,
+                           const Arguments& arguments) noexcept
     : event_(std::move(listeners)) {
   try {
     std::vector<c10::IValue> inputs;
@@ -39,7 +47,7 @@ ProfileEvent::ProfileEvent(at::StepCallbacks&& listeners, std::string name,
       }
     }
     event_.before(std::move(name), c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()),
-                  sequence);
+                  &arguments, sequence);
   } catch (...) {
     // Out of memory: the profile lacks one event.
   }

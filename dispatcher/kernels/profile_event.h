@@ -5,6 +5,8 @@
 // entry that the kernel was loaded from. On CUDA the profiler hangs what is launched meanwhile
 // below it.
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 namespace eagercache {
 
@@ -49,15 +52,22 @@ std::string event_name(std::string_view entry);
 // "module: layers.0.mlp [eagercache 3fa91c2b07de]"
 std::string module_event_name(std::string_view module, std::string_view entry);
 
+// "parameter layers.0.scale, float32[16]"
+std::string shown_tensor(std::string_view origin, const at::Tensor& tensor);
+
 // From its making to its end on this thread's profile.
 class ProfileEvent {
  public:
-  // `tensors` are shown with their sizes where a listener asks for inputs. `sequence` is the number
-  // of the autograd node that the run makes, by which profilers find its backward; -1 for none.
-  // What listeners throw is reported by PyTorch and goes no further.
+  // What a kernel's inputs are, by Inductor's names of them.
+  using Arguments = std::unordered_map<std::string, c10::IValue>;
+
+  // `tensors` are shown with their sizes where a listener asks for inputs, and so is what
+  // `arguments` says, which may be empty. `sequence` is the number of the autograd node that the
+  // run makes, by which profilers find its backward; -1 for none. What listeners throw is reported
+  // by PyTorch and goes no further.
   ProfileEvent(at::StepCallbacks&& listeners, std::string name,
-               std::span<const at::Tensor* const> tensors = {},
-               std::int64_t sequence = -1) noexcept;
+               std::span<const at::Tensor* const> tensors = {}, std::int64_t sequence = -1,
+               const Arguments& arguments = {}) noexcept;
   ProfileEvent(const ProfileEvent&) = delete;
   ProfileEvent& operator=(const ProfileEvent&) = delete;
 

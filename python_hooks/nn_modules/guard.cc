@@ -110,7 +110,27 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
     throw std::invalid_argument("its tensors are on several devices");
   }
   slots_.push_back({dict, std::move(key), object, TensorForm::of(*tensor), tensor});
+  labels_.push_back({owners_.size() - 1, kind});
   return slots_.size() - 1;
+}
+
+std::string ModuleGuard::tensor_name(std::size_t slot) const {
+  std::string name = py::cast<std::string>(slots_.at(slot).name);
+  // A module is added before those below it. One that has several places is named by its first.
+  std::size_t at = labels_[slot].owner;
+  for (std::size_t above = 0; above < at;) {
+    const std::vector<Child>& children = owners_[above].children;
+    const auto found = std::find_if(children.begin(), children.end(), [&](const Child& child) {
+      return child.module == modules_[at];
+    });
+    if (found == children.end()) {
+      ++above;
+      continue;
+    }
+    name = py::cast<std::string>(found->name) + "." + name;
+    at = std::exchange(above, 0);
+  }
+  return labels_[slot].kind + " " + name;
 }
 
 ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {

@@ -50,6 +50,8 @@ class ModuleGuard {
   // The tensor in a slot; valid after check() gave kSame, until Python code runs.
   const at::Tensor& tensor(std::size_t slot) const noexcept { return *slots_[slot].current; }
   std::size_t num_tensors() const noexcept { return slots_.size(); }
+  // What people call it: "parameter layers.0.scale".
+  std::string tensor_name(std::size_t slot) const;
   // Where the tensors are; nothing when there are none.
   std::optional<c10::Device> device() const noexcept {
     return slots_.empty() ? std::nullopt : std::optional(slots_.front().form.device);
@@ -80,10 +82,17 @@ class ModuleGuard {
     mutable const at::Tensor* current = nullptr;
   };
 
+  // For people; apart from the slots, which every call goes through.
+  struct Label {
+    std::size_t owner;  // index into owners_
+    std::string kind;   // as add_tensor() got it
+  };
+
   std::vector<PyObject*> modules_;
   std::vector<pybind11::object> kept_;  // the submodules without the root
   std::vector<Owner> owners_;
   std::vector<Slot> slots_;
+  std::vector<Label> labels_;  // of the slots
   ModuleValues values_;
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "python_hooks/nn_modules/raise_later.h"
+#include "python_hooks/nn_modules/writes.h"
 
 namespace eagercache {
 namespace {
@@ -16,6 +17,32 @@ namespace py = pybind11;
 
 // Identities remembered for one module: train and eval mode, and a few more.
 constexpr std::size_t kMaxIdentities = 16;
+
+std::string origin_of(const ModuleKernel::Input& input, const ModuleGuard& guard,
+                      const ModuleCallForm& form) {
+  if (input.from_module) {
+    return guard.tensor_name(input.index);
+  }
+  const bool counts = input.index >= form.tensors.size();
+  return counts ? "a number of the call" : "input " + std::to_string(input.index);
+}
+
+// What the kernel's inputs are, by Inductor's names: {"arg0_1": "input 0, float32[8, 16]",
+// "arg1_1": "parameter layers.0.scale, float32[16]"}. Inputs are counted as in the call's "Input
+// Dims". Empty where the kernel's library tells no names.
+ProfileEvent::Arguments shown_arguments(const ModuleKernel& kernel, const ModuleGuard& guard,
+                                        const ModuleCallForm& form) {
+  ProfileEvent::Arguments shown;
+  const std::vector<std::string> names = kernel.model->input_names();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    // What comes after the inputs is drawn for a call that needs gradients.
+    shown[names[i]] = i < kernel.inputs.size()
+                          ? shown_tensor(origin_of(kernel.inputs[i], guard, form),
+                                         input_of(kernel.inputs[i], guard, form))
+                          : std::string("random numbers");
+  }
+  return shown;
+}
 
 }  // namespace
 
@@ -184,9 +211,12 @@ void ModuleRecord::begin_event(std::optional<ProfileEvent>& event, const ModuleK
     // The node of autograd that this call makes has the next number.
     const std::int64_t sequence =
         kernel.training == nullptr ? -1 : static_cast<std::int64_t>(at::sequence_number::peek());
+    const ProfileEvent::Arguments arguments = listeners->needs_inputs_
+                                                  ? shown_arguments(kernel, *guard, form)
+                                                  : ProfileEvent::Arguments();
     event.emplace(std::move(*listeners), module_event_name(shown_name(name), kernel.digest),
                   std::span<const at::Tensor* const>(form.tensors.data(), form.tensors.size()),
-                  sequence);
+                  sequence, arguments);
   } catch (...) {
     // Out of memory: the profile lacks one event.
   }

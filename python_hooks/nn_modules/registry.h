@@ -36,8 +36,8 @@ pybind11::object call_handler(const pybind11::object& handler, const Args&... ar
 // What the Python side is told, and when. Handlers run on the calling thread, with the GIL; they
 // return quickly and what they raise is dropped.
 struct ModuleHandlers {
-  // (module, nested) -> "watch", "refuse" or "later": a module that has no record was called.
-  // `nested` is true below a module that is watched itself. "later": ask at its next call again.
+  // (module) -> "watch" or "refuse": a module that has no record was called, and not below one that
+  // is watched itself.
   pybind11::object select;
   // (module): it is to be looked at, for the first time or because something changed.
   pybind11::object look;

@@ -235,10 +235,13 @@ bool passes_by(const ModuleRegistry& registry, ModuleRecord& record) noexcept {
   return true;
 }
 
-// A module without a record: nullptr when its own forward answers and nothing is remembered.
+// A module without a record: nullptr when its own forward answers and nothing is remembered. Below
+// one whose kernel may come nothing is looked at, at hundreds of calls of a large model's forward.
 std::shared_ptr<ModuleRecord> meet(ModuleRegistry& registry, PyObject* module) {
-  const py::object verdict =
-      call_handler(registry.handlers().select, py::handle(module), py::bool_(watched_depth != 0));
+  if (watched_depth != 0) {
+    return nullptr;
+  }
+  const py::object verdict = call_handler(registry.handlers().select, py::handle(module));
   if (!PyUnicode_CheckExact(verdict.ptr())) {
     return nullptr;
   }

@@ -11,6 +11,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "dispatcher/autograd/autograd_node.h"
 #include "dispatcher/hook/thread_state.h"
@@ -40,6 +41,44 @@ bool kernel_may_answer(const variable_list& gradients) {
          std::ranges::all_of(gradients, [](const at::Tensor& gradient) {
            return !gradient.defined() || is_plain(*gradient.unsafeGetTensorImpl());
          });
+}
+
+// {"arg0_1": "kept for the backward, float32[8, 16]", "arg1_1": "gradient of output 0, float32[8,
+// 16]"}; empty where the kernel's library tells no names. `inputs`: as the container gets them.
+ProfileEvent::Arguments shown_backward_arguments(const ModuleTraining& plan,
+                                                 const torch::autograd::variable_list& inputs) {
+  std::vector<std::string> origins(plan.saved.size(), "kept for the backward");
+  for (const ModuleTraining::Tangent& tangent : plan.tangents) {
+    if (!tangent.in_object) {
+      origins.push_back("gradient of output " + std::to_string(tangent.output));
+    }
+  }
+  ProfileEvent::Arguments shown;
+  const std::vector<std::string> names = plan.backward->input_names();
+  if (names.size() == inputs.size() && names.size() == origins.size()) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      shown[names[i]] = shown_tensor(origins[i], inputs[i]);
+    }
+  }
+  return shown;
+}
+
+// Throws nothing: where memory is out the profile lacks one event.
+void begin_backward_event(std::optional<ProfileEvent>& event, at::StepCallbacks&& listeners,
+                          const ModuleKernel& kernel,
+                          const torch::autograd::variable_list& inputs) noexcept {
+  try {
+    std::vector<const at::Tensor*> tensors;
+    ProfileEvent::Arguments arguments;
+    if (listeners.needs_inputs_) {
+      std::transform(inputs.begin(), inputs.end(), std::back_inserter(tensors),
+                     [](const at::Tensor& tensor) { return &tensor; });
+      arguments = shown_backward_arguments(*kernel.training, inputs);
+    }
+    event.emplace(std::move(listeners), module_event_name("backward", kernel.digest), tensors, -1,
+                  arguments);
+  } catch (...) {
+  }
 }
 
 }  // namespace
@@ -201,7 +240,7 @@ bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>&
   {
     std::optional<ProfileEvent> event;
     if (std::optional<at::StepCallbacks> listeners = profile_listeners()) [[unlikely]] {
-      event.emplace(std::move(*listeners), module_event_name("backward", kernel_.digest));
+      begin_backward_event(event, std::move(*listeners), kernel_, inputs);
     }
     if (run_training_container(*plan().backward, std::move(inputs), computed, kernel_.device) !=
         LoadedKernel::Outcome::kAnswered) {

@@ -72,9 +72,10 @@ class CallTrialsTest : public HookTest {
     policy.trials = on;
     runtime().set_policy(policy);
   }
+  // Far slower than native, in samples of a machine under load, too.
   LoadedKernel& slow() {
     return kernel(1, 1, [](auto inputs, auto outputs) {
-      const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
+      const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(150);
       while (std::chrono::steady_clock::now() < end) {
       }
       outputs[0] = at::full_like(*inputs[0], 9.0);
@@ -138,8 +139,8 @@ TEST_F(CallTrialsTest, WhereBitsOrAnswersAreFixedNothingIsTried) {
   OperatorHook& tanh = hook("aten::tanh");
   const auto natives = [&] {
     install(tanh, {x_}, slow());
-    const CallCounts counts = counted(tanh, [&] { calls(x_, 3'000); });
-    EXPECT_EQ(total(counts), 3'000U);
+    const CallCounts counts = counted(tanh, [&] { calls(x_, 1'500); });
+    EXPECT_EQ(total(counts), 1'500U);
     return count(counts, CallOutcome::kNative);
   };
   EXPECT_GT(natives(), 0U);
@@ -156,7 +157,7 @@ TEST_F(CallTrialsTest, WhereBitsOrAnswersAreFixedNothingIsTried) {
   runtime().set_policy(replicas);
   install(tanh, {x_}, slow());
   runtime().freeze();
-  EXPECT_EQ(count(counted(tanh, [&] { calls(x_, 3'000); }), CallOutcome::kNative), 0U);
+  EXPECT_EQ(count(counted(tanh, [&] { calls(x_, 1'500); }), CallOutcome::kNative), 0U);
   runtime().thaw();
   at::globalContext().setDeterministicAlgorithms(true, false);
   EXPECT_EQ(natives(), 0U);

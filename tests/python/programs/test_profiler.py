@@ -11,7 +11,7 @@ from conftest import run_program
 
 # Operators: one whose kernel answers, and one that is native's. `entries` are the store's.
 OPERATORS = """
-import torch, eagercache
+import json, torch, eagercache
 from torch.profiler import ProfilerActivity, profile
 
 torch.set_num_threads(1)
@@ -78,7 +78,7 @@ report(ours=sum(name.startswith("eagercache ") for name in names), all=names.cou
 """
 
 MODULE = """
-import torch, eagercache
+import json, torch, eagercache
 from eagercache.modules.manager import manager
 from eagercache.runtime.session import session
 from torch import nn
@@ -102,9 +102,12 @@ class Net(nn.Module):
             x = layer(x)
         return x
 
+class Whole(Net):
+    pass
+
 training = {training}
-net, alone, x = Net(), Norm(), torch.randn(8, 16)
-eagercache.enable((), modules=Norm, training=training, on_miss="wait", choose="always")
+net, alone, x = {net}(), Norm(), torch.randn(8, 16)
+eagercache.enable((), modules=[Norm, Whole], training=training, on_miss="wait", choose="always")
 
 def call():
     with torch.set_grad_enabled(training):
@@ -118,11 +121,17 @@ for _ in range(4):
 before = sum(row.hits for _, row in manager.stats())
 with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
     call()
+hits = sum(row.hits for _, row in manager.stats()) - before
+found.export_chrome_trace("trace.json")
+with profile(activities=[ProfilerActivity.CPU]) as without_shapes:
+    call()
 report(
-    hits=sum(row.hits for _, row in manager.stats()) - before,
+    hits=hits,
+    trace=json.load(open("trace.json"))["traceEvents"],
+    without_shapes=[event.kwinputs for event in without_shapes.events()],
     events=[
         dict(name=event.name, parent=event.cpu_parent.name if event.cpu_parent else None,
-             shapes=event.input_shapes, sequence=event.sequence_nr)
+             shapes=event.input_shapes, sequence=event.sequence_nr, kwinputs=event.kwinputs)
         for event in found.events()
     ],
     keys=[row["key"] for row in session.store.entries() if row["kind"] == "kernel"],
@@ -151,9 +160,13 @@ def _ours(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if "eagercache" in event["name"]]
 
 
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where the programs write their traces
+
+
 @pytest.fixture
-def profiled(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.chdir(tmp_path)
+def profiled(cache: Path) -> dict[str, Any]:
     return run_program(OPERATORS, cache, fills=True)
 
 
@@ -189,8 +202,8 @@ def test_a_listener_to_all_threads_is_noticed_after_a_few_calls(cache: Path) -> 
     assert 200 - 64 <= said["ours"] <= 200
 
 
-def _module_events(cache: Path, training: bool) -> dict[str, Any]:
-    said = run_program(MODULE.format(training=training), cache, fills=True)
+def _module_events(cache: Path, training: bool, net: str = "Net") -> dict[str, Any]:
+    said = run_program(MODULE.format(training=training, net=net), cache, fills=True)
     for event in _ours(said["events"]):
         digest = event["name"].rpartition(" ")[2].rstrip("]")
         assert len(digest) == 12 and any(key.startswith(digest) for key in said["keys"])
@@ -208,6 +221,25 @@ def test_a_module_is_named_by_its_place_in_the_model(cache: Path) -> None:
     assert not inside  # the forward's operators are in the kernel
 
 
+def test_what_a_modules_kernel_takes_is_named_as_inductor_names_it(cache: Path) -> None:
+    said = _module_events(cache, training=False)
+    expected = {"arg0_1": "parameter scale, float32[16]", "arg1_1": "input 0, float32[8, 16]"}
+    assert [event["kwinputs"] for event in _ours(said["events"])] == [expected] * 3
+    in_trace = [event["args"] for event in said["trace"] if "eagercache" in event.get("name", "")]
+    assert len(in_trace) == 3
+    assert all(expected.items() <= arguments.items() for arguments in in_trace)
+    assert not any(said["without_shapes"])
+
+
+def test_tensors_of_submodules_are_named_by_their_place(cache: Path) -> None:
+    whole, _ = _ours(_module_events(cache, training=False, net="Whole")["events"])
+    assert sorted(whole["kwinputs"].values()) == [
+        "input 0, float32[8, 16]",
+        "parameter layers.0.scale, float32[16]",
+        "parameter layers.1.scale, float32[16]",
+    ]
+
+
 def test_a_backward_by_a_kernel_is_an_event_of_its_own(cache: Path) -> None:
     said = _module_events(cache, training=True)
     # The others would keep more for their backward than eager does.
@@ -216,6 +248,12 @@ def test_a_backward_by_a_kernel_is_an_event_of_its_own(cache: Path) -> None:
     backward = [event for event in _ours(said["events"]) if "module: backward" in event["name"]]
     assert len(forward) == len(backward) == 1
     assert backward[0]["parent"] == "EagercacheModuleBackward"
+    assert backward[0]["kwinputs"] == {
+        "arg0_1": "kept for the backward, float32[16]",
+        "arg1_1": "kept for the backward, float32[8, 16]",
+        "arg2_1": "kept for the backward, float32[8, 1]",
+        "arg3_1": "gradient of output 0, float32[8, 16]",
+    }
     # By its number profilers find the backward of a forward.
     nodes = {
         event["sequence"]
