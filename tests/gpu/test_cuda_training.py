@@ -127,6 +127,28 @@ def attending_step(
     return found
 
 
+class Bags(nn.Module):
+    """What a recommender does with its categories: some of each, summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = nn.EmbeddingBag(500, 64, mode="sum")
+        self.means = nn.EmbeddingBag(300, 64, mode="mean")
+        self.dense = nn.Linear(64, 32)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.dense(self.sums(ids) * 2 + self.means(ids % 300)))
+
+
+def test_bags_of_embeddings_train_as_the_forward_does() -> None:
+    torch.manual_seed(0)
+    model = Bags().cuda().train()
+    other, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    ids = torch.randint(500, (256, 8), device="cuda")
+    for kernels in three_steps(model, ids):
+        assert_as_close(kernels, step(other, ids), step(wide, ids))
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_draws_what_it_draws_in_eager(masked: bool) -> None:
     torch.manual_seed(0)

@@ -146,7 +146,10 @@ def op(
 
     Raises:
         ValueError: no such name can be, or another schema has it already.
+        TypeError: the name is no text, as where the decorator is written without parentheses.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"write @eagercache.op('namespace::name'), not @eagercache.op: {name!r}")
     space, separator, short = name.partition("::")
     if not (separator and space.isidentifier() and short.isidentifier()):
         raise ValueError(f"an operator is named 'namespace::name', not {name!r}")

@@ -161,6 +161,9 @@ class CustomOperator(OperatorOfFunction, Generic[_P, _R]):
 
     def _hook(self) -> None:
         assert core is not None
+        if "!" in self.schema:  # known beforehand, and as the program wants it: no warning
+            self.refusal = "its schema says that it writes an argument"
+            return
         for key in ("CPU", "CUDA") if torch.version.cuda else ("CPU",):
             try:
                 core.register(self.name, "", key)
@@ -288,7 +291,8 @@ class CustomOperator(OperatorOfFunction, Generic[_P, _R]):
         with self._lock:
             self._function = cast(types.FunctionType, function)
             self._due = not self._in_worker
-            self.refusal = ""
+            if self._keys:
+                self.refusal = ""
             self._take_appearance()
         if not self._in_worker and core is not None:
             for name, key in self.hooks():

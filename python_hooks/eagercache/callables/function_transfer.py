@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib
 import io
 import pickle
 import sys
 import threading
 import types
+import uuid
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -23,9 +25,12 @@ from torch._ops import _OpNamespace, _Ops
 
 from eagercache.callables.code_values import is_covered, is_found_by_name
 from eagercache.callables.module_identity import Unfit
+from eagercache.calls.texts import named_line
 
 MAX_BYTES = 4 << 20
 
+_make_class = cloudpickle.cloudpickle._make_skeleton_class
+_make_enum = cloudpickle.cloudpickle._make_skeleton_enum
 _Cached: Any = type(functools.lru_cache(len))  # of functions that keep what they return
 _lock = threading.Lock()  # by-value registrations are cloudpickle's, for the process
 
@@ -35,16 +40,20 @@ class Packer(cloudpickle.Pickler):
 
     ``torch.ops`` and its namespaces are modules that no import finds: a script with
     ``aten = torch.ops.aten`` has them among its globals. A cached property has a lock on Python
-    3.11 and before. A cached function of a script goes without what it keeps.
+    3.11 and before. A cached function of a script goes without what it keeps. A module of a class
+    of its own (``torch.backends.mkldnn``) is imported by its name.
 
     Attributes:
+        request: what several pickles have in common that are read for one request. A class that
+            travels by value is one class in all of them, and another one for another request.
         classes_of_main: the classes of ``__main__`` that were met and are what their names stand
             for, by these.
         functions_of_main: the same of its functions.
     """
 
-    def __init__(self, file: io.BytesIO, protocol: int | None = None) -> None:
-        super().__init__(file, protocol=protocol)
+    def __init__(self, file: io.BytesIO, request: str = "") -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.request = request or uuid.uuid4().hex
         self.classes_of_main: dict[str, type] = {}
         self.functions_of_main: dict[str, types.FunctionType] = {}
 
@@ -61,24 +70,34 @@ class Packer(cloudpickle.Pickler):
         if type(value) is _Cached and value.__module__ == "__main__":
             return _cached_function, (value.__wrapped__, value.cache_parameters())
         if isinstance(value, type):
-            return _with_slots(value, super().reducer_override(value))
+            return self._class(value, super().reducer_override(value))
         if isinstance(value, _Ops):
             return getattr, (torch, "ops")
         if isinstance(value, _OpNamespace):
             return getattr, (torch.ops, value.name)
+        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+            name = value.__name__
+            if sys.modules.get(name) is value:
+                return importlib.import_module, (name,)
         return super().reducer_override(value)
 
+    def _class(self, kind: type, reduced: Any) -> Any:
+        """What cloudpickle makes of a class.
 
-def _with_slots(kind: type, reduced: Any) -> Any:
-    """What cloudpickle makes of a class, which leaves out that its objects have no dictionary."""
-    if (
-        isinstance(reduced, tuple)
-        and reduced[0] is cloudpickle.cloudpickle._make_skeleton_class
-        and type(vars(kind).get("__slots__")) is tuple
-        and NamedTuple not in getattr(kind, "__orig_bases__", ())  # which sees to that
-    ):
-        reduced[1][3]["__slots__"] = vars(kind)["__slots__"]
-    return reduced
+        It leaves out that objects of the class have no dictionary. And who reads the class a second
+        time is given the one of the first time, whose bases and members stay, and to which only is
+        added: what the program has deleted since would still be there.
+        """
+        if not isinstance(reduced, tuple) or reduced[0] not in (_make_class, _make_enum):
+            return reduced
+        if (
+            reduced[0] is _make_class
+            and type(vars(kind).get("__slots__")) is tuple
+            and NamedTuple not in getattr(kind, "__orig_bases__", ())  # which sees to that
+        ):
+            reduced[1][3]["__slots__"] = vars(kind)["__slots__"]
+        *arguments, tracked, extra = reduced[1]
+        return reduced[0], (*arguments, f"{self.request}-{tracked}", extra), *reduced[2:]
 
 
 def _cached_property(function: Any, name: str | None) -> functools.cached_property[Any]:
@@ -100,11 +119,10 @@ def pack(function: types.FunctionType, modules: tuple[str, ...] = ()) -> str:
             cloudpickle.register_pickle_by_value(module)
         try:
             file = io.BytesIO()
-            Packer(file, protocol=pickle.HIGHEST_PROTOCOL).dump(function)
+            Packer(file).dump(function)
             data = file.getvalue()
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0][:200]
-            raise Unfit(f"it cannot be pickled: {type(error).__name__}: {line}") from error
+            raise Unfit(f"it cannot be pickled: {named_line(error)}") from error
         finally:
             for module in added:
                 cloudpickle.unregister_pickle_by_value(module)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
 import io
 import pickle
 import types
@@ -42,14 +43,15 @@ from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 from eagercache.calls.numerics import move_last_places
+from eagercache.calls.texts import named_line
 
 MAX_PICKLE_BYTES = 16 << 20
 MAX_MODEL_BYTES = 4 << 30
 
 
 class _Pickler(Packer):
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+    def __init__(self, file: io.BytesIO, request: str = "") -> None:
+        super().__init__(file, request)
         self.opened: set[type] = set()  # classes of the call's objects that have slots
         self.standins: list[Standin] = []
         self._known: dict[int, int] = {}
@@ -106,22 +108,23 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         pickler.dump((pickler.classes_of_main, pickler.functions_of_main))
         values = collect(module)
         operators = (
-            custom_operators.pickled_of_script(_pickled) if pickler.classes_of_main else ([], [])
+            custom_operators.pickled_of_script(functools.partial(_pickled, pickler.request))
+            if pickler.classes_of_main
+            else ([], [])
         )
     except NotTransferable:
         raise
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0][:200]
-        raise NotTransferable(f"it cannot be pickled: {type(error).__name__}: {line}") from error
+        raise NotTransferable(f"it cannot be pickled: {named_line(error)}") from error
     if file.tell() > MAX_PICKLE_BYTES:
         raise NotTransferable("its code and attributes refer to too much data")
     parts = (pickler.standins, file.getvalue(), values, operators)
     return base64.b64encode(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL)).decode()
 
 
-def _pickled(value: Any) -> bytes:
+def _pickled(request: str, value: Any) -> bytes:
     file = io.BytesIO()
-    _Pickler(file).dump(value)
+    _Pickler(file, request).dump(value)
     return file.getvalue()
 
 

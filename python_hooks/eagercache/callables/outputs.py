@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 from collections.abc import Iterator
@@ -26,6 +27,42 @@ from eagercache.callables.made_classes import (
 COUNT_OFFSET = 2
 
 
+@contextlib.contextmanager
+def _named_return_types() -> Iterator[None]:
+    """Has pytree know names for what `max`, `sort` or `topk` return, to which it gives none.
+
+    The program's pytree is as it was after the block.
+    """
+    definitions, kinds = pytree.SUPPORTED_SERIALIZED_TYPES, pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    before = {}
+    for kind in torch.return_types.all_return_types:
+        known = definitions.get(kind)
+        if known is None or known.serialized_type_name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
+            continue
+        before[kind] = known
+        name = f"torch.return_types.{kind.__name__}"
+        definitions[kind] = known._replace(serialized_type_name=name)
+        kinds[name] = kind
+    try:
+        yield
+    finally:
+        for kind, known in before.items():
+            kinds.pop(definitions[kind].serialized_type_name, None)
+            definitions[kind] = known
+
+
+def spec_text(spec: pytree.TreeSpec) -> str:
+    """A structure as text. Raises NotImplementedError for one with classes that have no name."""
+    with _named_return_types():
+        return pytree.treespec_dumps(spec)
+
+
+def spec_in(text: str) -> pytree.TreeSpec:
+    """The inverse of `spec_text`. Raises what a text that is none leads to."""
+    with _named_return_types():
+        return pytree.treespec_loads(text)
+
+
 def build_unflatten(outputs: str, num_outputs: int) -> Any:
     """A function of the list of output tensors that makes the answer; None for the tensor itself.
 
@@ -41,7 +78,7 @@ def build_unflatten(outputs: str, num_outputs: int) -> Any:
         raise ValueError("the outputs are not numbered in order")
     if takes_objects(outputs):
         return _Objects(stored["answer"], stored["changes"], leaves)
-    spec = pytree.treespec_loads(stored["spec"])
+    spec = spec_in(stored["spec"])
     only_tensors = len(tensors) == len(leaves)
     if only_tensors and spec == pytree.tree_structure(0):
         return None

@@ -33,6 +33,7 @@ from eagercache.callables.code_values import (
     type_name,
     value_digest,
 )
+from eagercache.callables.function_identity import nested_codes
 
 _MAX_BYTES = 1 << 20  # of all values together
 _MAX_VALUES = 512
@@ -122,8 +123,9 @@ class _Collected:
         """Adds what the functions read, and the functions and classes that they name."""
         while self._waiting:
             function = self._waiting.pop(0)
-            for name, *names in chains(function.__code__):
-                self._global(function.__globals__, name, names)
+            for code in nested_codes(function.__code__):
+                for name, *names in chains(code):
+                    self._global(function.__globals__, name, names)
 
     def _global(self, namespace: dict[str, Any], name: str, names: list[str]) -> None:
         value = namespace.get(name, MISSING)

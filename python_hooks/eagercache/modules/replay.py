@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from eagercache.base.load import core
+from eagercache.calls.texts import first_line
 
 log = logging.getLogger("eagercache")
 
@@ -99,7 +100,7 @@ class GraphCaptures:
         except torch.cuda.OutOfMemoryError:
             return "there was no memory for it"
         except RuntimeError as error:
-            return f"its capture failed ({str(error).splitlines()[0]})"
+            return f"its capture failed ({first_line(error)})"
         finally:
             self._lock.release()
 

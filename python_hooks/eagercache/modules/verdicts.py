@@ -77,6 +77,8 @@ class Verdicts:
             return False
         facts = entry["facts"]
         if entry["kind"] != "kernel":
+            if not made and self._is_of_other_values(digest, module, entry):
+                return False
             self.install_native(form, facts.get("reason") or "its forward is faster")
             self._undecided(digest, missed, int(facts.get("measured", 0)))
             return True
@@ -110,6 +112,32 @@ class Verdicts:
         except Exception as error:
             log.warning("a stored kernel of %s cannot be used: %s", class_name(module), error)
             self.install_native(form, f"the stored kernel cannot be used: {error}")
+        return True
+
+    def _is_of_other_values(
+        self, digest: str, module: torch.nn.Module, entry: Mapping[str, Any]
+    ) -> bool:
+        """Whether the forward read other values where it was refused; the refusal is gone then.
+
+        A global that makes it print is one.
+        """
+        assert core is not None
+        store, configuration = session.store, session.configuration
+        text = entry["facts"].get("functions")
+        info = self._known.find(module)
+        if not text or store is None or configuration is None:
+            return False
+        if configuration.on_miss == "native" or (info is not None and info.changes > 0):
+            return False  # none is made, or a worker has what the program's files say
+        try:
+            changed = changed_function(rows_in(text), module)
+        except ValueError as error:
+            changed = str(error)
+        if changed is None:
+            return False
+        log.info("a module was left to its forward for other code or values (%s)", changed)
+        with contextlib.suppress(core.StoreError):
+            store.remove(digest)
         return True
 
     def _install_kernel(

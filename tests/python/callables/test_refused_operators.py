@@ -116,12 +116,40 @@ report(right=right, rows=rows, hits=eagercache.stats().hits,
     assert "its code is not known" in result["explained"]
 
 
+def test_an_operator_that_says_what_it_writes_is_its_functions_without_a_word(cache: Path) -> None:
+    result = run_program(
+        """
+import warnings
+import torch, eagercache
+from torch import Tensor
+warnings.simplefilter("error")
+@eagercache.op("demo::adds", mutates_args=("x",))
+def adds(x: Tensor, y: Tensor) -> None:
+    x.add_(y)
+eagercache.enable(ops=(), on_miss="wait", choose="always")
+x, y = torch.zeros(3), torch.ones(3)
+for _ in range(4):
+    adds(x, y)
+asked = eagercache.stats().compiles
+report(x=x.tolist(), asked=asked, explained=str(eagercache.explain(adds, x, y)),
+       overload=str(eagercache.explain(torch.ops.demo.adds.default, x, y)))
+""",
+        cache,
+        fills=True,
+    )
+    assert result["x"] == [4.0] * 3 and result["asked"] == 0
+    assert result["explained"].startswith("demo::adds: native, its schema says that it writes")
+    assert result["overload"] == result["explained"]
+
+
 def test_names_and_functions_that_make_no_operator() -> None:
     from eagercache import op
 
     for name in ("swiglu", "aten::swiglu", "a::b::c", "a::"):
         with pytest.raises(ValueError, match="namespace"):
             op(name)
+    with pytest.raises(TypeError, match=r"not @eagercache\.op"):
+        op(test_names_and_functions_that_make_no_operator)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Python function"):
         op("demo::torch_abs")(torch.abs)
     with pytest.raises(ValueError, match=r"demo::untyped: .*name a schema="):

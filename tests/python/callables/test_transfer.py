@@ -33,6 +33,38 @@ def test_namespaces_of_operators_travel_with_the_code_that_names_them() -> None:
     assert packed
 
 
+def _is_on() -> bool:
+    return bool(torch.backends.mkldnn.enabled)
+
+
+class _Kind:
+    """Changed by a test."""
+
+
+def _kind() -> type:
+    return _Kind
+
+
+_is_on.__module__ = _Kind.__module__ = _kind.__module__ = "__main__"
+
+
+def test_modules_of_a_class_of_their_own_are_imported() -> None:
+    assert type(torch.backends.mkldnn) is not type(torch)
+    function = function_transfer.unpack(function_transfer.pack(_is_on))
+    assert function.__globals__ is not _is_on.__globals__
+    assert function() is _is_on()
+
+
+def test_a_class_that_travels_again_has_nothing_of_what_it_was() -> None:
+    _Kind.gain = 2.0  # type: ignore[attr-defined]
+    with_gain = function_transfer.pack(_kind)
+    del _Kind.gain  # type: ignore[attr-defined]
+    without = function_transfer.pack(_kind)
+    assert function_transfer.unpack(with_gain)().gain == 2.0
+    assert not hasattr(function_transfer.unpack(without)(), "gain")
+    assert not hasattr(_Kind, "gain")
+
+
 def test_what_is_computed_of_tensors_that_are_sent_is_no_call_of_the_program(
     program: Program,
 ) -> None:

@@ -51,6 +51,50 @@ def test_kernels_hold_the_constants_of_the_program_that_runs(cache: Path) -> Non
         assert edited["hits"] == [2] and edited["compiles"] == 1, (old, edited)
 
 
+TALKATIVE = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+
+VERBOSE = True
+
+class Talkative(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = self.dense(x).relu()
+        if VERBOSE:
+            print("norm", float(x.norm()))
+        return x * 2
+
+torch.set_num_threads(1)
+model, x = Talkative().train(GRADIENTS), torch.randn(8, 16)
+with torch.set_grad_enabled(GRADIENTS), eagercache.enable(
+    (), modules="auto", training=True, on_miss="wait", choose="always"
+):
+    for _ in range(3):
+        model(x)
+    hits = [row.hits for part, row in manager.stats() if part is model]
+    lines = [str(line) for line in explain_module(model)]
+report(hits=hits, asked=eagercache.stats().compiles > 0, lines=lines)
+"""
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_refusal_is_for_the_values_that_it_was_found_with(cache: Path, gradients: bool) -> None:
+    talkative = TALKATIVE.replace("GRADIENTS", str(gradients))
+    for asked in (True, False):  # it is kept for the next run with these values
+        loud = run_program(talkative, cache, fills=True)
+        assert loud["hits"] == [0] and loud["asked"] == asked, loud
+        assert "it prints" in loud["lines"][0], loud
+    for asked in (True, False):
+        quiet = run_program(talkative.replace("= True", "= False", 1), cache, fills=True)
+        assert quiet["hits"][0] > 0 and quiet["asked"] == asked, quiet
+    loud = run_program(talkative, cache, fills=True)
+    assert loud["hits"] == [0], loud
+
+
 SETS = """
 import torch, eagercache
 from eagercache.base.load import core

@@ -169,3 +169,47 @@ report(rows=rows)
 def test_what_torch_jit_made_is_changed_and_called_as_ever(cache: Path) -> None:
     rows = run_program(SCRIPTED, cache, fills=True)["rows"]
     assert rows == dict.fromkeys(("script", "trace"), [True] * 5 + [False])
+
+
+OF_A_CLASS = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Masks(torch.nn.Module):
+    kept = torch.tensor([True, False] * 8)
+
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+        self.mine = torch.tensor([True, False] * 8)
+
+    def forward(self, x):
+        return torch.tanh(self.dense(x)).masked_fill(self.kept, 0.0) * 2
+
+class Own(Masks):
+    def forward(self, x):
+        return torch.tanh(self.dense(x)).masked_fill(self.mine, 0.0) * 2
+
+right, hits, lines = [], [], []
+x = torch.randn(8, 16)
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for kind in (Masks, Own):
+        model = kind()
+        for turn in range(6):
+            if turn == 3:
+                model.kept.logical_not_()
+                model.mine.logical_not_()
+            right.append(torch.equal(model(x) == 0, kind.forward(model, x) == 0))
+        hits.append(sum(row.hits for part, row in manager.stats() if part is model))
+        lines += [str(line) for line in explain_module(model)]
+report(right=right, hits=hits, lines=lines)
+"""
+
+
+def test_a_tensor_of_a_class_is_read_by_the_forward(cache: Path) -> None:
+    seen = run_program(OF_A_CLASS, cache, fills=True)
+    assert all(seen["right"]), seen
+    assert seen["hits"][0] == 0 and seen["hits"][1] > 3, seen
+    assert "the forward reads the tensor" in seen["lines"][0], seen

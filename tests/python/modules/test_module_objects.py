@@ -197,3 +197,50 @@ def test_what_a_caller_can_tell_of_an_answer_or_an_argument_is_as_eager_has_it(c
     assert "it returns an object that is reached twice" in str(rows["Twice False"][2])
     names = str(rows["Names True"][2])
     assert "it writes to its arguments, or changes more of a tensor than its values" in names
+
+
+RETURN_TYPES = """
+import torch, eagercache
+from torch.utils import _pytree as pytree
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Ranks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.dense(x).tanh() * 2
+        return y.max(-1), {"best": y.topk(3)}, torch.var_mean(y, 0)
+
+def same(mine, theirs):
+    if isinstance(mine, torch.Tensor):
+        return torch.allclose(mine, theirs, atol=1e-5)
+    keys = list(mine) if isinstance(mine, dict) else range(len(mine))
+    return type(mine) is type(theirs) and all(same(mine[key], theirs[key]) for key in keys)
+
+def name():
+    try:
+        return pytree.treespec_dumps(pytree.tree_structure(torch.ones(2, 2).max(-1)))
+    except NotImplementedError:
+        return None
+
+before = name()
+model, x, right = Ranks(), torch.randn(8, 16), []
+with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+    for gradients in (False, False, False, True, True, True):
+        with torch.set_grad_enabled(gradients):
+            right.append(same(model(x), Ranks.forward(model, x)))
+    (row,) = [row for part, row in manager.stats() if part is model]
+hits = [row.hits, row.training_hits]
+report(right=right, hits=hits, named=[before, name()], lines=explain_module(model))
+"""
+
+
+def test_an_answer_holds_what_operators_return(cache: Path) -> None:
+    for _ in range(2):  # made here, and found
+        seen = run_program(RETURN_TYPES, cache, timeout=300, fills=True)
+        assert all(seen["right"]) and seen["hits"] == [4, 2], seen
+        assert seen["named"][0] == seen["named"][1], seen  # the program's pytree is as it was

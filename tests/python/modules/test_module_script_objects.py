@@ -59,6 +59,43 @@ def test_classes_of_a_script_are_as_good_as_others(store: Path) -> None:
     assert done["hits"] >= 1, done["lines"]
 
 
+DELETED = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh() + getattr(self, "gain", 0.5))
+
+    def speed(self):
+        return torch.backends.mkldnn.enabled
+
+Model.gain = 2.0
+torch.manual_seed(0)
+model, x, rows = Model(), torch.ones(2, 8), []
+with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+    for gain in (2.0, 0.5):
+        right = [torch.allclose(model(x), model.second(model.first(x).tanh() + gain), atol=1e-5)
+                 for _ in range(4)]
+        hits = sum(row.hits for part, row in manager.stats() if part is model)
+        rows.append([right, hits, explain_module(model)[:1]])
+        if gain == 2.0:
+            del Model.gain
+report(rows=rows)
+"""
+
+
+def test_what_a_script_deletes_of_a_class_is_gone_in_the_worker_too(store: Path) -> None:
+    before, after = run_program(DELETED, store, timeout=200, fills=True)["rows"]
+    assert all(before[0] + after[0]), (before, after)
+    assert 0 < before[1] < after[1], (before, after)
+
+
 OF_MAIN = """
 import sys
 sys.path.insert(0, {here!r})

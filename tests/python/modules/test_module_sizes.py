@@ -171,7 +171,7 @@ def _key_of(model: nn.Module, x: torch.Tensor) -> bytes:
     assert core is not None
     keys: list[bytes] = []
     core.set_module_handlers(
-        lambda _module, _nested: "refuse",
+        lambda _module: "refuse",
         lambda _module: None,
         lambda _module, _args, _kwargs, key, *_: keys.append(key),
         lambda _module: None,
@@ -220,3 +220,39 @@ def test_the_number_of_kernels_for_one_structure_of_arguments_is_bounded(
     assert made == [True] * MAX_COMPILES + [False] * 3
     assert book.may_compile("m", form, "digest 0")  # counted once
     assert book.may_compile("another module", form, "digest")
+
+
+MASKED = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+class Masked(torch.nn.Module):
+    def forward(self, x, kept):
+        place = torch.arange(x.size(1))
+        seen = (place[None, :] <= place[:, None]) & kept[:, place][:, None, :]
+        return torch.where(seen, x, 0.0)
+
+model = Masked()
+eagercache.enable(ops=(), modules="auto", on_miss="wait", choose="always")
+right = []
+with torch.no_grad():
+    for size in (5, 6, 7, 40, 33, 5):
+        x, kept = torch.randn(2, size, size), torch.rand(2, size + 1) < 0.8
+        right.append(torch.equal(model(x, kept), Masked.forward(model, x, kept)))
+    raised = False
+    try:
+        model(torch.randn(2, 9, 9), torch.ones(2, 8, dtype=torch.bool))
+    except IndexError:
+        raised = True
+((_, row),) = manager.stats()
+report(right=right, raised=raised, hits=row.hits, compiles=eagercache.stats().compiles,
+       lines=explain_module(model))
+"""
+
+
+def test_an_index_that_sizes_decide_may_be_computed_with_too(tmp_path: Path) -> None:
+    # As in a mask of attention: the same places are compared and choose what is not padding.
+    seen = run_program(MASKED, tmp_path, timeout=300, fills=True)
+    assert all(seen["right"]) and seen["raised"], seen
+    assert seen["hits"] == 4 and seen["compiles"] <= 2, seen

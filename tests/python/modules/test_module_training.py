@@ -305,3 +305,111 @@ def test_of_calls_that_are_left_one_in_sixteen_is_looked_at(tmp_path: Path) -> N
             model.extra = 2
             model(x)
         assert manager._known.find(model).looks == 3
+
+
+CONSTANT = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+
+class Fills(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.inner(x)
+        return torch.where(y > 0, y, torch.tensor(-2.5)) * torch.tensor([1.0, 2.0] * 4).sqrt()
+
+model = Fills()
+eagercache.enable(ops=(), modules="auto", on_miss="wait", choose="always", training=True)
+right = []
+for _ in range(4):
+    x = torch.randn(4, 8)
+    gradients = []
+    for call in (model, lambda given: Fills.forward(model, given)):
+        model.zero_grad()
+        answer = call(x)
+        answer.square().sum().backward()
+        gradients.append([answer.detach(), *(p.grad.clone() for p in model.parameters())])
+    right.append(all(map(torch.allclose, *gradients)))
+((_, row),) = [both for both in manager.stats() if both[0] is model]
+report(right=right, hits=row.training_hits, lines=explain_module(model))
+"""
+
+
+def test_a_constant_of_the_forward_is_in_kernels_of_training(tmp_path: Path) -> None:
+    seen = run_program(CONSTANT, tmp_path, timeout=300, fills=True)
+    assert all(seen["right"]) and seen["hits"] == 3, seen
+
+
+FUNCTION = """
+import torch, eagercache
+from eagercache.modules.manager import manager
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Rounds(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x.round()
+
+    @staticmethod
+    def backward(context, grad):
+        (x,) = context.saved_tensors
+        return grad * (x.abs() > 300)  # of numbers that are seldom drawn
+
+class Calls(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.dense(x)
+        return torch.tanh(y) + Rounds.apply(y)
+
+class Scales(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, module):
+        return x * torch.relu(module.dense.weight[0] - 300)  # of weights that are seldom drawn
+
+    @staticmethod
+    def backward(context, grad):
+        return None, None
+
+class Reads(Calls):
+    def forward(self, x):  # what the function is given needs no gradient
+        return self.dense(x).abs() + Scales.apply(x, self)
+
+class Detaches(Calls):
+    def forward(self, x):
+        y = self.dense(x)
+        with torch.no_grad():
+            rounded = y.round()
+        return torch.tanh(y) + rounded
+
+far, hits, reasons = {}, {}, {}
+eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always")
+for kind in (Calls, Reads, Detaches):
+    model, name = kind(), kind.__name__
+    far[name] = []
+    for scale in (1, 1, 1, 1000, 1000):
+        if kind is Reads and scale > 1:
+            torch.nn.init.constant_(model.dense.weight, 400)
+        x, gradients = torch.randn(32, 64) * scale, []
+        for answer in (model(x), kind.forward(model, x)):
+            gradients.append(torch.autograd.grad(answer.sum(), [*model.parameters()])[0])
+        mine, theirs = gradients
+        far[name].append(float((mine - theirs).abs().max() / theirs.abs().max()))
+    (row,) = [row for part, row in manager.stats() if part is model]
+    hits[name], reasons[name] = row.training_hits, row.training_reason
+report(far=far, hits=hits, reasons=reasons)
+"""
+
+
+def test_a_gradient_that_a_function_of_autograd_defines_is_the_functions(cache: Path) -> None:
+    seen = run_program(FUNCTION, cache, timeout=300, fills=True)
+    assert all(far < 1e-3 for each in seen["far"].values() for far in each), seen
+    assert seen["hits"]["Detaches"] > 2, seen
+    for name in ("Calls", "Reads"):
+        assert seen["hits"][name] == 0 and "torch.autograd.Function" in seen["reasons"][name], seen

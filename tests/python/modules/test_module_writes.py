@@ -139,3 +139,118 @@ def test_a_language_model_generates_with_a_static_cache(store: Path) -> None:
     done = run_program(GENERATED, store, timeout=500, fills=True)
     assert done["same"], done["lines"]
     assert done["hits"] >= 28, done["lines"]
+
+
+INDICES = """
+import torch, eagercache
+from eagercache.modules.manager import manager
+torch.set_num_threads(2)  # an exception within a parallel region ends the process
+
+class Indexes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(10, 64)
+
+class Adds(Indexes):
+    def forward(self, x, at):
+        return torch.zeros(10, 64).index_add_(0, at, self.words(x)) * 2
+
+class ScatterAdds(Indexes):
+    def forward(self, x, at):
+        places = at[:, None].expand(-1, 64)
+        return torch.zeros(10, 64).scatter_add_(0, places, self.words(x)) * 2
+
+class Fills(Indexes):
+    def forward(self, x, at):
+        return self.words(x)[:10].index_fill(0, at, 2.0) * 2
+
+class Puts(Indexes):
+    def forward(self, x, at):
+        made = torch.zeros(10, 64)
+        made[at] = self.words.weight[1]
+        made[:, at] += 1.0
+        return made * 2
+
+class Sums(Indexes):
+    def forward(self, x, at):
+        made = torch.zeros(10, 64)
+        return made.index_put_((at,), self.words(x), accumulate=True) * 2
+
+class Bags(Indexes):
+    def __init__(self):
+        super().__init__()
+        self.bags = torch.nn.EmbeddingBag(10, 64, mode="mean")
+
+    def forward(self, x, at):
+        return self.bags(at.view(-1, 8)) * 2 + self.words(x)[:512]
+
+class Shifts(Indexes):
+    def forward(self, x, at):
+        shifted = at.new_zeros(at.shape)
+        shifted[1:] = at[:-1].clone()
+        shifted[0] = 2
+        return self.words(shifted) * 2 + self.words(x)
+
+class Clones(Indexes):
+    def forward(self, x, at):
+        other = at.clone()
+        other[1:] += 3
+        return self.words(other) * 2 + self.words(x)
+
+class Divides(Indexes):
+    def forward(self, x, at):
+        whole = x + 1
+        whole //= at - 9
+        return whole * 2 + torch.tanh(x)
+
+class Judges(Indexes):
+    def forward(self, x, at):
+        scores = torch.where(at == 9, torch.nan, self.words(x).mean(-1)).sigmoid()
+        return torch.nn.functional.binary_cross_entropy(scores, torch.ones_like(scores)) * 2
+
+def answer(call, *given):
+    try:
+        return call(*given)
+    except (IndexError, RuntimeError) as error:
+        return str(error)
+
+wrong, hits, lines = [], {}, []
+eagercache.enable(ops=(), modules="auto", on_miss="wait", choose="always")
+for kind in (Adds, ScatterAdds, Fills, Puts, Sums, Bags, Shifts, Clones, Divides, Judges):
+    model = kind().eval()
+    with torch.no_grad():
+        for bad in (None, None, None, 9, 10, -1, -30, 10**6, None):
+            x, at = torch.randint(10, (4096,)), torch.randint(7, (4096,))
+            if bad is not None:
+                at[1000] = bad
+            seen, expected = answer(model, x, at), answer(kind.forward, model, x, at)
+            if isinstance(expected, str) or isinstance(seen, str):
+                same = seen == expected
+            else:
+                same = torch.allclose(seen, expected, atol=1e-2)
+            if not same:
+                wrong.append([kind.__name__, bad, str(seen)[:80], str(expected)[:80]])
+    ((_, row),) = [both for both in manager.stats() if both[0] is model]
+    hits[kind.__name__], lines = row.hits, [*lines, row.line("")]
+
+eagercache.enable(ops=(), modules="auto", on_miss="wait", choose="always", training=True)
+raised = []
+for gradients in (True, False):
+    for casts in (True, False):
+        model = Judges()
+        with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16, casts):
+            x = torch.full((64,), 3)
+            seen = [answer(model, x, torch.full((64,), at)) for at in (1, 1, 1, 9)]
+        raised.append([isinstance(one, str) for one in seen])
+report(wrong=wrong, hits=hits, lines=lines, raised=raised)
+"""
+
+
+def test_wrong_data_raise_where_tensors_are_written_into(tmp_path: Path) -> None:
+    # An index out of range, which may be written into itself (labels that are shifted), or be one
+    # of an operator in place; a division in place by zero. And a loss that looks at its data.
+    seen = run_program(INDICES, tmp_path, timeout=600, fills=True)
+    assert not seen["wrong"], seen
+    with_kernels = ("Adds", "ScatterAdds", "Puts", "Bags", "Shifts", "Clones")
+    assert all(seen["hits"][name] for name in with_kernels), seen["lines"]
+    assert seen["raised"] == [[False, False, False, True]] * 4  # with and without gradients, casts

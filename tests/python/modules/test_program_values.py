@@ -47,7 +47,7 @@ def test_a_forward_that_reads_what_the_program_set_has_a_kernel(store: Path, sca
     program = PROGRAM.format(here=HERE, scale=scale)
     rows = run_program(program, store, timeout=300, fills=True)["rows"]
     assert all(row[0] for row in rows.values()), rows
-    for name in ("Registered", "Restores", "Configured"):
+    for name in ("Registered", "Restores", "Configured", "Comprehends"):
         assert rows[name][1] > 0, rows[name]
     assert rows["Leaves"][1] == 0 and "outlives the call" in rows["Leaves"][2], rows["Leaves"]
 

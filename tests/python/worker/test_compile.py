@@ -13,6 +13,7 @@ import pytest
 import torch
 from eagercache.base.toolchain import SCALAR, Compiler
 from eagercache.calls.call import Call
+from eagercache.worker.compat import aot_inductor
 from eagercache.worker.inductor import bare, container
 from eagercache.worker.inductor import commands as running
 from eagercache.worker.inductor.call_graph import build_graph
@@ -416,3 +417,17 @@ def test_refusals_are_found_inside_the_exceptions_around_them() -> None:
     outer.__cause__.__context__ = inner
     assert find_cause(outer) is inner
     assert find_cause(RuntimeError("alone")) is None
+
+
+def test_what_fails_in_calls_of_native_is_looked_at() -> None:
+    calls = [
+        "aoti_torch_cpu_scatter_src_out(a, b);",
+        "aoti_torch_index_put_out(a, b);",
+        "aoti_torch_proxy_executor_call_function(p);",
+    ]
+    rest = "    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_scatter_src_out(a, b));\n    plain();"
+    checked = aot_inductor.checked_calls("\n".join([*(f"    {call}" for call in calls), rest]))
+    lines = [f"AOTI_TORCH_ERROR_CODE_CHECK({call.removesuffix(';')});" for call in calls]
+    assert checked == "\n".join([*lines, rest])
+    with pytest.raises(ValueError, match="not one line"):
+        aot_inductor.checked_calls("aoti_torch_cpu_scatter_src_out(a,\n b);")

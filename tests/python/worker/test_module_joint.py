@@ -9,6 +9,7 @@ import pytest
 import torch
 from eagercache.callables.module_identity import identify
 from eagercache.worker.compat.traced_graphs import joint_graph
+from eagercache.worker.graphs.bags import sum_equal_bags
 from eagercache.worker.graphs.indices import index_ranges, trap_negative_indices
 from eagercache.worker.inductor.commands import CompileRefused
 from test_module_layout import run, traced
@@ -175,3 +176,47 @@ def test_a_copy_is_not_kept_beside_what_was_copied() -> None:
     made = [row for row in graphs.saved if row.kind == "made"]
     assert len(made) == 1
     assert graphs.made_bytes == x.numel() * 4
+
+
+class Bags(nn.Module):
+    """Bags of eight, or as ``offsets`` say."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(50, 16, **options)
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> Any:
+        return self.bags(ids, offsets) * 2
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("open_batch", [False, True])
+def test_bags_of_one_length_are_rows_and_their_sums(mode: str, open_batch: bool) -> None:
+    model, ids = Bags(mode=mode), torch.randint(50, (32, 8))
+    batch = torch.export.Dim("batch", min=2)
+    sizes = {"ids": {0: batch}} if open_batch else None
+    program = torch.export.export(model, (ids,), dynamic_shapes=sizes, strict=True)
+    assert sum_equal_bags(program.graph)
+    program.graph_module.recompile()
+    assert "embedding_bag" not in program.graph_module.code
+    for rows in (32, 7) if open_batch else (32,):
+        other = torch.randint(50, (rows, 8))
+        (mine,) = program.graph_module(model.bags.weight, other)
+        assert_alike(mine.detach(), model(other).detach())
+
+
+@pytest.mark.parametrize(
+    ("options", "offsets"),
+    [
+        ({"mode": "max"}, None),
+        ({"mode": "sum", "padding_idx": 3}, None),
+        ({"mode": "sum", "sparse": True}, None),
+        ({"mode": "sum", "scale_grad_by_freq": True}, None),
+        ({"mode": "sum"}, torch.tensor([0, 3, 10])),
+    ],
+)
+def test_other_bags_are_natives(options: dict[str, Any], offsets: torch.Tensor | None) -> None:
+    ids = torch.randint(50, (32, 8) if offsets is None else (64,))
+    program = torch.export.export(Bags(**options), (ids, offsets), strict=True)
+    assert not sum_equal_bags(program.graph)
+    assert "embedding_bag" in program.graph_module.code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,17 @@ class Viewed(nn.Module):
         return torch.tanh(rows).transpose(1, 2).contiguous()
 
 
-def traced(model: nn.Module, x: torch.Tensor) -> TrainingGraphs:
-    """The graphs of a call whose every tensor autograd may keep."""
+def traced(model: nn.Module, x: torch.Tensor, most: float = math.inf) -> TrainingGraphs:
+    """The graphs of a call whose every tensor autograd may keep, and ``most`` bytes beside them."""
     identity = identify(model)
     memory = {slot.tensor.untyped_storage().data_ptr() for slot in identity.slots}
     memory.add(x.untyped_storage().data_ptr())
     strides = copy.deepcopy(model)(x).stride()
-    return trace_training(model, (x,), {}, identity, memory, [True], [False], [strides])
+
+    def fits(graphs: TrainingGraphs) -> bool:
+        return graphs.made_bytes <= most
+
+    return trace_training(model, (x,), {}, identity, memory, [True], [False], [strides], fits)
 
 
 def run(graphs: TrainingGraphs, tangent: torch.Tensor) -> tuple[torch.Tensor, list[Any], list[Any]]:
@@ -105,6 +110,25 @@ def test_what_is_saved_is_in_channels_last_and_what_comes_out_is_not(
         assert_alike(mine, theirs)
 
 
+def test_where_too_much_is_kept_more_is_computed_again() -> None:
+    torch.manual_seed(0)
+    layers = (nn.Linear(16, 16), nn.LayerNorm(16), nn.Mish(), nn.Linear(16, 16), nn.Tanh())
+    model, x = nn.Sequential(*layers), torch.randn(8, 16, requires_grad=True)
+    plain = traced(model, x)
+    lean = traced(model, x, most=plain.made_bytes - 1)
+    assert lean.made_bytes < plain.made_bytes
+    assert traced(model, x, most=plain.made_bytes).made_bytes == plain.made_bytes
+    tangent = torch.randn(8, 16)
+    model(x).backward(tangent)
+    answer, _, gradients = run(lean, tangent)
+    assert_alike(answer, model(x).detach())
+    slots = identify(model).slots
+    assert len(gradients) == len([*model.parameters()]) + 1
+    for index, mine in zip(lean.gradients, gradients, strict=True):
+        of_module, number = lean.inputs[index]
+        assert_alike(mine, (slots[number].tensor if of_module else x).grad)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_stack_in_either_layout_keeps_what_eager_keeps(
@@ -123,8 +147,9 @@ def test_a_stack_in_either_layout_keeps_what_eager_keeps(
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         native = model(x)
+    strides = [native.stride()]
     graphs = trace_training(
-        model, (x,), {}, identify(model), set(saved), [True], [True], [native.stride()]
+        model, (x,), {}, identify(model), set(saved), [True], [True], strides, lambda graphs: True
     )
     own = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
     eager = sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in own)

@@ -1,4 +1,4 @@
-"""Forwards that branch on what a tensor tells beside its values."""
+"""Forwards that branch on what a tensor tells beside its values, or set it."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ class OwnGiven(Tail):
     def asks(self, x):
         return getattr(self.line.bias, "own_mark", 1.0) == 1.0
 
+class Mode(Tail):
+    def asks(self, x):
+        return torch.is_grad_enabled()
+
 torch.manual_seed(0)
 plain, written, given = torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 8)
 written.add_(1).add_(1)
@@ -75,7 +79,7 @@ def answers(model):
 
 RUN = """
 rows = {}
-for kind in (Needs, OwnNeeds, OwnGradient, Version, Leaf, View, Kind, Given, OwnGiven):
+for kind in (Needs, OwnNeeds, OwnGradient, Version, Leaf, View, Kind, Given, OwnGiven, Mode):
     model = kind()
     with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
         for order in (calls, calls[::-1]):
@@ -124,9 +128,85 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("Kind", True),
         ("Given", True),
         ("OwnGiven", False),
+        ("Mode", False),
     ],
 )
 def test_what_no_key_holds_is_not_branched_on(rows: dict[str, Any], name: str, met: bool) -> None:
     row = rows[name]
     assert row["far"] < 1e-4, row["lines"]
     assert (row["hits"] > 0) is met, row["lines"]
+
+
+SETS = """
+import torch, eagercache
+from torch import nn
+from eagercache.modules.manager import explain_module, manager
+
+class Tail(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        y = self.last(torch.tanh(self.first(x)))
+        self.sets(x)
+        return y
+
+class Freezes(Tail):
+    def sets(self, x):
+        self.first.requires_grad_(False)
+
+class Clears(Tail):
+    def sets(self, x):
+        self.zero_grad()
+
+class ClearsOne(Tail):
+    def sets(self, x):
+        self.last.weight.grad = None
+
+class Needs(Tail):
+    def sets(self, x):
+        x.requires_grad_()
+
+def found(model, training, ready):
+    x, parameters = torch.linspace(-1, 1, 32).view(4, 8), list(model.parameters())
+    for parameter in parameters:
+        parameter.requires_grad_(training or not ready)
+        parameter.grad = None if ready else torch.ones_like(parameter)
+    x.requires_grad_(ready and not training)
+    with torch.set_grad_enabled(training):
+        model(x)
+    return [[t.requires_grad, t.grad is None] for t in (x, *parameters)]
+
+rows = {}
+for kind in (Freezes, Clears, ClearsOne, Needs):
+    for training in (False, True):
+        torch.manual_seed(0)
+        model = kind()
+        eager = found(model, training, False)
+        enabled = dict(modules="auto", training=True, on_miss="wait", choose="always")
+        with eagercache.enable((), **enabled):
+            for _ in range(3):
+                found(model, training, True)  # there it changes nothing
+            mine = [found(model, training, False) for _ in range(4)]
+            lines = explain_module(model)
+        rows[f"{kind.__name__} {training}"] = [eager, mine, lines]
+report(rows=rows)
+"""
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each forward left of its tensors, by itself and with kernels, and the explanation."""
+    path = tmp_path_factory.mktemp("sets") / "cache"
+    path.mkdir(mode=0o700)
+    found: dict[str, Any] = run_program(SETS, path, timeout=600, fills=True)["rows"]
+    return found
+
+
+@pytest.mark.parametrize("name", ["Freezes", "Clears", "ClearsOne", "Needs"])
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_forward_sets_of_its_tensors_is_set(
+    sets: dict[str, Any], name: str, training: bool
+) -> None:
+    eager, mine, lines = sets[f"{name} {training}"]
+    assert mine == [eager] * 4, lines

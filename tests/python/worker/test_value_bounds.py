@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from eagercache.worker.graphs.nodes import shifted_input
 from eagercache.worker.graphs.value_bounds import bounds_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -41,11 +42,13 @@ UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "negative factor": lambda ids: (ids % 2) * -3,
     "one end": lambda ids: ids.clamp(min=0),
     "remainder of a negative number": lambda ids: ids % -3,
+    "bytes": lambda ids: (ids % 3).to(torch.int32).view(torch.int64),
 }
 
 
-def _last(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    graph = make_fx(function, tracing_mode="fake")(IDS).graph
+def _last(function: Callable[[torch.Tensor], torch.Tensor], above: bool = False) -> Any:
+    """What it returns, in a graph; ``above`` as `torch.export` has it, where casts are others."""
+    graph = make_fx(function, tracing_mode="fake", pre_dispatch=above)(IDS).graph
     (output,) = graph.find_nodes(op="output")
     return output.args[0]
 
@@ -54,13 +57,15 @@ def _last(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def test_bounds_hold_what_is_computed(name: str) -> None:
     function, expected = KNOWN[name]
     values = function(IDS)
-    assert bounds_of(_last(function)) == expected
+    for above in (False, True):
+        assert bounds_of(_last(function, above)) == expected
     assert expected[0] <= int(values.min()) and int(values.max()) <= expected[1]
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_may_be_any_number_has_none(name: str) -> None:
-    assert bounds_of(_last(UNKNOWN[name])) is None
+    for above in (False, True):
+        assert bounds_of(_last(UNKNOWN[name], above)) is None
 
 
 def test_bounds_of_open_sizes_are_such() -> None:
@@ -70,3 +75,12 @@ def test_bounds_of_open_sizes_are_such() -> None:
     assert found is not None
     least, most = found
     assert least == 1 and isinstance(most, torch.SymInt) and most == 5
+
+
+def test_an_input_is_looked_at_in_place_of_what_shows_its_very_integers() -> None:
+    for above in (False, True):
+        shown = shifted_input(_last(lambda ids: ids.int().view(-1) + 2, above))
+        assert shown is not None and shown[0].op == "placeholder" and shown[1:] == (2, 2)
+    assert shifted_input(_last(lambda ids: ids.view(torch.int32))) is None
+    assert shifted_input(_last(lambda ids: ids.to(torch.int8).long())) is None
+    assert shifted_input(_last(lambda ids: ids.bool().long())) is None

@@ -22,6 +22,18 @@ def test_casts_by_name_are_to_float64() -> None:
     torch.testing.assert_close(made, linear(x / steps), rtol=1e-14, atol=1e-14)
 
 
+def test_the_least_number_of_a_dtype_fits_into_what_is_made_of_it() -> None:
+    scores, hidden = torch.randn(4, 8).double(), torch.rand(4, 8) > 0.5
+
+    def forward() -> torch.Tensor:
+        least = torch.full((), torch.finfo(scores.dtype).min)  # of the default dtype
+        return torch.where(hidden, least, scores).softmax(-1)
+
+    made = in_float64(forward)
+    torch.testing.assert_close(made, scores.masked_fill(hidden, -float("inf")).softmax(-1))
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_what_writes_narrow_numbers_has_no_reference() -> None:
     linear, kept = torch.nn.Linear(8, 8).double(), torch.zeros(4, 8)
 

@@ -22,8 +22,8 @@ from eagercache.worker.inductor.commands import CompileFailed
 from eagercache.worker.jobs.job import Job
 from eagercache.worker.jobs.manifest import facts_of
 from eagercache.worker.jobs.outcome import Outcome
+from misbehaving_worker import wait_until
 from test_calls import NONE, boolean, describe, integer, integers, tensor
-from test_service import wait_until
 
 VAR = describe("var.correction", tensor((64, 96)), integers(-1), NONE, boolean(False))
 LISTS = describe(

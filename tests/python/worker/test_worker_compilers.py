@@ -14,7 +14,7 @@ import pytest
 from conftest import clean_environment
 from eagercache.base import environment
 from eagercache.service.worker_process import NICENESS
-from test_service import gone, wait_until
+from misbehaving_worker import gone, wait_until
 from test_worker import VAR, Requests, with_digests
 
 # A real compiler of kernels that are not what was asked for: put in front of the kernels' calls.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,16 +74,22 @@ def proxied_operators() -> list[str]:
     return [str(extern.node.target).removesuffix(".default") for extern in V.extern_kernel_nodes]
 
 
-def checked_proxy_calls(wrapper: str) -> str:
+_UNCHECKED = re.compile(
+    r"aoti_torch_(proxy_executor_call_function|\w*(scatter|index_put)\w*_out)\("
+)
+
+
+def checked_calls(wrapper: str) -> str:
     """The wrapper's text, where what fails in the proxy executor fails.
 
-    Before 2.15 nobody looks at what a call returns.
+    And in native's writes by an index (`scatter_add_`, `index_put_`). Before 2.15 nobody looks at
+    what these calls return.
     """
     lines = wrapper.split("\n")
     for number, line in enumerate(lines):
-        if line.lstrip().startswith("aoti_torch_proxy_executor_call_function("):
+        if _UNCHECKED.match(line.strip()):
             if not line.endswith(");"):
-                raise ValueError("a call of the proxy executor is not one line")
+                raise ValueError("a call of native's is not one line")
             lines[number] = f"AOTI_TORCH_ERROR_CODE_CHECK({line.strip().removesuffix(';')});"
     return "\n".join(lines)
 
@@ -207,6 +214,25 @@ def prepare_inductor() -> None:
     # The pool of compile processes would start with the first graph; one graph at a time needs
     # none.
     torch._inductor.config.compile_threads = 1
+    _take_constants(torch._inductor.compile_fx)
+
+
+def _take_constants(compile_fx: Any) -> None:
+    """Has Inductor take graphs that are traced down to their operators with constants in them.
+
+    It looks for constants that are no inputs (`torch.tensor(2.0)` in a forward) before it traces
+    a graph, not after that, and stops at them.
+    """
+    propagate = compile_fx.fake_tensor_prop
+    if getattr(propagate, "takes_constants", False):
+        return
+
+    @functools.wraps(propagate)
+    def propagate_constants(graph: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        return propagate(graph, inputs, force_allow_non_fake_inputs=True)
+
+    propagate_constants.takes_constants = True  # type: ignore[attr-defined]
+    compile_fx.fake_tensor_prop = propagate_constants
 
 
 def graph_fields(wrapper: str) -> tuple[int, int, int]:
@@ -214,8 +240,6 @@ def graph_fields(wrapper: str) -> tuple[int, int, int]:
 
     Raises ValueError when the text does not look as expected.
     """
-    import re
-
     found = re.search(r":\s*AOTInductorModelBase\(\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,", wrapper)
     if found is None:
         raise ValueError("the generated text has no AOTInductorModelBase constructor")

@@ -23,6 +23,7 @@ def compute_as_native() -> None:
     _take_exact_functions()
     _take_exact_remainders()
     _keep_signs()
+    _compute_checked_indices_anew()
 
 
 def _compute_as_cpu_does() -> None:
@@ -275,3 +276,29 @@ def _keep_signs() -> None:
         return torch.where(x < min_val, min_val, torch.where(x > max_val, max_val, x))
 
     decompositions[aten.hardtanh.default] = hardtanh
+
+
+@functools.cache
+def _compute_checked_indices_anew() -> None:
+    """Has kernels on CPU compute the index that they check right before the check.
+
+    Inductor puts the check of an index that no data decide before the loads, and takes a variable
+    for it that may be declared after these, where the kernel computes with the same index: a text
+    that no compiler takes (torch 2.11; 2.15 checks after the load then).
+    """
+    from torch._inductor.codegen import cpp
+    from torch.utils._sympy.symbol import SymT, free_symbol_is_type
+
+    original = cpp.CppKernel.check_bounds
+
+    @functools.wraps(original)
+    def check(self: Any, expr: Any, *others: Any, **named: Any) -> None:
+        known = self.cse
+        if not free_symbol_is_type(expr, SymT.TMP):
+            self.cse = known.clone()  # knows no variables, and gives new ones other names
+        try:
+            original(self, expr, *others, **named)
+        finally:
+            self.cse = known
+
+    cpp.CppKernel.check_bounds = check

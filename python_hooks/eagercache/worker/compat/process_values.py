@@ -5,7 +5,8 @@ for words in each process, and of what was added when. A trace has the worker's,
 made while tracing has the order in which it was filled. So a kernel may stand on what is in a set,
 but not on what comes first there: a forward that goes through a small set, as through the kinds of
 layers that a configuration names, is traced in each order. Nor may it stand on a hash or an address
-(`id`, "<object at 0x7f...>").
+(`id`, "<object at 0x7f...>"). Nor on whether gradients are recorded, where the call needs none: a
+kernel answers it in both modes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import torch
 
 from eagercache.worker.compat import cached_calls
 from eagercache.worker.compat.noted_calls import before
@@ -108,6 +111,22 @@ class ProcessValues:
         if variable.fn in (id, hash) and not _is_dynamos(tx) and not _tells_apart(tx):
             self.reasons.append(f"{_line(tx)} asks for {variable.fn.__name__}(), {_ANEW}")
 
+    def calls_torch(self, variable: Any, tx: Any, *_: Any) -> None:
+        """A function of torch is called. A call that needs no gradients may be of either mode."""
+        caller = str(tx.f_globals.get("__name__", ""))
+        # Of what PyTorch's own code leaves out of a trace this alone makes another answer: rows
+        # that a padding mask hides at their ends are zeros.
+        if (
+            variable.value is torch.compiler.is_compiling
+            and caller == "torch.nn.modules.transformer"
+        ):
+            self.reasons.append(f"{_line(tx)} takes another way with this mask while it is traced")
+        if variable.value is not torch.is_grad_enabled or torch.is_grad_enabled():
+            return
+        # PyTorch's own code also asks whether a tensor needs gradients: the mode decides nothing.
+        if not caller.startswith("torch."):
+            self.reasons.append(f"{_line(tx)} asks whether gradients are recorded")
+
     def loads(self, tx: Any, name: Any) -> None:
         """An attribute is looked up."""
         if name == "__hash__" and not _is_dynamos(tx):
@@ -126,11 +145,13 @@ def noticed(order: int = 0) -> Iterator[ProcessValues]:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
     from torch._dynamo.variables.builtin import BuiltinVariable
     from torch._dynamo.variables.constant import ConstantVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
     found = ProcessValues(order)
     kind, ordered = _kinds()
     with contextlib.ExitStack() as undo:
         before(undo, BuiltinVariable, "call_function", found.calls)
+        before(undo, TorchInGraphFunctionVariable, "call_function", found.calls_torch)
         before(undo, InstructionTranslatorBase, "_load_attr", found.loads)
         before(undo, ConstantVariable, "__init__", found.makes)
         kind.items = property(_items(found, ordered), _keep_items)

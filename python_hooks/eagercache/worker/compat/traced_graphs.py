@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from eagercache.worker.compat.noted_calls import before
+
 if TYPE_CHECKING:
     import torch
 
@@ -73,6 +75,29 @@ def mend_final_states() -> None:
     decompositions.one_layer_lstm = one_layer
 
 
+@contextlib.contextmanager
+def noted_custom_gradients() -> Iterator[list[bool]]:
+    """A block; the list is not empty once a `torch.autograd.Function` was traced with gradients on.
+
+    Of such a function an exported program has the forward alone, in a block without gradients: one
+    that the forward wrote itself (`torch.no_grad`) looks the same. Of one that is given nothing
+    that needs a gradient it has the forward without such a block: a weight that the function reads
+    by itself would get a gradient.
+    """
+    import torch
+    from torch._dynamo.variables.misc import AutogradFunctionVariable
+
+    met: list[bool] = []
+
+    def note(*_: Any, **__: Any) -> None:
+        if torch.is_grad_enabled():
+            met.append(True)
+
+    with contextlib.ExitStack() as undo:
+        before(undo, AutogradFunctionVariable, "call_apply", note)
+        yield met
+
+
 def joint_graph(
     function: Callable[..., Sequence[torch.Tensor]],
     inputs: tuple[torch.Tensor, ...],
@@ -117,15 +142,17 @@ def split_joint_graph(
     outputs: int,
     kept: Collection[int] = (),
     kept_outputs: Collection[int] = (),
+    leaner: bool = False,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """(forward, backward) of a `joint_graph` whose function has that many outputs.
 
     The forward returns more at its end: what the backward takes before the tangents. What is cheap
     is computed again instead. ``kept`` are the inputs that last until the backward anyway, and
     ``kept_outputs`` the outputs; of another input a copy is made, which costs as much as a tensor
-    that is written for the backward.
+    that is written for the backward. ``leaner``: long chains of pointwise operators are computed
+    again, too, which takes longer and keeps less.
     """
-    from torch._functorch import partitioners
+    from torch._functorch import config, partitioners
 
     given = [node for node in joint.graph.find_nodes(op="placeholder") if not _is_tangent(node)]
     costs = {node.name: 2 for index, node in enumerate(given) if index not in kept}
@@ -136,11 +163,19 @@ def split_joint_graph(
     def size(node: torch.fx.Node) -> int:
         return int(size_of(node)) * costs.get(node.name, 1)
 
-    with _replaced(partitioners, "_size_of", size):
+    with _replaced(partitioners, "_size_of", size), config.patch(_LEANER if leaner else {}):
         forward, backward = partitioners.min_cut_rematerialization_partition(
             joint, (), num_fwd_outputs=outputs, static_lifetime_input_indices=[*kept]
         )
     return forward, backward
+
+
+# Of `torch._functorch.config`: what it would rather keep than compute again.
+_LEANER = {
+    "ban_recompute_used_far_apart": False,
+    "ban_recompute_long_fusible_chains": False,
+    "ban_recompute_materialized_backward": False,
+}
 
 
 def _is_tangent(node: torch.fx.Node) -> bool:

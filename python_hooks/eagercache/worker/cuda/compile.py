@@ -18,6 +18,7 @@ import torch
 
 from eagercache.base.trouble import is_passing
 from eagercache.calls.call import Call
+from eagercache.calls.texts import named_line
 from eagercache.worker.compat import triton_kernels
 from eagercache.worker.cuda.final_reductions import with_launches
 from eagercache.worker.cuda.forms import APART, FIRST, Form
@@ -192,10 +193,7 @@ def _generate(
         if ours is not None:
             raise ours from error
         transient = is_passing(error) or isinstance(error, torch.OutOfMemoryError)
-        lines = str(error).splitlines() or ["no message"]
-        raise CompileFailed(
-            f"{type(error).__name__}: {lines[0][:200]}", transient=transient
-        ) from error
+        raise CompileFailed(named_line(error), transient=transient) from error
     if module is None:
         raise CompileRefused("nothing was generated")
     return module

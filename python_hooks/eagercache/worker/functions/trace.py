@@ -28,6 +28,7 @@ from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import Call, flatten_returns
 from eagercache.calls.numerics import same_bits
 from eagercache.calls.samples import FILLS
+from eagercache.calls.texts import named_line
 from eagercache.worker.compat import symbolic_shapes
 from eagercache.worker.graphs.indices import INDEXING, classes_of
 from eagercache.worker.graphs.nodes import (
@@ -94,7 +95,7 @@ def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:
             raise Unfit(f"it runs {module}.{code.co_name}, which its code does not name")
     if any(not same_bits(a, b) for a, b in zip(given, inputs, strict=True)):
         raise Unfit("it writes to its arguments")
-    with torch.no_grad(), Reads(gradients=False) as reads:
+    with torch.no_grad(), Reads(inputs, gradients=False) as reads:
         function(*args, **kwargs)
     reads.check()
     if identify_function(function).digest != before:
@@ -104,7 +105,7 @@ def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:
 
 def _accepted_arguments(operator: CustomOperator[Any, Any], call: Call) -> Any:
     """Arguments for which the function does not raise."""
-    problem: Exception | None = None
+    problem = ""
     for index, fill in enumerate(FILLS):
         values = call.sample(fill, SEED + index).values
         args, kwargs = own_arguments(call, values, str(call.name), operator.name)
@@ -113,11 +114,10 @@ def _accepted_arguments(operator: CustomOperator[Any, Any], call: Call) -> Any:
             with torch.no_grad():
                 operator.function(*copies, **kwargs)
         except Exception as error:
-            problem = error
+            problem = named_line(error)
         else:
             return args, kwargs
-    line = (str(problem).splitlines() or [""])[0][:200]
-    raise Unfit(f"it raises on made-up data: {type(problem).__name__}: {line}")
+    raise Unfit(f"it raises on made-up data: {problem}")
 
 
 class _Watch(TorchDispatchMode):
@@ -230,8 +230,7 @@ def trace(
             mode = "real" if symbolic else "fake"
             graph = make_fx(flat, tracing_mode=mode)(*(symbolic or example_inputs(call)))
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0][:200]
-        raise CompileRefused(f"it cannot be traced: {type(error).__name__}: {line}") from error
+        raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.name in _DIVIDING and divides_integers(node):

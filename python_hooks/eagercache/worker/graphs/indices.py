@@ -39,14 +39,18 @@ INDEXING = {
     "aten::index_select",
     "aten::index_add",
     "aten::index_copy",
+    "aten::index_fill",
+    "aten::put",
     "aten::take",
+    "aten::max_unpool2d",
+    "aten::max_unpool3d",
+    "aten::multi_margin_loss",
+    "aten::multilabel_margin_loss_forward",
     "aten::nll_loss",
     "aten::nll_loss_forward",
     "aten::nll_loss_nd",
     "aten::cross_entropy_loss",
     "aten::one_hot",
-    "aten::embedding_bag",
-    "aten::_embedding_bag",
     "aten::bincount",
     "aten::_assert_async",
     "aten::_assert_scalar",
@@ -55,7 +59,8 @@ INDEXING = {
 # Where the index and the dimension stand among the arguments.
 _ALONG = (2, 1)
 _CHECKED = {
-    "aten::embedding": (1, None),
+    # Of bags native's own kernel computes, and raises for where they begin.
+    **dict.fromkeys(("aten::embedding", "aten::embedding_bag", "aten::_embedding_bag"), (1, None)),
     **dict.fromkeys(("aten::gather", "aten::index_select"), _ALONG),
     **dict.fromkeys(("aten::scatter", "aten::scatter_add", "aten::scatter_reduce"), _ALONG),
     **dict.fromkeys(("aten::index_add", "aten::index_copy"), _ALONG),
@@ -71,6 +76,21 @@ _LOSSES = {
 _LISTED = ("aten::index", "aten::index_put")
 _aten = torch.ops.aten
 _DIVIDING = {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"}
+
+
+# What raises for values that are not between 0 and 1, NaN among them; generated code does not.
+_LOOKS_AT_DATA = frozenset(("aten::binary_cross_entropy",))
+
+
+def refuse_data_checks(exported: torch.fx.GraphModule) -> None:
+    """Raises CompileRefused for operators that raise for some data, without any index.
+
+    For a graph as it was exported: later such an operator is decomposed, and its check is gone.
+    """
+    for part in exported.modules():  # blocks of autocast are graphs of their own
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if operator_name(node) in _LOOKS_AT_DATA:
+                raise CompileRefused(f"the forward raises for some data ({node.target})")
 
 
 def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
@@ -102,6 +122,19 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
             elif not from_the_end and not _stays_inside(index, rows):
                 raise CompileRefused(f"the indices of {name.removeprefix('aten::')} are computed")
     return tuple(dict.fromkeys(ranges))
+
+
+def checks_beside_writes(graph: torch.fx.Graph) -> bool:
+    """Whether a graph indexes or divides, and writes into tensors, be it by that very operator.
+
+    Then a node does not say what an index holds when it is used, and operators have other names:
+    the graph is to be one without writes before it is looked at here.
+    """
+    known = {*INDEXING, *_CHECKED, *_LISTED, *_DIVIDING}
+    names = [operator_name(node).removesuffix("_") for node in graph.nodes]
+    schemas = (getattr(node.target, "_schema", None) for node in graph.nodes)
+    writes = any(schema is not None and schema.is_mutable for schema in schemas)
+    return writes and not known.isdisjoint(names)
 
 
 def indexes(graph: torch.fx.Graph) -> bool:

@@ -37,6 +37,13 @@ def operator_name(node: Any) -> str:
     return str(schema.name) if schema is not None else ""
 
 
+def does_in_a_block(target: torch._ops.HigherOrderOperator) -> str:
+    """What a forward does whose graph calls ``target``, which takes graphs as arguments."""
+    if target.name().startswith("wrap"):
+        return "turns gradients or autocast on or off"
+    return "branches or loops on its data"
+
+
 def called(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
     """A new call in a traced graph, with its value's metadata; some argument must be a node."""
     node = graph.call_function(target, args, kwargs)
@@ -56,6 +63,26 @@ def divides_integers(node: torch.fx.Node) -> bool:
     )
 
 
+def keeps_integers(node: torch.fx.Node, before: torch.dtype, after: torch.dtype) -> bool:
+    """Whether one of `TRANSPARENT` shows the integers that it is given, as indices go.
+
+    One that shows the same bytes in another dtype does not, and none that makes them narrower than
+    the dtypes of indices.
+    """
+    if any(dtype.is_floating_point or dtype.is_complex for dtype in (before, after)):
+        return False
+    if before == after:
+        return True
+    return not shows_bytes(node) and after in (torch.int32, torch.int64)
+
+
+def shows_bytes(node: torch.fx.Node) -> bool:
+    """Whether ``node`` shows the bytes of a tensor in another dtype, as `x.view(dtype)` does."""
+    return (
+        operator_name(node) == "aten::view" and getattr(node.target, "_overloadname", "") == "dtype"
+    )
+
+
 def behind(node: Any) -> Any:
     """The node whose values ``node`` shows."""
     while isinstance(node, torch.fx.Node) and operator_name(node) in TRANSPARENT:
@@ -63,7 +90,7 @@ def behind(node: Any) -> Any:
         before = node.args[0]
         if not isinstance(before, torch.fx.Node) or not isinstance(value, torch.Tensor):
             return node
-        if before.meta["val"].is_floating_point() or value.is_floating_point():
+        if not keeps_integers(node, before.meta["val"].dtype, value.dtype):
             return node
         node = before
     return node

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from eagercache.worker.graphs.nodes import TRANSPARENT, operator_name
+from eagercache.worker.graphs.nodes import TRANSPARENT, operator_name, shows_bytes
 
 # (least, most). Numbers, or sizes that are left open.
 Bounds = tuple[Any, Any]
@@ -38,7 +38,7 @@ def _bounds(node: Any, steps: int) -> Bounds | None:
         return 0, 1
     if value.is_floating_point() or value.is_complex():
         return None
-    rule = _RULES.get(operator_name(node))
+    rule = None if shows_bytes(node) else _RULES.get(operator_name(node))
     found = None if rule is None else rule(node, lambda other: _bounds(other, steps - 1))
     return found if found is None or _fits(found, value.dtype) else None
 

@@ -8,17 +8,43 @@ import torch
 import torch.fx
 
 from eagercache.callables.written_tensors import Write
+from eagercache.calls.texts import first_line
 from eagercache.worker.inductor.commands import CompileRefused
 
 _MUTATION = "USER_INPUT_MUTATION"
 
 
+def holds_blocks_of_autocast(graph: torch.fx.Graph) -> bool:
+    """Whether the forward turns autocast on or off: its operators stand in a graph of their own."""
+    block = torch.ops.higher_order.wrap_with_autocast
+    return any(node.target is block for node in graph.nodes)
+
+
 def without_writes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The same program, whose graph returns what it would write: no value changes in the graph."""
+    """The same program, whose graph returns what it would write: no value changes in the graph.
+
+    Blocks of autocast are casts in it then.
+    """
     try:
         return program.run_decompositions({})
     except Exception as error:
-        raise CompileRefused(f"what it writes cannot be traced: {error}") from error
+        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+
+
+def fill_in_number(graph: torch.fx.Graph, constant: torch.fx.Node, value: torch.Tensor) -> None:
+    """Has a graph of `without_writes` make the number that it copies from a constant (`x[0] = 2`).
+
+    Inductor takes such a constant for a number, which it cannot put into a part of a tensor.
+    """
+    if value.dim() > 0 or value.is_complex():
+        return
+    for copied in [node for node in constant.users if node.target is torch.ops.aten.clone.default]:
+        options = {"dtype": value.dtype, "device": value.device}
+        with graph.inserting_before(copied):
+            number = graph.call_function(torch.ops.aten.full.default, ([], value.item()), options)
+        number.meta.update(copied.meta)
+        copied.replace_all_uses_with(number)
+        graph.erase_node(copied)
 
 
 def is_write(spec: torch.export.graph_signature.OutputSpec) -> bool:

@@ -38,7 +38,13 @@ def is_certainly_passing(error: BaseException) -> bool:
 
 
 class CompileRefused(Exception):
-    """The call is left to native, for a reason that will be the same next time."""
+    """The call is left to native, for a reason that will be the same next time.
+
+    ``read``: what a module's forward read until then, where that is known (`calls/trace_rows.py`).
+    With other values the reason may be gone.
+    """
+
+    read: list[list[str]] | None = None
 
 
 class FunctionRefused(CompileRefused):

@@ -22,6 +22,7 @@ import torch.fx
 from eagercache.base.toolchain import Compiler, Isa
 from eagercache.base.trouble import causes, is_passing
 from eagercache.calls.call import Call
+from eagercache.calls.texts import named_line
 from eagercache.worker.compat import aot_inductor, triton_kernels
 from eagercache.worker.inductor.bare import BareBuilder
 from eagercache.worker.inductor.call_graph import build_graph, example_inputs
@@ -246,7 +247,7 @@ class Tools:
                 raise ours from error
             if not isinstance(error, Exception):
                 raise
-            raise CompileFailed(_one_line(error), transient=is_passing(error)) from error
+            raise CompileFailed(named_line(error), transient=is_passing(error)) from error
         finally:
             self._taker = None
 
@@ -256,8 +257,3 @@ def find_cause(error: BaseException) -> CompileRefused | CompileFailed | None:
     ours = (CompileRefused, CompileFailed)
     found = (one for one in causes(error, handled=True) if isinstance(one, ours))
     return next(found, None)
-
-
-def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eagercache.base.toolchain import Compiler, Isa, rewrite_command
-from eagercache.worker.compat import aot_inductor, lowerings
+from eagercache.worker.compat import aot_inductor, encoder_layers, lowerings
 from eagercache.worker.inductor import common_parts
 from eagercache.worker.inductor.commands import Command, CompileFailed
 from eagercache.worker.inductor.cuda_container import CudaBuild
@@ -91,6 +91,7 @@ class BuildCommands:
         self.seconds: dict[str, float] = {}
         aot_inductor.prepare_inductor()
         lowerings.compute_as_native()
+        encoder_layers.take_encoder_layers()
         aot_inductor.set_vector_isa(isa)
         aot_inductor.set_command_runner(self.run)
 

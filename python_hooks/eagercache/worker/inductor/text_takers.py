@@ -46,7 +46,7 @@ class TextChecker:
         """The texts that AOTInductor is to make a container of."""
         self._check(read_generated_text(wrapper, kernel))
         self.checked = True
-        wrapper = aot_inductor.checked_proxy_calls(wrapper)
+        wrapper = aot_inductor.checked_calls(wrapper)
         beside = self._beside() if self._beside else ""
         return wrapper + beside + _made_for(self._contract), self._better(kernel)
 

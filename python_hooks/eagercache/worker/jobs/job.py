@@ -16,6 +16,7 @@ from eagercache.base.toolchain import pick_isa
 from eagercache.calls import contract
 from eagercache.calls.call import Call
 from eagercache.calls.numerics import NotBitwise, ProofFailed, is_device_error
+from eagercache.calls.trace_rows import rows_text
 from eagercache.worker.inductor.commands import (
     CompileFailed,
     CompileRefused,
@@ -341,9 +342,9 @@ class Job(Trying):
             if is_certainly_passing(refused):
                 self.outcome = Outcome("failed", str(refused), transient=True)
                 return
-            self.outcome = Outcome(
-                "native", str(refused), refused=isinstance(refused, FunctionRefused)
-            )
+            read = {} if refused.read is None else {"functions": rows_text(refused.read)}
+            of_all = isinstance(refused, FunctionRefused)
+            self.outcome = Outcome("native", str(refused), refused=of_all, facts=read)
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             forget_locals(error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagercache.base.trouble import causes, is_passing
 from eagercache.calls.numerics import CannotProve, ProofFailed, is_out_of_memory
+from eagercache.calls.texts import first_line, named_line
 from eagercache.worker.inductor.commands import CompileFailed
 
 if TYPE_CHECKING:
@@ -73,11 +74,8 @@ def failed_by(error: BaseException) -> Outcome:
 
 def one_line(error: BaseException) -> str:
     """What people read."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = (lines[0] if lines else "no message")[:300]
-    if isinstance(error, (Failure, CompileFailed, CannotProve, ProofFailed)):
-        return text
-    return f"{type(error).__name__}: {text}"
+    ours = isinstance(error, (Failure, CompileFailed, CannotProve, ProofFailed))
+    return first_line(error, 300) if ours else named_line(error, 300)
 
 
 def response_of(

@@ -47,12 +47,10 @@ from eagercache.worker.modules.comparison import equal_answers
 from eagercache.worker.modules.facts import call_facts, kernel_facts, output_strides
 from eagercache.worker.modules.proof import prove_calls
 from eagercache.worker.modules.reads import Reads, check_names
-from eagercache.worker.modules.rebuilt_call import rebuilt_call
+from eagercache.worker.modules.rebuilt_call import MAX_FUNCTIONS, rebuilt_call
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.timing import timing
 from eagercache.worker.timing.gpu_memory import with_room
-
-MAX_FUNCTIONS = 400
 
 
 @dataclass
@@ -137,9 +135,10 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     before = [slot.tensor.clone() for slot in identity.slots]
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
     given = [tensor.clone() for tensor in arguments]
-    marks = marks_of([*_tensors_of(identity), *arguments])
+    watched = [*_tensors_of(identity), *arguments]
+    marks = marks_of(watched)
     states = random_states()
-    with rebuilt.finds_writes(), Reads(gradients=False) as reads:
+    with rebuilt.finds_writes(), Reads(watched, gradients=False) as reads:
         rebuilt.run()  # what a first call sets up is not its effect
     reads.check()
     if marks_of([*_tensors_of(identity), *arguments]) != marks:

@@ -14,8 +14,12 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from eagercache.callables.module_identity import Identity
+from eagercache.callables.outputs import spec_text
+from eagercache.calls.texts import named_line
 from eagercache.worker.compat import process_values, traced_graphs
+from eagercache.worker.compat.encoder_layers import trace_attention_as_called
 from eagercache.worker.compat.python_calls import teach_python_calls
+from eagercache.worker.graphs.bags import sum_equal_bags
 from eagercache.worker.graphs.recurrent import check_recurrent
 from eagercache.worker.graphs.same_programs import compute_the_same
 from eagercache.worker.inductor.commands import CompileRefused
@@ -68,6 +72,7 @@ def _export(
     guards = DynamoGuards(opened=None if guarded is module else module)
     traced_graphs.export_constants_of_objects()
     traced_graphs.mend_final_states()
+    trace_attention_as_called()
     teach_python_calls()
     try:
         with (
@@ -84,12 +89,20 @@ def _export(
             if name not in guards.restored
         ]
     except Exception as error:
-        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+        raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
     check_recurrent(program.graph)
+    # On a CPU native's kernel of bags is faster than generated code, with its gradient, too.
+    if _on_a_gpu(program.graph) and sum_equal_bags(program.graph):
+        program.graph_module.recompile()
     if changed:
         name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
         raise CompileRefused(f"the forward changes {name}, which outlives the call")
     return program, tuple(tuple(row.to_row()) for row in guards.rows(guarded)), own
+
+
+def _on_a_gpu(graph: torch.fx.Graph) -> bool:
+    values = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
+    return any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
 
 
 def _changed_objects(warned: Sequence[str]) -> list[str]:
@@ -101,12 +114,6 @@ def _changed_objects(warned: Sequence[str]) -> list[str]:
         for name in ast.literal_eval(text.partition(_LISTED)[2])
         if not name.startswith("L['self']")
     ]
-
-
-def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240] if lines else 'no message'}"
 
 
 def user_leaves(
@@ -176,10 +183,10 @@ def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, lis
     if not tensors:
         raise CompileRefused("the forward returns no tensor")
     try:
-        text = pytree.treespec_dumps(spec)
+        text = spec_text(spec)
     except Exception as error:
         raise CompileRefused(
-            f"what the forward returns cannot be stored: {first_line(error)}"
+            f"what the forward returns cannot be stored: {named_line(error)}"
         ) from error
     return json.dumps({"spec": text, "leaves": leaves}), tensors
 

@@ -30,6 +30,7 @@ from eagercache.callables.guard_rows import (
     resolve,
     step_from,
 )
+from eagercache.callables.module_identity import identify
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.compat.guard_sources import (
     AT_POSITION,
@@ -82,6 +83,7 @@ class DynamoGuards:
         self._scopes: dict[str, str] = {}  # names of modules whose globals are no module's
         self._namespace = ""
         self._module: torch.nn.Module = torch.nn.Module()
+        self._own: tuple[torch.Tensor, ...] | None = None  # its tensors, once somebody asked
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -124,7 +126,7 @@ class DynamoGuards:
 
     def rows(self, module: torch.nn.Module) -> list[GuardRow]:
         """What the user's process has to compare. Raises CompileRefused where it could not."""
-        self._module = module
+        self._module, self._own = module, None
         self._questions.check()
         found: dict[tuple[str, ...], GuardRow] = {}
         for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
@@ -153,6 +155,8 @@ class DynamoGuards:
         if sort == "TENSOR_MATCH":
             if root == "import":
                 raise CompileRefused(f"the forward reads the tensor {path_text(path)}")
+            if root == "self" and not self._is_own(resolve(path, module)):
+                raise CompileRefused(f"the forward reads the tensor {path_text(path)} of a class")
             return None  # a parameter, a buffer or an argument
         kind = KINDS.get(sort, "")
         if kind == "":
@@ -175,6 +179,14 @@ class DynamoGuards:
         if kind == "contains" and argument is None:
             return None
         return GuardRow(path, kind, argument, describe(value, kind, argument, module))
+
+    def _is_own(self, value: Any) -> bool:
+        """Whether a value is no tensor, or one that a kernel of the module takes."""
+        if not isinstance(value, torch.Tensor):
+            return True
+        if self._own is None:  # looking for them takes a while in a model
+            self._own = tuple(slot.tensor for slot in identify(self._module).slots)
+        return any(value is tensor for tensor in self._own)
 
     def _answers(self) -> Iterator[GuardRow]:
         """What the trace asked, and has no guard on."""

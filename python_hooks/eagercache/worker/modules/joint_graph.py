@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from eagercache.callables.answer_structure import Structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.objects import CallObjects
+from eagercache.calls.texts import named_line
 from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.dropout_masks import (
     Noise,
@@ -28,6 +29,7 @@ from eagercache.worker.graphs.dropout_masks import (
     keep_draws,
     take_noise,
 )
+from eagercache.worker.graphs.indices import refuse_data_checks
 from eagercache.worker.graphs.layout import in_strides, use_channels_last
 from eagercache.worker.graphs.nodes import operator_name
 from eagercache.worker.graphs.pool_gradients import use_pools_for_gradients
@@ -35,7 +37,7 @@ from eagercache.worker.graphs.rebuilt import read_as
 from eagercache.worker.graphs.two_pass_variance import use_two_passes
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.class_rows import class_rows
-from eagercache.worker.modules.exported import export_strictly, first_line, read_outputs
+from eagercache.worker.modules.exported import export_strictly, read_outputs
 from eagercache.worker.modules.joint_inputs import Inputs, read_inputs
 from eagercache.worker.modules.joint_split import Splitter
 from eagercache.worker.modules.opened import (
@@ -72,6 +74,7 @@ def trace_training(
     differentiable: Sequence[bool],
     keeps_output: Sequence[bool],
     strides: Sequence[Sequence[int]],
+    fits: Callable[[TrainingGraphs], bool],
     opened: OpenedAnswer | None = None,
 ) -> TrainingGraphs:
     """Traces one call with its gradients.
@@ -81,19 +84,10 @@ def trace_training(
     another one in between is as harmless as it was. ``keeps_output`` says the same of the answer's
     tensors, ``differentiable`` which of them have gradients, and ``strides`` how the forward lays
     them out, which tracing does not always foresee. ``opened`` is an answer that holds objects.
-    Raises CompileRefused.
+    Where the first split does not ``fit``, the result is another one that keeps less. Raises
+    CompileRefused.
     """
-    traced: torch.nn.Module = module
-    if opened is not None:
-        check_constructors(CallObjects(args, kwargs).found)
-        traced = OpenedCall(module, args, kwargs, (), opened.structure)
-        args, kwargs = tuple(argument_tensors(args, kwargs)), {}
-    with torch.enable_grad():
-        program, guards = export_strictly(traced, args, kwargs, None, module)
-    if opened is not None:
-        without_empty_parts(program.graph)
-        _drop_metadata_checks(program.graph)
-        program.graph_module.recompile()
+    program, guards, args, kwargs = _exported(module, args, kwargs, opened)
     inputs = read_inputs(program, args, kwargs, identity)
     outputs, answers = read_outputs(program.graph, program.call_spec.out_spec)
     if len(answers) != len(differentiable):
@@ -124,13 +118,46 @@ def trace_training(
     kept = _kept(inputs, eager_saves, written)
     outputs_kept = [index for index, keeps in enumerate(keeps_output) if keeps]
     outputs_made = len(answers) + len(written)
-    forward, backward = keep_draws(
-        joint, lambda: traced_graphs.split_joint_graph(joint, outputs_made, kept, outputs_kept)
-    )
-    splitter = Splitter(forward, backward, inputs, reads)
-    splitter.in_objects = tuple(in_objects)
-    graphs = splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
+
+    def split(leaner: bool) -> TrainingGraphs:
+        forward, backward = keep_draws(
+            joint,
+            lambda: traced_graphs.split_joint_graph(
+                joint, outputs_made, kept, outputs_kept, leaner=leaner
+            ),
+        )
+        splitter = Splitter(forward, backward, inputs, reads)
+        splitter.in_objects = tuple(in_objects)
+        return splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
+
+    graphs = split(leaner=False)
+    if not fits(graphs):
+        graphs = split(leaner=True)
     return replace(graphs, guards=guards)
+
+
+def _exported(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    opened: OpenedAnswer | None,
+) -> tuple[torch.export.ExportedProgram, Any, tuple[Any, ...], dict[str, Any]]:
+    """The traced call, its guards, and the arguments that the program takes."""
+    traced: torch.nn.Module = module
+    if opened is not None:
+        check_constructors(CallObjects(args, kwargs).found)
+        traced = OpenedCall(module, args, kwargs, (), opened.structure)
+        args, kwargs = tuple(argument_tensors(args, kwargs)), {}
+    with torch.enable_grad(), traced_graphs.noted_custom_gradients() as met:
+        program, guards = export_strictly(traced, args, kwargs, None, module)
+    if met:
+        raise CompileRefused("it calls a torch.autograd.Function, whose backward no trace has")
+    refuse_data_checks(program.graph_module)
+    if opened is not None:
+        without_empty_parts(program.graph)
+        _drop_metadata_checks(program.graph)
+        program.graph_module.recompile()
+    return program, guards, args, kwargs
 
 
 def _kept(inputs: Inputs, eager_saves: Collection[int], written: Collection[int]) -> set[int]:
@@ -175,7 +202,7 @@ def _trace_joint(
     except CompileRefused:
         raise
     except Exception as error:
-        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+        raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
 
 
 def _trace_called(

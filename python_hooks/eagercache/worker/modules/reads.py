@@ -4,14 +4,18 @@ A call's key holds layout, dtype and device of its arguments, and whether they a
 of a call that needs gradients, for which tensors; and the guard of a module holds its own tensors.
 What else a tensor tells (its version, whether it is a leaf, attributes that a program gave it)
 differs between calls of one key: a forward that asks for it is left alone.
+
+So is one that sets what may be so already where it is watched, and not in another call: which of
+the call's tensors need gradients, and their gradients (`self.zero_grad()`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from eagercache.callables.module_identity import Unfit
@@ -69,36 +73,46 @@ _TELLING = frozenset(
         "register_hook",
     ]
 )
+# Attributes that are set, and methods that set such, of a tensor that outlives the call.
+_SET = frozenset(["requires_grad", "requires_grad_", "detach_"])
 
 
 class Reads(TorchFunctionMode):
     """A block in which a forward runs; `check` says afterwards what it read.
 
-    Which tensors need gradients is in the key of a call that is traced with ``gradients``.
+    ``tensors`` are the module's and the call's. Which of them need gradients is in the key of a
+    call that is traced with ``gradients``.
     """
 
-    def __init__(self, *, gradients: bool) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor], *, gradients: bool) -> None:
         super().__init__()
+        self._given = {id(tensor) for tensor in tensors}
         self._known = _KNOWN | {"requires_grad"} if gradients else _KNOWN
+        self._set = frozenset() if gradients else _SET
         self._found = ""
+        self._changes = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
+        name = method = getattr(func, "__name__", "")
+        if method in ("__get__", "__set__", "__delete__"):
             name = getattr(getattr(func, "__self__", None), "__name__", "")
-            tells = name not in self._known
-        else:
-            tells = name in _TELLING
+        tells = name not in self._known if method == "__get__" else name in _TELLING
+        # `Module.zero_grad` looks whether there is a gradient, and changes it only then.
+        sets = name == "grad" or (name in self._set and method != "__get__")
+        if sets and args and id(args[0]) in self._given:
+            self._changes = True
         if tells and not self._found and not _is_of_torch(sys._getframe(1).f_globals):
             self._found = name
         return func(*args, **(kwargs or {}))
 
     def check(self) -> None:
-        """Raises Unfit where the forward read what no key holds."""
+        """Raises Unfit where the forward read, or set, what no key holds."""
         if self._found:
             raise Unfit(f"it reads {self._found} of a tensor, which may differ from call to call")
+        if self._changes:
+            raise Unfit("it changes more of a tensor than its values")
 
 
 def check_names(recorder: FunctionRecorder, attributes: set[str]) -> None:

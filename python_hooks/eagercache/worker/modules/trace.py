@@ -19,21 +19,34 @@ from eagercache.callables.arguments import argument_tensors, sized_values, stand
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, Change
+from eagercache.calls.texts import named_line
 from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.custom_calls import CustomCalls, is_custom, take_custom_calls
 from eagercache.worker.graphs.indices import (
     Range,
     check_inside,
+    checks_beside_writes,
     index_ranges,
+    refuse_data_checks,
     trap_negative_indices,
 )
-from eagercache.worker.graphs.nodes import counts_from_the_storage, draws_numbers, operator_name
-from eagercache.worker.graphs.writes import is_write, without_writes, write_at_the_end
+from eagercache.worker.graphs.nodes import (
+    counts_from_the_storage,
+    does_in_a_block,
+    draws_numbers,
+    operator_name,
+)
+from eagercache.worker.graphs.writes import (
+    fill_in_number,
+    holds_blocks_of_autocast,
+    is_write,
+    without_writes,
+    write_at_the_end,
+)
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.class_rows import class_rows
 from eagercache.worker.modules.exported import (
     export_strictly,
-    first_line,
     flatten_outputs,
     source_of,
     state_value,
@@ -121,7 +134,7 @@ def trace_module(
         module = OpenedCall(module, args, kwargs, changes, structure, opens.counts, kept)
         args, kwargs = tuple(arguments), {}
     casts = _has_casts(rebuilt, open_sizes)
-    program, guards = _export(module, args, kwargs, opens, rebuilt)
+    program, guards = _export(module, args, kwargs, opens, rebuilt, casts)
     _refuse_effects(program, casts, custom=operators is not None)
     graph = program.graph_module.graph
     without_empty_parts(graph)
@@ -284,15 +297,19 @@ def _export(
     kwargs: dict[str, Any],
     opens: _Open,
     rebuilt: Transferred,
+    casts: bool,
 ) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...]]:
-    """The call as a program without writes, and the guards that it stands on."""
+    """The program, without writes and blocks of autocast where these matter, and its guards."""
     try:
         shapes = dynamic_shapes(module, args, kwargs, opens.tensors, opens.traced)
     except Exception as error:
-        raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
+        raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
     with torch.no_grad():
         program, guards = export_strictly(module, args, kwargs, shapes, rebuilt.module)
-    return without_writes(program) if rebuilt.writes else program, guards
+    hidden = holds_blocks_of_autocast(program.graph) or checks_beside_writes(program.graph)
+    if rebuilt.writes or (not casts and hidden):
+        program = without_writes(program)
+    return program, guards
 
 
 def _name_sizes(symbolic: SymbolicSizes, opens: _Open, objects: CallObjects) -> None:
@@ -323,7 +340,7 @@ def _with_casts(
             lambda *given: list(module(*given)), examples, gradients=False
         )
     except Exception as error:
-        raise CompileRefused(f"it cannot be traced under autocast: {first_line(error)}") from error
+        raise CompileRefused(f"it cannot be traced under autocast: {named_line(error)}") from error
     refuse_operators(made.graph)
     return made
 
@@ -334,6 +351,7 @@ def _refuse_effects(program: torch.export.ExportedProgram, casts: bool, *, custo
         if kind != "USER_OUTPUT" and not is_write(spec):
             target = f" {spec.target}" if spec.target else ""
             raise CompileRefused(f"the forward writes to its state or arguments{target}")
+    refuse_data_checks(program.graph_module)
     if not casts:  # else they are looked at where there are no blocks of autocast any more
         refuse_operators(program.graph, custom=custom)
 
@@ -348,7 +366,7 @@ def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False, custom: bool
             continue
         target = node.target
         if isinstance(target, torch._ops.HigherOrderOperator):
-            raise CompileRefused(f"the forward branches or loops on its data ({target})")
+            raise CompileRefused(f"the forward {does_in_a_block(target)} ({target})")
         tags = getattr(target, "tags", ())
         if not draws and draws_numbers(node):
             raise CompileRefused(f"the forward draws random numbers ({target})")
@@ -361,9 +379,8 @@ def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False, custom: bool
             raise CompileRefused(f"it reads an argument's storage from its start ({target})")
         schema = getattr(target, "_schema", None)
         if schema is None:
-            if getattr(target, "__module__", "") in ("_operator", "builtins", "math"):
-                continue
-            if getattr(target, "__name__", "").startswith("sym_"):
+            of_a_size = getattr(target, "__name__", "").startswith("sym_")
+            if of_a_size or getattr(target, "__module__", "") in ("_operator", "builtins", "math"):
                 continue
             raise CompileRefused(f"the forward uses {target}")
         if schema.is_mutable and not schema.name.startswith("aten::"):
@@ -373,6 +390,7 @@ def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False, custom: bool
 
 
 def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
+    fill_in_number(module.graph, node, value)
     name = f"_eagercache_constant_{node.name}"
     module.register_buffer(name, value.detach().clone())
     with module.graph.inserting_before(node):

@@ -34,10 +34,11 @@ from eagercache.callables.written_tensors import marks_of
 from eagercache.calls.numerics import same_bits
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.comparison import equal_answers, tensor_leaves
-from eagercache.worker.modules.compile import MAX_FUNCTIONS, read_beside, refuse_shared
+from eagercache.worker.modules.compile import read_beside, refuse_shared
 from eagercache.worker.modules.exported import export_strictly
 from eagercache.worker.modules.joint_graph import OpenedAnswer
 from eagercache.worker.modules.reads import Reads, check_names
+from eagercache.worker.modules.rebuilt_call import MAX_FUNCTIONS
 from eagercache.worker.modules.trace import refuse_operators
 
 
@@ -130,7 +131,7 @@ def _first_run(
     What it does to tensors is seen here: what is turned around is as it was after two calls.
     """
     marks, written = marks_of([*own, *arguments]), [tensor._version for tensor in arguments]
-    with Reads(gradients=True) as reads:
+    with Reads([*own, *arguments], gradients=True) as reads:
         rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
     reads.check()
     if marks_of([*own, *arguments]) != marks or [t._version for t in arguments] != written:

@@ -31,20 +31,26 @@ def in_float64(run: Callable[[], Answer]) -> Answer:
     """What ``run`` gives, which calls a float64 copy of a module. Raises ProofFailed.
 
     A forward that casts to a dtype by its name (`t.float()`) mixes that with its weights, which may
-    raise. It is run again with each such cast made one to float64.
+    raise. So may one that makes a tensor of the least number of its weights' dtype, which the
+    default dtype does not hold. It is run again with each such cast made one to float64, and that
+    for the default.
     """
     try:
         return run()
     except Exception as error:
         if isinstance(error, ProofFailed) or is_out_of_memory(error):
             raise
+        default = torch.get_default_dtype()
         try:
+            torch.set_default_dtype(torch.float64)
             with _Widened():
                 return run()
         except Exception as again:
             if isinstance(again, ProofFailed) or is_out_of_memory(again):
                 raise
             raise ProofFailed("not equal bit for bit, and there is no wider reference") from again
+        finally:
+            torch.set_default_dtype(default)
 
 
 class _Widened(TorchDispatchMode):

@@ -16,6 +16,7 @@ import torch
 from eagercache.calls.call import Call
 from eagercache.calls.numerics import CannotProve
 from eagercache.calls.samples import Sample
+from eagercache.calls.texts import first_line
 from eagercache.worker.timing.timing import Probe, Timing, median_interval, quiet_pairs
 
 # Data of calls larger than this is not in the cache when an operator begins: its inputs rotate
@@ -268,10 +269,7 @@ def _captured(
     except CannotProve:
         raise
     except RuntimeError as error:
-        text = str(error).splitlines()
-        raise CannotProve(
-            f"the call cannot be captured: {text[0][:150] if text else ''}"
-        ) from error
+        raise CannotProve(f"the call cannot be captured: {first_line(error, 150)}") from error
     return graph
 
 

@@ -21,6 +21,7 @@ from eagercache.calls.numerics import (
     size_of_terms,
 )
 from eagercache.calls.samples import Sample, Value
+from eagercache.calls.texts import named_line
 from eagercache.worker.samples.draws import SEED
 from eagercache.worker.validation import written
 from eagercache.worker.validation.native import Native
@@ -60,10 +61,9 @@ def compare_values(
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        line = (str(error).splitlines() or [""])[0][:100]
         raise ProofFailed(
             f"not equal bit for bit, and there is no wider reference ({native.fill} data; "
-            f"{type(error).__name__}: {line})"
+            f"{named_line(error, 100)})"
         ) from error
     overflows = tolerance.reduces and _squares_overflow(native.sample)
     infinite = tolerance.reduces and _has_infinity(native.sample)

@@ -12,6 +12,7 @@ from eagercache.calls.call import Call
 from eagercache.calls.description import CallError
 from eagercache.calls.numerics import CannotProve, is_device_error, is_out_of_memory, same_bits
 from eagercache.calls.samples import FILLS, Sample
+from eagercache.calls.texts import first_line
 from eagercache.worker.samples.draws import SEED
 
 # Above this many bytes of input only the first fills are tried: each costs a native and a kernel
@@ -62,9 +63,9 @@ def native_answers(call: Call) -> list[Native]:
         except Exception as error:
             if is_out_of_memory(error) or is_device_error(error):
                 raise
-            last_error = str(error).splitlines()[0] if str(error) else type(error).__name__
+            last_error = first_line(error, 200)
     if len(accepted) < MINIMUM_FILLS:
-        raise CannotProve(f"native raises on made-up data: {last_error[:200]}")
+        raise CannotProve(f"native raises on made-up data: {last_error}")
     first = accepted[0]
     _check_returns(call, first.outputs)
     given = first.sample.clone()
