@@ -5,6 +5,10 @@ of the same module in another program. What a compile made is kept in the folder
 share, under a digest of all that it is made from, and copied to where the same is asked for again.
 It is linked, loaded, proved and timed each time.
 
+Two kernels of one text would differ in the names of their files, which Inductor makes of what is in
+them, and in the entry's identity, which a wrapper has as a constant of one length. These names
+count for nothing here, and the identity is put into the copy.
+
 Only compiles by the compiler that is found when nobody names one are kept: another one is what a
 test is about.
 """
@@ -15,6 +19,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +28,9 @@ from eagercache.worker.inductor import bare, commands, container
 
 # Precompiled headers and common objects are shared as they are; weights are in files beside them.
 _STEPS = ("kernel", "wrapper")
+_NAMES = re.compile(rb"\bc[a-z2-7]{51}\b")  # of files, as Inductor makes them
+_NAMED = re.compile(rb"\A// Triton kernels are embedded as comments in [^\n]*")
+_MADE_FOR = re.compile(rb'(?<=eagercache_made_for\[\] =\n    ")[0-9a-f]{64}(?=\\n")')
 COMPILED = "compiled"
 
 
@@ -40,8 +48,10 @@ def use(folder: Path, compiler: str) -> None:
 
         def __init__(self, step: str, words: Sequence[str], directory: Path) -> None:
             self._kept: Path | None = None
+            self._identity = b""
             if step in _STEPS and "-c" in words and words[0] == compiler:
-                self._kept = objects / _digest(words, directory)
+                digest, self._identity = _digest(words, directory)
+                self._kept = objects / digest
                 self._target = directory / words[list(words).index("-o") + 1]
             self.was_there = self._take()
             if not self.was_there:
@@ -52,7 +62,11 @@ def use(folder: Path, compiler: str) -> None:
             if self._kept is None or not self._kept.exists():
                 return False
             try:
-                shutil.copyfile(self._kept / "object", self._target)
+                content = (self._kept / "object").read_bytes()
+                before = (self._kept / "identity").read_bytes()
+                if before and content.count(before) != 1:
+                    return False
+                self._target.write_bytes(content.replace(before, self._identity))
             except OSError:
                 return False  # what is wrong with the target is for the compiler to say
             self.seconds = float(json.loads((self._kept / "seconds").read_text()))
@@ -64,7 +78,7 @@ def use(folder: Path, compiler: str) -> None:
             super().wait()
             if self._kept is not None:
                 with contextlib.suppress(OSError):
-                    _keep(self._kept, self._target, self.seconds)
+                    _keep(self._kept, self._target, self.seconds, self._identity)
 
         def kill(self) -> None:
             if not self.was_there:
@@ -74,27 +88,34 @@ def use(folder: Path, compiler: str) -> None:
         user.Command = Command  # type: ignore[attr-defined]
 
 
-def _digest(words: Sequence[str], directory: Path) -> str:
-    """Of the command and the text that it reads, wherever it works.
+def _digest(words: Sequence[str], directory: Path) -> tuple[str, bytes]:
+    """Of the command and the text that it reads, wherever it works; and the identity in the text.
 
     The headers that it reads are those of the installed torch and compiler, and precompiled ones:
     these stay what they are while tests run.
     """
-    place = str(directory)
-    digest = hashlib.sha256("\0".join(word.replace(place, ".") for word in words).encode())
+    place, identity = str(directory), b""
+    command = "\0".join(word.replace(place, ".") for word in words)
+    digest = hashlib.sha256(_NAMES.sub(b"name", command.encode()))
     digest.update(str(shutil.which("as")).encode())  # which the compiler takes from PATH
     for word in words:
         if word.endswith((".cpp", ".S")):
-            digest.update((directory / word).read_bytes().replace(place.encode(), b"."))
-    return digest.hexdigest()
+            text = (directory / word).read_bytes().replace(place.encode(), b".")
+            found = _MADE_FOR.search(text)
+            if found is not None:
+                identity = found.group()
+                text = text.replace(identity, bytes(len(identity)))
+            digest.update(_NAMED.sub(b"", text))
+    return digest.hexdigest(), identity
 
 
-def _keep(kept: Path, target: Path, seconds: float) -> None:
+def _keep(kept: Path, target: Path, seconds: float, identity: bytes) -> None:
     unfinished = kept.with_name(f"{kept.name}.{os.getpid()}")
     unfinished.mkdir()
     try:
         shutil.copyfile(target, unfinished / "object")
         (unfinished / "seconds").write_text(json.dumps(seconds))
+        (unfinished / "identity").write_bytes(identity)
         unfinished.rename(kept)  # fails where another worker was quicker
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

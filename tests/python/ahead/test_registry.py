@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,21 @@ def test_what_names_no_artifact_is_one_line(
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BundleError, match=r"pip install 'eagercache\[oci\]'"):
         registry.pull("oci://host/kernels", tmp_path / "new", "tag")
+
+
+def test_a_registry_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    real_servers.require("oras")
+    (tmp_path / "file").write_bytes(b"bundle")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    before = time.monotonic()
+    for work in (
+        lambda: registry.pull(f"oci://127.0.0.1:{port}/kernels", tmp_path / "new", "tag"),
+        lambda: registry.push(tmp_path / "file", f"oci://127.0.0.1:{port}/kernels", "tag"),
+    ):
+        with pytest.raises(BundleError, match="cannot be reached"):
+            work()
+    assert time.monotonic() - before < 30  # oras asks again for two minutes
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(BundleError, match="none cannot be read: No such file"):
+        registry.push(tmp_path / "none", "oci://127.0.0.1:1/kernels", "tag")

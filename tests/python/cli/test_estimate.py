@@ -135,6 +135,12 @@ def test_a_program_runs_natively_and_nothing_is_compiled(
     assert all(" at " in source for source in said["sources"])
 
 
+def test_an_error_goes_where_the_estimate_does() -> None:
+    done = CliRunner().invoke(cli.main, ["estimate", "--json", "no-such-program.py"])
+    assert (done.exit_code, done.stdout) == (2, "")  # which is a program's
+    assert json.loads(done.stderr)["exit_code"] == 2
+
+
 def test_the_table_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Path(__file__).parent.parent.parent.parent / "bench" / "usual_gains.py"
     if not bench.exists():

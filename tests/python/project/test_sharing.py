@@ -63,7 +63,7 @@ def test_a_scope_is_one_process(tmp_path: Path) -> None:
     assert done.stdout.count("MADE") == 2, done.stdout
 
 
-COMPILES = """
+COMPILES = '''
 import os, pathlib, sys
 sys.path.append(sys.argv[1])
 import compiled_before
@@ -74,10 +74,10 @@ pathlib.Path(compiled_before.COMPILED).mkdir()
 compiled_before.use(here, compiler)
 another = here / "another"
 another.symlink_to(compiler)
-def made(name, text, *flags, by=compiler):
-    folder = here / name
+def made(folder, text, *flags, by=compiler, name="kernel"):
+    folder = here / folder
     folder.mkdir()
-    source, target = folder / "kernel.cpp", folder / "kernel.o"
+    source, target = folder / f"{name}.cpp", folder / f"{name}.o"
     source.write_text(text)
     words = [by, *flags, "-c", str(source), "-o", str(target)]
     command = bare.Command("kernel", words, folder)
@@ -88,14 +88,31 @@ def made(name, text, *flags, by=compiler):
     assert command.seconds > 0
     return command.was_there, target.read_bytes()
 text = "int number() { return 1; }"
+MADE_FOR = """
+int x;
+extern "C" {{
+__attribute__((visibility("default"), used)) char eagercache_made_for[] =
+    "{}\\\\n"
+    "";
+}}
+"""
 first = made("first", text)
 assert first[0] is False
 assert made("again", text) == (True, first[1])
 assert made("flags", text, "-O2") == (False, made("flags_again", text, "-O2")[1])
 assert made("other", text.replace("1", "2"))[0] is False
 assert made("by_another", text, by=str(another)) == first
+of_one = MADE_FOR.format("1" * 64)
+first = made("of_one", of_one)
+assert first[0] is False and first[1].count(b"1" * 64) == 1
+assert made("of_two", MADE_FOR.format("2" * 64)) == (True, first[1].replace(b"1" * 64, b"2" * 64))
+assert made("of_three", of_one.replace("int x", "int y"))[0] is False
+named = ("// Triton kernels are embedded as comments in {}\\nint twice(int x) {{ return 2 * x; }}")
+assert made("named", named.format("c" * 52), name="c" + "a" * 51)[0] is False
+assert made("named_again", named.format("d" * 52), name="c" + "b" * 51)[0] is True
+assert made("named_otherwise", named.format("d" * 52).replace("2", "3"))[0] is False
 assert made("broken", "int number(") == made("broken_again", "int number(") == "failed"
-"""
+'''
 
 
 def test_a_compile_is_not_repeated_where_text_flags_and_compiler_are_the_same(

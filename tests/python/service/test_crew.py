@@ -19,7 +19,7 @@ from eagercache.service.crew import FULL_LOOKS, SHARE_SECONDS, Crew
 from eagercache.service.process_group import ProcessGroup
 from eagercache.service.worker_pipe import PipeTimeout, WorkerPipe
 from eagercache.service.workers import Workers
-from test_service import Answers, Bench, bench, call, wait_until
+from misbehaving_worker import Answers, Bench, bench, call, wait_until
 
 __all__ = ["bench"]  # a fixture
 

@@ -14,7 +14,7 @@ from conftest import clean_environment
 from eagercache.service import cuda_gate
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.worker_process import NICENESS, worker_environment
-from test_service import SOURCES, Answers, Bench, bench, call, gone, wait_until
+from misbehaving_worker import SOURCES, Answers, Bench, bench, call, gone, wait_until
 
 __all__ = ["bench"]
 

@@ -1,6 +1,6 @@
 """Whatever goes wrong in the service or with the machine, every request is answered, and for now.
 
-The worker is the one of `test_service`, which misbehaves as the request says.
+The worker is the one of `misbehaving_worker.py`, which misbehaves as the request says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from eagercache.service import worker_pipe
 from eagercache.service.worker_process import WorkerProcess
 from eagercache.service.workers import Workers
-from test_service import Answers, Bench, bench, call, gone, wait_until
+from misbehaving_worker import Answers, Bench, bench, call, gone, wait_until
 
 __all__ = ["bench"]
 

@@ -24,6 +24,7 @@ from typing import Any
 import module_world_parts
 import torch
 from module_world_parts import Gained, Gains, Options, Tasks
+from module_world_settings import Settings
 from torch import nn
 from torch.nn import functional
 
@@ -111,7 +112,6 @@ class _Abstract(abc.ABC):  # noqa: B024 (classes are registered with it)
 
 # What programs leave in modules that are not theirs.
 builtins.test_world_gain = 2.0  # type: ignore[attr-defined]
-torch.test_world_gains = [2.0]  # type: ignore[attr-defined]
 
 ROW, BOX, SECOND_BOX, EMPTY = _Row([2.0]), _Box(), _Box(), _Empty()
 DAY = datetime.date(2002, 1, 1)
@@ -142,13 +142,8 @@ def cached_factor(n: int) -> float:
     return n * CACHED.k
 
 
-def variable(name: str) -> str:
-    """Asks for a variable whose name is no literal here."""
-    return os.environ.get(name, "1.0")
-
-
-class World(nn.Module):
-    """Runs one of the functions below on something worth a kernel."""
+class World(Settings, nn.Module):
+    """Runs one of the functions below, or of `Settings`, on something worth a kernel."""
 
     def __init__(self, reads: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -206,22 +201,6 @@ class World(nn.Module):
         """A helper whose answers are cached."""
         return y * cached_factor(2)
 
-    def function(self, y: torch.Tensor) -> torch.Tensor:
-        """A function of torch that a program may patch."""
-        return functional.gelu(y)
-
-    def method(self, y: torch.Tensor) -> torch.Tensor:
-        """A method of Tensor that a program may patch."""
-        return y.exp().sum(-1)
-
-    def operator(self, y: torch.Tensor) -> torch.Tensor:
-        """The same, behind an operator."""
-        return y @ y.t()
-
-    def environment(self, y: torch.Tensor) -> torch.Tensor:
-        """A variable that is not set."""
-        return y * float(variable("TEST_" + "WORLD"))
-
     def order(self, y: torch.Tensor) -> torch.Tensor:
         """The order of modules."""
         for part in self.parts.values():
@@ -272,14 +251,6 @@ class World(nn.Module):
         """An attribute of a class that the object may get itself."""
         return y * float(WITH_DEFAULT["a"])
 
-    def folder(self, y: torch.Tensor) -> torch.Tensor:
-        """What a worker has for itself."""
-        return y * len(tempfile.gettempdir())
-
-    def group(self, y: torch.Tensor) -> torch.Tensor:
-        """Whether there is a process group; a worker has none."""
-        return y * 3.0 if torch.distributed.is_initialized() else y
-
     def builtin(self, y: torch.Tensor) -> torch.Tensor:
         """A name of Python's that the file may take."""
         return y * abs(-2.0)
@@ -296,14 +267,6 @@ class World(nn.Module):
         """What no guard has."""
         return y * len(by_default.__annotations__)
 
-    def variable_of_bytes(self, y: torch.Tensor) -> torch.Tensor:
-        """A variable of the environment in its other form."""
-        return y * float(os.environb.get(b"TEST_WORLD_BYTES", b"1.0"))
-
-    def autocast_dtype(self, y: torch.Tensor) -> torch.Tensor:
-        """A setting that no key has."""
-        return y * (2.0 if torch.get_autocast_dtype("cpu") == torch.bfloat16 else 3.0)
-
     def method_of_c(self, y: torch.Tensor) -> torch.Tensor:
         """A method that C has, in a table; TorchDynamo puts no guard on it."""
         return y * 2 if METHODS["a"](torch.zeros(2, 2)) == 2 else y.sin()
@@ -311,16 +274,6 @@ class World(nn.Module):
     def with_default(self, y: torch.Tensor) -> torch.Tensor:
         """A dict that would have an answer to any key."""
         return y * DEFAULTS["a"]
-
-    def list_of_torch(self, y: torch.Tensor) -> torch.Tensor:
-        """A list that the program put into another package."""
-        for gain in torch.test_world_gains:  # type: ignore[attr-defined]
-            y = y * gain
-        return y
-
-    def asked_of_torch(self, y: torch.Tensor) -> torch.Tensor:
-        """An attribute that another package has not yet."""
-        return y * getattr(functional, "test_world_asked", 2.0)
 
     def asked_of_function(self, y: torch.Tensor) -> torch.Tensor:
         """An attribute that a function has not yet."""
@@ -334,10 +287,6 @@ class World(nn.Module):
         """What a function is called."""
         return y * len(marked.__name__)
 
-    def imported(self, y: torch.Tensor) -> torch.Tensor:
-        """Whether somebody imported something."""
-        return y * (3.0 if "test_world_imported" in sys.modules else 2.0)
-
     def builtin_constant(self, y: torch.Tensor) -> torch.Tensor:
         """A constant among Python's names."""
         return y * test_world_gain  # type: ignore[name-defined]  # noqa: F821
@@ -345,10 +294,6 @@ class World(nn.Module):
     def class_item(self, y: torch.Tensor) -> torch.Tensor:
         """What a metaclass makes of an operator."""
         return y * _Made["a"]
-
-    def tensor_cores(self, y: torch.Tensor) -> torch.Tensor:
-        """A setting that no key has."""
-        return y * (3.0 if torch.backends.cuda.matmul.allow_tf32 else 2.0)
 
     def registered(self, y: torch.Tensor) -> torch.Tensor:
         """Whether a class was registered with an abstract one."""
@@ -381,15 +326,6 @@ class World(nn.Module):
     def far(self, y: torch.Tensor) -> torch.Tensor:
         """An item far back in a tuple."""
         return y * float(sum(MANY) % 7 + 1)
-
-    def sums(self, y: torch.Tensor) -> torch.Tensor:
-        """A setting that Dynamo asks torch for where it has no rule."""
-        setting = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-        return y * (2.0 if setting else 3.0)
-
-    def tracer(self, y: torch.Tensor) -> torch.Tensor:
-        """Code that a trace leaves out."""
-        return y if torch.compiler.is_compiling() else y / y.norm()
 
 
 def _reverse(model: World) -> None:

@@ -80,14 +80,33 @@ class Configured(nn.Module):
         return torch.relu(x) * OPTIONS.scale * factor() + (gain or 0.0)
 
 
+LAYERS: dict[str, float] = {}
+
+
+class Comprehends(nn.Module):
+    """Reads a table that the program fills in a comprehension alone, and in a nested function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def bias() -> float:
+            return BIASES["second"]
+
+        scales = [LAYERS[name] for name in ("first", "second")]
+        return torch.relu(x) * (sum(scales) + bias())
+
+
+BIASES: dict[str, float] = {}
+
+
 def configure(scale: float) -> None:
     """What a program does with its command line."""
     global gain
     OPTIONS.scale = scale
     FACTORS[:] = [scale, 1.0]
     gain = scale
+    LAYERS.update(first=scale, second=1.0)
+    BIASES["second"] = scale
 
 
 MADE: dict[str, Callable[[], nn.Module]] = {
-    kind.__name__: kind for kind in (Registered, Restores, Configured, Leaves)
+    kind.__name__: kind for kind in (Registered, Restores, Configured, Comprehends, Leaves)
 }
