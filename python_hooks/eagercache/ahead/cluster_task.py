@@ -86,6 +86,10 @@ class Parcel:
         """As `Place.put`."""
         self.named[name] = content
 
+    def missing(self, seconds: float) -> str | None:
+        """As `Place.missing`."""
+        return None
+
 
 def compile_batch(job: Job, descriptions: Sequence[dict[str, Any]]) -> Compiled:
     """Compiles calls on this machine. Raises nothing that is this machine's or a call's fault."""

@@ -30,6 +30,7 @@ _NAME = re.compile(
     re.ASCII,
 )
 _LOOPBACK = ("127.0.0.1", "localhost")
+_SECONDS_TO_ANSWER = 30.0
 
 
 def push(path: Path, target: str, tag: str) -> str:
@@ -40,10 +41,13 @@ def push(path: Path, target: str, tag: str) -> str:
     name = _parsed(target)
     if name["digest"]:
         raise BundleError(f"{target!r} names a digest, which only what is there has; name a tag")
-    client, container = _opened(target, name, tag)
     try:
         with path.open("rb") as file:
             digest, size = _hashed(file)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}") from error
+    client, container = _opened(target, name, tag)
+    try:
         layer = {"mediaType": _LAYER, "digest": digest, "size": size}
         layer["annotations"] = {"org.opencontainers.image.title": path.name}
         empty = {"mediaType": "application/vnd.oci.empty.v1+json", "size": 2}
@@ -151,6 +155,12 @@ def _opened(target: str, name: dict[str, Any], tag: str) -> tuple[Any, Any]:
     client = oras.client.OrasClient(insecure=host.partition(":")[0] in _LOOPBACK)
     container = oras.container.Container(f"{host}/{name['repository']}:{name['tag'] or tag}")
     client.auth.load_configs(container)  # of `docker login` and `oras login`
+    try:
+        # Whatever it says: oras asks a host that is not there again for two minutes, in silence.
+        client.session.get(f"{client.prefix}://{host}/v2/", timeout=_SECONDS_TO_ANSWER)
+    except (OSError, ValueError) as error:
+        text = f"{target!r}: {host} cannot be reached ({type(error).__name__})"
+        raise BundleError(text) from error
     return client, container
 
 

@@ -1,4 +1,4 @@
-"""Calls and counts for people."""
+"""Calls, counts and errors for people."""
 
 from __future__ import annotations
 
@@ -45,3 +45,15 @@ def argument_texts(arguments: Sequence[dict[str, Any]]) -> Iterator[str]:
 def counted(count: int, one: str, many: str = "") -> str:
     """As "1 key" or "2 keys"; ``many`` where it is not ``one`` with an s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def first_line(error: BaseException, most: int = 240) -> str:
+    """The first line of an error's text that is not blank, cut off; its kind where it has none."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)[:most]
+
+
+def named_line(error: BaseException, most: int = 240) -> str:
+    """The same behind the error's kind, which is not cut off."""
+    kind = type(error).__name__
+    return f"{kind}: {first_line(error, most)}" if str(error).strip() else f"{kind}: no message"

@@ -20,6 +20,10 @@ class NothingToFind(Exception):
     """The command does not fail because of kernels of this store. The text says what was seen."""
 
 
+class CommandMissing(Exception):
+    """There is no such command, or it may not be run."""
+
+
 @dataclass(frozen=True)
 class Culprit:
     """What a failing command passes without.
@@ -109,6 +113,10 @@ class StoreWithout:
             )
         except subprocess.TimeoutExpired:
             return False
+        except OSError as error:
+            raise CommandMissing(
+                f"{self._command[0]} cannot be started: {error.strerror}"
+            ) from error
         return done.returncode == 0
 
 
@@ -125,6 +133,7 @@ def bisect(
     entries: Sequence[Mapping[str, Any]],
     passes: Callable[[Iterable[str]], bool],
     say: Callable[[str], None] = lambda text: None,
+    suspects: str = "",
 ) -> Culprit:
     """The operators, then the kernels, without which the command passes.
 
@@ -132,12 +141,13 @@ def bisect(
         entries: the store's entries; only kernels are of interest.
         passes: whether the command passes without the entries of these keys.
         say: called with a line of progress before each stage.
+        suspects: which kernels of the store `entries` are, where they are not all.
 
     Raises NothingToFind.
     """
     kernels = [entry for entry in entries if entry["kind"] == "kernel"]
     if not kernels:
-        raise NothingToFind("the store holds no kernel for this environment")
+        raise NothingToFind(f"the store holds no kernel for this environment{suspects}")
     by_operator: dict[str, list[Mapping[str, Any]]] = {}
     for entry in kernels:
         by_operator.setdefault(entry["facts"].get("op", "?"), []).append(entry)

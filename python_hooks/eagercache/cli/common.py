@@ -28,6 +28,21 @@ class Wish:
     err = False
 
 
+class _Length(click.FloatRange):
+    """A span of time, of which NaN is none: no comparison would hold."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        length = float(super().convert(value, param, ctx))
+        if math.isnan(length):
+            self.fail(f"{value} is no number.", param, ctx)
+        return length
+
+
+LENGTH = _Length(min=0.0)
+
+
 class Unusable(click.ClickException):
     """Bad usage, or a store that cannot be opened: one line, exit code 2."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eagercache.cli.common import Unusable, json_option, print_json, require_core
+from eagercache.cli.common import LENGTH, Unusable, json_option, print_json, require_core
 from eagercache.cli.program import Settings
 from eagercache.cli.program_options import (
     PROGRAM,
@@ -59,7 +59,7 @@ class _ProgramFailed(Unusable):
 )
 @click.option(
     "--settle",
-    type=click.FloatRange(min=0.0),
+    type=LENGTH,
     default=600.0,
     show_default=True,
     help="Seconds to wait after each run for compile workers that outlive it.",

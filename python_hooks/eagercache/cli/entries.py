@@ -14,6 +14,7 @@ from eagercache.base import config, entry_facts
 from eagercache.base.machine_kind import UNTRIED
 from eagercache.calls.texts import counted
 from eagercache.cli.common import (
+    LENGTH,
     Unusable,
     call_text,
     directory_option,
@@ -153,7 +154,7 @@ def verify_command(directory: Path | None, as_json: bool, everything: bool, repa
 @directory_option
 @json_option
 @click.option("--max-bytes", help="Bring the store below this size, such as 500M.")
-@click.option("--max-age", type=float, help="Remove entries not used for this many days.")
+@click.option("--max-age", type=LENGTH, help="Remove entries not used for this many days.")
 @click.option("--native", is_flag=True, help="Remove decisions for native and failures too.")
 def prune_command(
     directory: Path | None,

@@ -9,6 +9,8 @@ import click
 
 from eagercache.calls.texts import counted
 from eagercache.cli.common import (
+    LENGTH,
+    Unusable,
     call_text,
     directory_option,
     environment_text,
@@ -24,7 +26,7 @@ from eagercache.cli.common import (
 @directory_option
 @json_option
 @click.option("--op", "ops", multiple=True, help="Suspect only operators whose name contains this.")
-@click.option("--timeout", type=float, help="A run that takes longer fails (seconds).")
+@click.option("--timeout", type=LENGTH, help="A run that takes longer fails (seconds).")
 @click.option("--show", is_flag=True, help="Let the command's output through.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def bisect_command(
@@ -57,7 +59,14 @@ def bisect_command(
         if not ops or any(op in row["facts"].get("op", "") for op in ops)
     ]
     try:
-        found = bisection.bisect(entries, runner.passes, lambda text: click.echo(text, err=True))
+        found = bisection.bisect(
+            entries,
+            runner.passes,
+            lambda text: click.echo(text, err=True),
+            suspects=f" whose operator's name contains {' or '.join(ops)}" if ops else "",
+        )
+    except bisection.CommandMissing as problem:
+        raise Unusable(str(problem)) from problem
     except bisection.NothingToFind as problem:
         if as_json:
             print_json({"problem": str(problem), "runs": runner.runs})

@@ -18,8 +18,8 @@ from eagercache.cli.common import Unusable, Wish
 # What a group without a command raises to print its help; click has it since 8.2.
 _HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 # Commands whose standard output is a program's, and those that are followed by a program too.
-_OF_PROGRAMS = ("run", "record")
-_BEFORE_PROGRAMS = (*_OF_PROGRAMS, "compare", "estimate", "bisect")
+_OF_PROGRAMS = ("run", "record", "estimate")
+_BEFORE_PROGRAMS = (*_OF_PROGRAMS, "compare", "bisect")
 
 
 class OneLine(click.Group):

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from eagercache.base import config, entry_facts
-from eagercache.calls.texts import counted
+from eagercache.calls.texts import counted, first_line
 from eagercache.cli.common import (
     Unusable,
     call_text,
@@ -197,7 +197,7 @@ def _measure(root: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 try:
                     result.update(_measure_one(known))
                 except (ValueError, RuntimeError) as error:
-                    result["problem"] = str(error).partition("\n")[0]
+                    result["problem"] = first_line(error, 1000)
                 yield result
 
 

@@ -77,6 +77,8 @@ def run_command(
     runs as without it, and one line says so.
     """
     command = command_of(words, options["module"])
+    if (page or picture) and not reports:
+        raise Unusable("--page and --picture are for --report")
     if not reports:
         arguments = _arguments_of(options)
         if arguments is not None:

@@ -292,11 +292,11 @@ def _seconds(timeout: float | None) -> float:
 
 
 def _build_unflatten(text: str) -> Any:
-    from eagercache.callables.outputs import build_unflatten
+    from eagercache.callables.outputs import build_unflatten, spec_in
 
     stored = json.loads(text)
     leaves = stored["leaves"]
-    if "changes" in stored or pytree.treespec_loads(stored["spec"]).num_leaves != len(leaves):
+    if "changes" in stored or spec_in(stored["spec"]).num_leaves != len(leaves):
         raise ValueError("the outputs are no answer of a module's")
     for leaf in leaves:
         if "tensor" not in leaf and not isinstance(leaf["value"], _PLAIN):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eagercache.base import callbacks, config, log, operators
 from eagercache.base.load import core
 from eagercache.base.untried.standing import standing
+from eagercache.frontend import interrupts
 from eagercache.frontend.deferred import deferred, is_inert
 from eagercache.frontend.metrics import metrics_file
 from eagercache.frontend.module_report import require_module
@@ -335,6 +336,7 @@ def _close() -> None:
     core.shut_down()
 
 
+atexit.register(interrupts.keep)  # after all else, since the last comes first
 atexit.register(_close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=session.after_fork)

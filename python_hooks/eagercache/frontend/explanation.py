@@ -109,6 +109,10 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> Explanation:
     wanted = {operators.full_name(name) for name in names}
     if len(met) == 1 and (not wanted or met[0].op in wanted):
         return met[0]
+    name = names[0][0] if names else str(getattr(op, "name", ""))
+    refused = _function_refusal(name)
+    if refused and all(part.op != name for part in met):
+        return Explanation(name, "native", refused, parts=met)
     if met:
         are = "is" if len(met) == 1 else "are"
         reason = f"it is not hooked itself; {counted(len(met), 'operator')} that it calls {are}"

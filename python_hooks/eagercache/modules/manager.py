@@ -40,6 +40,7 @@ from eagercache.modules.selection import (
 from eagercache.modules.shapes import SizeBook
 from eagercache.modules.stats import ModuleStats
 from eagercache.modules.thread import ModuleThread
+from eagercache.modules.unknown_names import unknown_names
 from eagercache.modules.verdicts import LOST, keep_lost
 from eagercache.modules.watch import attribute_values
 from eagercache.modules.watched_rows import Unwatchable
@@ -84,6 +85,7 @@ class ModuleManager:
         assert core is not None
         with self._lock:
             self._selection = selection
+            unknown_names.choose(selection)
             self._known.clear()
             self._sizes.clear()
             if selection is not None or len(self._accelerated) > 0:
@@ -129,9 +131,8 @@ class ModuleManager:
         assert core is not None
         return [row["module"] for row in core.module_stats()]
 
-    def _select(self, module: torch.nn.Module, nested: bool) -> str:
-        if nested:
-            return "later"
+    def _select(self, module: torch.nn.Module) -> str:
+        unknown_names.meet(type(module), can_be_chosen=not is_library_leaf(module))
         if isinstance(module, torch.jit.ScriptModule) or is_library_leaf(module):
             return "refuse"
         if type(module).__name__ == "OptimizedModule":

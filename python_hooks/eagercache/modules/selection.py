@@ -12,8 +12,22 @@ Selection = Any  # "auto", a class, a class name, a predicate, or several of the
 
 def class_name(module: torch.nn.Module) -> str:
     """The full name of a module's class."""
-    kind = type(module)
+    return full_name(type(module))
+
+
+def full_name(kind: type) -> str:
+    """The name of a class, with its module's."""
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def names_of(kind: type) -> tuple[str, str, str]:
+    """The names by which a class can be chosen."""
+    return kind.__name__, kind.__qualname__, full_name(kind)
+
+
+def chosen_names(selection: Selection) -> list[str]:
+    """The names of classes in a selection."""
+    return [part for part in _parts(selection) if isinstance(part, str) and part != "auto"]
 
 
 def is_library_leaf(module: torch.nn.Module) -> bool:
@@ -64,8 +78,7 @@ def is_selected(selection: Selection, module: torch.nn.Module) -> bool:
         if part == "auto":
             return True
         if isinstance(part, str):
-            kind = type(module)
-            if part in (kind.__name__, kind.__qualname__, class_name(module)):
+            if part in names_of(type(module)):
                 return True
         elif isinstance(part, type):
             if isinstance(module, part):
