@@ -264,6 +264,8 @@ def ray_cluster(folder: Path, **variables: str) -> Iterator[str]:
         command += ["--min-worker-port=0", "--max-worker-port=0"]
         client = free_port()
         command += [f"--port={free_port()}", f"--ray-client-server-port={client}"]
+        # Its server waits this long for the process that it starts for a client: other tests run.
+        variables = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120", **variables}
         with (folder / "ray.log").open("wb") as log:
             process = subprocess.Popen(
                 command,

@@ -64,12 +64,19 @@ def open_engine(text: str, *, gpu: bool) -> Engine:
     try:
         engine = kind(text, parts.hostname, port, gpu)
     except Exception as error:  # each engine has a family of its own
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise WarmError(f"{text!r} cannot be reached: {reason}") from error
+        raise WarmError(f"{text!r} cannot be reached: {_reason(error)}") from error
     if engine.workers < 1:
         engine.close()
         raise WarmError(f"{text!r} has no workers; start some first")
     return engine
+
+
+def _reason(error: Exception) -> str:
+    """One line: of a server's traceback, which Ray passes on as the text of its error, the end."""
+    text = str(error).strip()
+    if "Traceback (most recent call last)" in text:
+        text = text.splitlines()[-1]
+    return " ".join(text.split())[:200] or type(error).__name__
 
 
 class _Dask:

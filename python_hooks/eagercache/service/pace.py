@@ -56,6 +56,7 @@ class Pace:
         self._spared = self._spare()
         self._allowed = 1
         self._has_room = True
+        self._left_over = 0
 
     def allowed(self) -> int:
         """One until a first sample has been taken. None only where the program uses its quota."""
@@ -72,6 +73,16 @@ class Pace:
             self._sample_locked()
             return self._has_room
 
+    def left_over(self) -> int:
+        """Processors that had nothing better to do, on average; 0 until a first sample was taken.
+
+        The threads of a program's parallel regions are many more than the processors that they
+        take: so many processes can run beside them that always let them go first.
+        """
+        with self._lock:
+            self._sample_locked()
+            return self._left_over if self._allowed else 0
+
     def _sample_locked(self) -> None:
         passed = self._clock() - self._sampled
         if passed < SAMPLE_SECONDS:
@@ -83,6 +94,7 @@ class Pace:
         full = self._quota is not None and sum(used) >= _FULL_SHARE * self._quota * passed
         self._allowed = 0 if full else max(1, self._cores - active)
         self._has_room = spared - self._spared >= _LEAST_SPARE * passed
+        self._left_over = min(self._cores, int((spared - self._spared) / passed))
         self._sampled, self._seconds, self._spared = self._clock(), seconds, spared
 
 

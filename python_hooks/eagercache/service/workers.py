@@ -17,6 +17,7 @@ from typing import Any
 from eagercache.base.log import event
 from eagercache.base.operators import described_name
 from eagercache.service.crew import Crew
+from eagercache.service.machine import free_bytes
 from eagercache.service.pace import SAMPLE_SECONDS, Pace, cpu_quota, physical_cores
 from eagercache.service.request import Request, Response, failure_of, message, note_lost_batch
 from eagercache.service.request_queue import RequestQueue
@@ -29,6 +30,8 @@ INFO = logging.INFO
 _PAUSE_AFTER_FAILURE = 0.5
 # On fewer, hardly ever is one left over.
 _LEAST_PROCESSORS = 4
+# Of memory for each process that compiles beside a worker: it imports torch and Triton.
+_COMPILER_BYTES = 1 << 29
 
 
 class Workers:
@@ -250,8 +253,10 @@ class Workers:
         return process
 
     def _message(self, request: Request) -> dict[str, Any]:
-        # What compiles beside the worker counts as it does.
-        return {**message(request), "processors": max(1, self._most())}
+        # What compiles beside the worker counts as it does, and is of its kind.
+        left_over = self._pace.left_over() if self._pace is not None and self._has_room() else 0
+        left_over = min(left_over, free_bytes() // _COMPILER_BYTES)
+        return {**message(request), "processors": max(1, self._most()), "left_over": left_over}
 
     def _take_response(self, request: Request, response: Response) -> None:
         if response.get("verdict") == "busy":

@@ -186,7 +186,7 @@ class Worker:
             # each lowering.
             gc.freeze()
             gc.enable()
-        self._tools.processors = int(request.get("processors", 0))
+        self._tools.processors = _processors(request)
         return self._tools
 
     def _make_scratch(self, store: Any) -> Path:
@@ -202,6 +202,16 @@ class Worker:
         # The store removes temporary folders that nobody has touched for an hour.
         os.utime(self._scratch)
         return self._scratch
+
+
+def _processors(request: Mapping[str, Any]) -> int:
+    """How many compilers may run beside this worker.
+
+    Those that give way to everybody, as they do where it does, may have all that is left over.
+    """
+    gives_way = os.sched_getscheduler(0) == os.SCHED_IDLE
+    left_over = int(request.get("left_over", 0)) if gives_way else 0
+    return max(int(request.get("processors", 0)), left_over)
 
 
 def watch_parent(parent: int) -> None:

@@ -19,10 +19,12 @@ from eagercache.service.pace import (
     spare_seconds,
     thread_seconds,
 )
+from eagercache.service.request import Request
 from eagercache.service.request_queue import RequestQueue
 from eagercache.service.settings import ServiceSettings
 from eagercache.service.workers import Workers
 from eagercache.worker.inductor.compile import triton_compilers
+from eagercache.worker.main import _processors
 
 pytestmark = pytest.mark.once  # clocks and processors
 
@@ -222,6 +224,32 @@ def test_where_the_program_uses_its_quota_one_serves_and_has_its_share(workers: 
     program.runs({str(number): 1.0 for number in range(4)})
     assert workers._most() == 0
     assert workers._begin_serving() is True and workers._begin_serving() is False
+
+
+def test_compilers_that_give_way_have_what_parallel_regions_leave(
+    workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program()
+    workers._pace = pace_of(program, 16)
+    regions = {f"thread {number}": 0.1 for number in range(16)}
+    request: Any = Request({}, print, workers._queue.settings, 0.0, 0.0, 0, 0.0)
+    monkeypatch.setattr("eagercache.service.workers.free_bytes", lambda: 64 << 30)
+
+    def runs(spare: float) -> dict[str, Any]:
+        program.spare += spare
+        program.runs(regions)
+        message = workers._message(request)
+        return {name: message[name] for name in ("processors", "left_over")}
+
+    assert runs(14.4) == {"processors": 1, "left_over": 14}
+    assert runs(1.2) == {"processors": 1, "left_over": 0}  # now and then there is none
+    monkeypatch.setattr("eagercache.service.workers.free_bytes", lambda: 3 << 30)
+    assert runs(14.4) == {"processors": 1, "left_over": 6}  # they need memory, too
+    message = {"processors": 1, "left_over": 14}
+    for policy, compilers in ((os.SCHED_OTHER, 1), (os.SCHED_BATCH, 1), (os.SCHED_IDLE, 14)):
+        monkeypatch.setattr("os.sched_getscheduler", lambda _, policy=policy: policy)
+        assert _processors(message) == compilers
+    assert _processors({}) == 0  # nobody says
 
 
 def test_workers_give_way_on_machines_with_room(
