@@ -57,6 +57,14 @@ class Pace:
         self._allowed = 1
         self._has_room = True
         self._left_over = 0
+        self._knows = False
+
+    def wait_until_known(self, rest: Callable[[float], None] = time.sleep) -> None:
+        """Returns once a first sample can be taken, which is at once but for the first second."""
+        with self._lock:
+            left = 0.0 if self._knows else self._sampled + SAMPLE_SECONDS - self._clock()
+        if left > 0.0:
+            rest(left)
 
     def allowed(self) -> int:
         """One until a first sample has been taken. None only where the program uses its quota."""
@@ -96,6 +104,7 @@ class Pace:
         self._has_room = spared - self._spared >= _LEAST_SPARE * passed
         self._left_over = min(self._cores, int((spared - self._spared) / passed))
         self._sampled, self._seconds, self._spared = self._clock(), seconds, spared
+        self._knows = True
 
 
 def thread_seconds(tasks: Path = _TASKS) -> dict[str, float]:

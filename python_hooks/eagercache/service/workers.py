@@ -253,6 +253,10 @@ class Workers:
         return process
 
     def _message(self, request: Request) -> dict[str, Any]:
+        is_module = request.description.get("kind") == "module"
+        if self._pace is not None and is_module and request.settings.gpu is not None:
+            # Its Triton kernels are hundreds. The worker imports torch meanwhile.
+            self._pace.wait_until_known()
         # What compiles beside the worker counts as it does, and is of its kind.
         left_over = self._pace.left_over() if self._pace is not None and self._has_room() else 0
         left_over = min(left_over, free_bytes() // _COMPILER_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import threading
@@ -250,6 +251,27 @@ def test_compilers_that_give_way_have_what_parallel_regions_leave(
         monkeypatch.setattr("os.sched_getscheduler", lambda _, policy=policy: policy)
         assert _processors(message) == compilers
     assert _processors({}) == 0  # nobody says
+
+
+def test_the_first_module_for_a_gpu_waits_until_something_is_known(workers: Any) -> None:
+    program, waited = Program(), []
+    pace = workers._pace = pace_of(program, 16)
+
+    def rest(seconds: float) -> None:
+        waited.append(seconds)
+        program.spare += 15.0 * seconds
+        program.runs({"main": 1.0}, seconds)
+
+    wait = pace.wait_until_known
+    pace.wait_until_known = lambda: wait(rest)
+    for gpu, kind, passed in ((None, "module", 0.0), ("GPU-1", "", 0.0), ("GPU-1", "module", 0.25)):
+        program.now += passed
+        settings = dataclasses.replace(workers._queue.settings, gpu=gpu)
+        request: Any = Request({"kind": kind}, print, settings, 0.0, 0.0, 0, 0.0)
+        before = workers._message(request)["processors"]
+    assert before == 8 and waited == [pytest.approx(SAMPLE_SECONDS - 0.25)]
+    workers._message(request)
+    assert len(waited) == 1  # known by now
 
 
 def test_workers_give_way_on_machines_with_room(
