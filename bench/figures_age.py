@@ -44,6 +44,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "beside-programs-h100": ("bench/compiling/beside_programs.py", *SERVICE, *WHOLE),
     "cluster": ("bench/compiling/cluster.py", *AHEAD),
     "compile-cpu": ("bench/compiling/compile.py", *SERVICE, *KERNELS),
+    "compiling-modules-h200": ("bench/programs", *SERVICE, *WHOLE),
     "conformance-h200": ("bench/overhead/cuda_lists.py", *OPERATORS),
     "decisions-on-a-busy-machine": ("bench/compiling/busy_decisions.py", *KERNELS),
     "decode": ("bench/modules/decode.py", *WHOLE),
