@@ -150,10 +150,12 @@ class Stats:
 
     def __repr__(self) -> str:
         native = self.misses + self.pending + self.native + self.aside
+        calls = counted(self.hits, "call")
+        calls += f" and {self.module_hits:,} of whole modules" if self.modules else ""
         text = (
-            f"<eagercache: {counted(self.hits, 'call')} by kernels, {native:,} by native; "
+            f"<eagercache: {calls} by kernels, {native:,} by native; "
             f"{counted(self.compiles, 'compile')}, {counted(self.failures, 'failure')}, "
-            f"{self.outstanding} outstanding"
+            f"{self.not_yet} outstanding"
         )
         return text + (", frozen>" if self.frozen else ">")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import torch
@@ -101,8 +102,11 @@ class KnownModules:
         core.module_watch_values(module, function_values(new, module))
         info.watched.update(map(tuple, new))
 
-    def stats(self) -> list[tuple[torch.nn.Module, ModuleStats]]:
-        """The modules that are or were watched, with what became of their calls."""
+    def stats(self, asked: Set[int] = frozenset()) -> list[tuple[torch.nn.Module, ModuleStats]]:
+        """The modules that are or were watched, with what became of their calls.
+
+        ``asked``: the ids of those for which a kernel is being made.
+        """
         assert core is not None
         rows = []
         for row in core.module_stats():
@@ -125,6 +129,7 @@ class KnownModules:
                         identity=info.identity,
                         replayed=row["replayed"],
                         replay=row["replay"],
+                        being_made=id(row["module"]) in asked,
                     ),
                 )
             )

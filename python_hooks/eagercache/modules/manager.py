@@ -313,7 +313,7 @@ class ModuleManager:
 
     def stats(self) -> list[tuple[torch.nn.Module, ModuleStats]]:
         """The modules that are or were watched, with what became of their calls."""
-        return self._known.stats()
+        return self._known.stats(self._requests.asked())
 
 
 manager = ModuleManager()

@@ -56,6 +56,12 @@ class ModuleRequests:
         self._in_flight: dict[str, list[Missed]] = {}  # by entry digest
         self._again: dict[str, list[Missed]] = {}  # the same, where a verdict is undecided
 
+    def asked(self) -> set[int]:
+        """The ids of the modules that wait for what was asked of the compile service."""
+        with self._lock:
+            forms = [missed.form for waiting in self._in_flight.values() for missed in waiting]
+        return {id(module) for module in (form.module() for form in forms) if module is not None}
+
     def ask_store(self, missed: Missed) -> None:
         """Installs what the store has for a call, or asks for a kernel."""
         module = missed.form.module()

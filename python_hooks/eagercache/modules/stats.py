@@ -23,6 +23,7 @@ class ModuleStats:
         training_reason: ``reason`` for calls that need gradients.
         identity: modules of one identity share their kernels.
         replayed: those of ``hits`` that were one launch of a CUDA graph.
+        being_made: whether a kernel for calls of it has been asked for, and is not there yet.
         replay: what is replayed and how fast, or why not; empty where no call has come often.
     """
 
@@ -38,13 +39,15 @@ class ModuleStats:
     identity: str = ""
     replayed: int = 0
     replay: str = ""
+    being_made: bool = False
 
     def line(self, path: str) -> str:
         """For people; ``path``: where the module is below the one that they asked about."""
         asides = ", ".join(f"{count} {reason}" for reason, count in self.aside_reasons.items())
         calls = f"{self.hits} by kernel, {self.pending + self.native} by its forward"
         refused = self.state == "refused"
-        verdict = f"refused: {self.reason}" if refused else (self.reason or self.state)
+        state = "a kernel is being made" if self.being_made else self.state
+        verdict = f"refused: {self.reason}" if refused else (self.reason or state)
         training = self.training_reason if self.training_reason != self.reason else ""
         return (
             f"{path or '(root)'} ({self.name}): {calls}"

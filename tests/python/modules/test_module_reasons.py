@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from conftest import clean_environment, run_python
 from eagercache.modules import known, names
 from eagercache.modules.known import KnownModules
 
@@ -31,6 +33,33 @@ def test_a_refused_module_says_why_although_it_had_kernels(
     monkeypatch.setattr(known, "core", SimpleNamespace(module_stats=lambda: [row]))
     ((_, stats),) = modules.stats()
     assert stats.reason == reason
+
+
+WAITS = """
+import time
+import torch
+import eagercache
+from eagercache.service.request_queue import RequestQueue
+from torch import nn
+
+model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Tanh(), nn.Linear(8, 8)))
+# Nobody takes what is asked for.
+RequestQueue.wait_for_work = lambda self, process: time.sleep(600)
+eagercache.enable((), modules=nn.Sequential)
+while not eagercache.stats().not_yet:
+    with torch.no_grad():
+        model(torch.ones(2, 8))
+print(eagercache.stats())
+print(*eagercache.explain_module(model)[:1])
+"""
+
+
+def test_a_module_whose_kernel_is_not_there_yet_says_so(tmp_path: Path) -> None:
+    environment = clean_environment(EAGERCACHE_DIR=str(tmp_path), EAGERCACHE_LINGER="0")
+    counts, line = run_python(WAITS, environment).stdout.splitlines()
+    assert "0 calls and 0 of whole modules by kernels" in counts
+    assert "0 compiles, 0 failures, 1 outstanding>" in counts
+    assert line.endswith("; a kernel is being made")
 
 
 def test_hooks_are_named_with_what_can_be_done_about_those_of_transformers() -> None:
