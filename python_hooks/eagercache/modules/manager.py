@@ -141,7 +141,13 @@ class ModuleManager:
                 assert core is not None
                 if part is not module:
                     core.module_adopt(part)
-                    core.module_refuse(part)
+                    if self._known.find(part) is None and not is_library_leaf(part):
+                        self._known.add(part)
+                    info = self._known.find(part)
+                    if info is None:
+                        core.module_refuse(part)
+                    else:
+                        self._known.refuse(part, info, "torch.compile was given it")
             return "refuse"
         chosen = module in self._accelerated or is_selected(self._selection, module)
         if chosen:

@@ -62,6 +62,26 @@ def test_a_module_whose_kernel_is_not_there_yet_says_so(tmp_path: Path) -> None:
     assert line.endswith("; a kernel is being made")
 
 
+COMPILED = """
+import torch
+import eagercache
+from torch import nn
+
+model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+eagercache.enable((), modules="auto", on_miss="native")
+with torch.no_grad():
+    model(torch.ones(2, 8))
+    torch.compile(model, backend="eager")(torch.ones(2, 8))
+print(eagercache.explain_module(model)[0])
+"""
+
+
+def test_what_torch_compile_was_given_says_so(tmp_path: Path) -> None:
+    environment = clean_environment(EAGERCACHE_DIR=str(tmp_path))
+    said = run_python(COMPILED, environment).stdout
+    assert said.endswith("; refused: torch.compile was given it\n")
+
+
 def test_hooks_are_named_with_what_can_be_done_about_those_of_transformers() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
 
