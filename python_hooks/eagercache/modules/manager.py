@@ -136,23 +136,27 @@ class ModuleManager:
         if isinstance(module, torch.jit.ScriptModule) or is_library_leaf(module):
             return "refuse"
         if type(module).__name__ == "OptimizedModule":
-            # torch.compile's own: what is below it is compiled already.
-            for part in module.modules():
-                assert core is not None
-                if part is not module:
-                    core.module_adopt(part)
-                    if self._known.find(part) is None and not is_library_leaf(part):
-                        self._known.add(part)
-                    info = self._known.find(part)
-                    if info is None:
-                        core.module_refuse(part)
-                    else:
-                        self._known.refuse(part, info, "torch.compile was given it")
+            self._leave_compiled(module)
             return "refuse"
         chosen = module in self._accelerated or is_selected(self._selection, module)
         if chosen:
             self._known.add(module)
         return "watch" if chosen else "refuse"
+
+    def _leave_compiled(self, module: torch.nn.Module) -> None:
+        """Refuses what is below torch.compile's own module: it is compiled already."""
+        assert core is not None
+        for part in module.modules():
+            if part is module:
+                continue
+            core.module_adopt(part)
+            if self._known.find(part) is None and not is_library_leaf(part):
+                self._known.add(part)
+            info = self._known.find(part)
+            if info is None:
+                core.module_refuse(part)
+            else:
+                self._known.refuse(part, info, "torch.compile was given it")
 
     # ---- the core's questions --------------------------------------------------------------------
 
