@@ -1,4 +1,4 @@
-"""Training of modules that answer with objects, as language models do that make a cache."""
+"""Training of modules that answer with objects, as language models do; losses in evaluation."""
 
 from __future__ import annotations
 
@@ -91,3 +91,61 @@ def test_gradients_are_eagers_also_those_of_what_the_object_holds(
     alike, mine, its = found["rows"][name]
     assert alike and mine == its
     assert bool(its) == (name == "written")
+
+
+EVALUATION = f"""
+import sys
+sys.path.insert(0, {HERE!r})
+import torch, eagercache, training_zoo
+from eagercache.modules.manager import manager, explain_module
+torch.set_num_threads(1)
+class Pictures(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 5, 3, padding=1)
+    def forward(self, pictures, classes):
+        scores = self.convolution(pictures)
+        return scores, torch.nn.functional.cross_entropy(scores, classes, ignore_index=255)
+def hits(model):
+    return sum(row.hits for part, row in manager.stats() if part is model)
+def ask(model, *call):
+    try:
+        return model(*call)
+    except IndexError as error:
+        return str(error)
+labels, pictures = training_zoo.labels(), torch.randn(2, 3, 4, 4)
+hidden = [torch.randn(2, 6, 16), torch.randn(2, 6, 16)]
+classes = torch.randint(0, 5, (2, 4, 4))
+classes[0, 1] = 255
+none = torch.full_like(labels, -100)
+cases = {{
+    "tokens": (training_zoo.Labelled(), [(own, hidden) for own in (labels, none, labels + 60)]),
+    "pictures": (Pictures(), [(pictures, own) for own in (classes, classes * 0, classes - 5)]),
+}}
+found = {{}}
+with torch.no_grad():
+    for name, (model, calls) in cases.items():
+        natives = [ask(model, *call) for call in calls]
+        eagercache.enable(ops=(), modules="auto", on_miss="wait", choose="always")
+        model(*calls[0])
+        answers, wrong = [ask(model, *call) for call in calls], ""
+        mine, lines = hits(model), explain_module(model)
+        eagercache.disable()
+        try:
+            torch.testing.assert_close(answers[:2], natives[:2], equal_nan=True)
+        except AssertionError as error:
+            wrong = str(error)
+        found[name] = dict(hits=mine, wrong=wrong, raised=[answers[2], natives[2]], lines=lines)
+report(**found)
+"""
+
+
+def test_a_loss_over_labels_has_a_kernel_without_gradients(tmp_path: Path) -> None:
+    seen = run_program(EVALUATION, tmp_path, fills=True)
+    for name in ("tokens", "pictures"):
+        found = seen[name]
+        assert found["hits"] == 2, found["lines"]
+        assert not found["wrong"], f"{name}: {found['wrong']}"
+        mine, native = found["raised"]
+        assert isinstance(native, str) and "out of bounds" in native
+        assert mine == native

@@ -15,6 +15,13 @@ from eagercache.worker.graphs.nodes import behind, operator_name
 
 # With the tensor that is indexed, the dimension, and the index.
 _PICKING = {"aten::gather", "aten::scatter"}
+# What is traced without gradients has losses whole; their parts pick by labels.
+_LOSSES = {"aten::cross_entropy_loss", "aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d"}
+
+
+def picks_by_labels(graph: torch.fx.Graph) -> bool:
+    """Whether ``graph`` has losses that have to be decomposed for their labels to be seen."""
+    return any(operator_name(node) in _LOSSES for node in graph.nodes)
 
 
 def label_range(node: torch.fx.Node) -> tuple[torch.fx.Node, int, int, int] | None:

@@ -30,6 +30,7 @@ from eagercache.worker.graphs.indices import (
     refuse_data_checks,
     trap_negative_indices,
 )
+from eagercache.worker.graphs.labels import picks_by_labels
 from eagercache.worker.graphs.nodes import (
     counts_from_the_storage,
     does_in_a_block,
@@ -158,8 +159,8 @@ def trace_module(
     graph.lint()
     program.graph_module.recompile()
     plain = torch.fx.GraphModule(program.graph_module, graph)
-    if casts:
-        plain = _with_casts(plain, tuple(examples))
+    if casts or (not open_sizes and not rebuilt.writes and picks_by_labels(graph)):
+        plain = _decomposed(plain, tuple(examples), casts)
     ranges, checks = _look_at_indices(plain, rebuilt, examples)
     if symbolic is not None:
         symbolic.see_outputs(graph)
@@ -331,16 +332,15 @@ def _structure_of_new(answer: Any, rebuilt: Transferred, changes: Sequence[Chang
         raise CompileRefused(str(error)) from error
 
 
-def _with_casts(
-    module: torch.fx.GraphModule, examples: tuple[torch.Tensor, ...]
+def _decomposed(
+    module: torch.fx.GraphModule, examples: tuple[torch.Tensor, ...], casts: bool
 ) -> torch.fx.GraphModule:
     """``module``, whose operators are above autocast, as what runs below it."""
     try:
-        made = traced_graphs.joint_graph(
-            lambda *given: list(module(*given)), examples, gradients=False
-        )
+        made = traced_graphs.joint_graph(lambda *x: list(module(*x)), examples, gradients=False)
     except Exception as error:
-        raise CompileRefused(f"it cannot be traced under autocast: {named_line(error)}") from error
+        where = " under autocast" if casts else ""
+        raise CompileRefused(f"it cannot be traced{where}: {named_line(error)}") from error
     refuse_operators(made.graph)
     return made
 
