@@ -10,6 +10,7 @@ from conftest import run_program
 pytestmark = pytest.mark.once
 
 PROGRAM = """
+import operator
 import torch, eagercache
 from eagercache.base.load import core
 from eagercache.modules.manager import explain_module, manager
@@ -28,6 +29,31 @@ class Two(torch.nn.Module):
 class Tied(Two):
     def forward(self, x, y):
         return self.second(self.first(x).tanh() + 0.5) + y.sin() @ x.T
+
+class Asks(Two):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(8, 8))
+
+    def forward(self, x, y):
+        z = self.second(self.first(x).tanh() + 0.5) * y.sigmoid()
+        return z + 1 if y is self.mask else z.cos() * 2
+
+class AsksOfAll(Two):
+    def forward(self, x, y):
+        z = self.second(self.first(x).tanh() + 0.5) * y.sigmoid()
+        found = any(operator.is_(y, one) for one in self.parameters())
+        return z + 1 if found else z.cos() * 2
+
+class LooksUp(Asks):
+    def forward(self, x, y):
+        z = self.second(self.first(x).tanh() + 0.5) * y.sigmoid()
+        return z + {self.mask: 1, x: 2}.get(y, 3)
+
+class AsksOfLists(Two):
+    def forward(self, x, left, right):
+        z = self.second(self.first(x).tanh() + 0.5)
+        return z + 1 if left is right else z.cos() * 2
 
 def hits(model):
     return sum(row.hits for part, row in manager.stats() if part is model)
@@ -51,6 +77,15 @@ with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choo
     rows["own"] = called(model, [(x, model.second.weight), (x, y)])
     model = Tied().eval()
     rows["own last"] = called(model, [(x, y), (x, model.second.weight)])
+    model = Asks().eval()
+    rows["asked last"] = called(model, [(x, y), (x, model.mask)])
+    model = LooksUp().eval()
+    rows["looked up last"] = called(model, [(x, y), (x, model.mask)])
+    model, sizes = AsksOfLists().eval(), [1, 2]
+    rows["lists asked last"] = called(model, [(x, [1, 2], [1, 2]), (x, sizes, sizes)])
+    model = AsksOfAll().eval()
+    weight = torch.nn.Parameter(y.clone())
+    rows["parameter asked last"] = called(model, [(x, weight), (x, model.second.weight)])
 report(rows=rows)
 """
 
@@ -74,8 +109,14 @@ def test_one_tensor_as_two_arguments_is_another_call_than_two(
     assert hits > 2, lines
 
 
-@pytest.mark.parametrize("order", ["own", "own last"])
-def test_a_weight_as_argument_is_no_other_arguments_kernel(
+@pytest.mark.parametrize(
+    "order",
+    [
+        *("own", "own last", "asked last", "looked up last"),
+        *("parameter asked last", "lists asked last"),
+    ],
+)
+def test_what_is_the_same_object_is_no_other_arguments_kernel(
     order: str, rows: dict[str, Any]
 ) -> None:
     off, _, lines = rows[order]

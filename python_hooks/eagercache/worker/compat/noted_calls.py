@@ -21,6 +21,21 @@ def before(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -
     undo.callback(setattr, owner, name, original)
 
 
+def before_item(
+    undo: ExitStack, table: dict[str, Any], name: str, note: Callable[..., None]
+) -> None:
+    """As `before`, of a function in a table."""
+    original = table[name]
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        note(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    table[name] = noted
+    undo.callback(table.__setitem__, name, original)
+
+
 def after(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
     """Has ``note`` called after a method, with its result and the same arguments."""
     original = vars(owner)[name]

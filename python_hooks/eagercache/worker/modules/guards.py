@@ -127,7 +127,7 @@ class DynamoGuards:
     def rows(self, module: torch.nn.Module) -> list[GuardRow]:
         """What the user's process has to compare. Raises CompileRefused where it could not."""
         self._module, self._own = module, None
-        self._questions.check()
+        self._questions.check(self._path)
         found: dict[tuple[str, ...], GuardRow] = {}
         for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
             if row is not None:

@@ -10,7 +10,7 @@ import abc
 import builtins
 import operator
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,15 +19,16 @@ import torch
 from eagercache.callables.code_values import MISSING, is_covered
 from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
 from eagercache.worker.compat.folded_calls import is_answered_by_worker, is_run_by_worker
-from eagercache.worker.compat.noted_calls import after, before
+from eagercache.worker.compat.noted_calls import after, before, before_item
 from eagercache.worker.inductor.commands import CompileRefused
 
 # Its classes are registered with no abstract class but when they are imported.
 _KNOWN_LIBRARY = "transformers"
+_IDENTITY = frozenset((operator.is_, operator.is_not))
 # Functions that ask no metaclass of the program, or have guards of their own.
-_OF_ANY_CLASS = frozenset(
-    (getattr, hasattr, setattr, delattr, type, super, id, callable, print)
-) | {operator.is_, operator.is_not}
+_OF_ANY_CLASS = _IDENTITY | {
+    *(getattr, hasattr, setattr, delattr, type, super, id, callable, print),
+}
 
 
 class Questions:
@@ -44,22 +45,39 @@ class Questions:
         self.attributes: dict[tuple[str, str], tuple[Any, str]] = {}
         self.builtins: dict[str, None] = {}
         self.functions: dict[types.FunctionType, None] = {}
+        # Sources of tensors that were asked to be one, and of those that were keys of dicts; None
+        # for what the forward makes.
+        self._compared: list[list[Any]] = []
+        self._keys: list[Any] = []
         self._refused = ""
 
-    def check(self) -> None:
-        """Raises CompileRefused where an answer may be another one later, which nobody sees."""
+    def check(self, path_of: Callable[[Any], Path | None]) -> None:
+        """Raises CompileRefused where an answer may be another one later, which nobody sees.
+
+        ``path_of``: from a source to where it is; what the module has begins with "self".
+        """
         if self._refused:
             raise CompileRefused(self._refused)
+
+        def is_own(source: Any) -> bool:
+            path = None if source is None else path_of(source)
+            return path is not None and path[0][0] == "self"
+
+        # The key of a call says which arguments are one tensor, and not which are the module's.
+        groups = (set(map(is_own, group)) for group in (*self._compared, self._keys))
+        if any(len(group) == 2 for group in groups):
+            raise CompileRefused("the forward asks whether a tensor is one of its own")
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """What Dynamo traces in this block is recorded. Not for several threads."""
-        from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+        from torch._dynamo.symbolic_convert import InstructionTranslatorBase, compare_op_handlers
         from torch._dynamo.variables.builtin import BuiltinVariable
         from torch._dynamo.variables.functions import (
             PolyfilledFunctionVariable,
             UserFunctionVariable,
         )
+        from torch._dynamo.variables.tensor import TensorVariable
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
         with ExitStack() as undo:
@@ -67,6 +85,10 @@ class Questions:
                 before(undo, kind, "call_obj_hasattr", self._attribute)
             # Not what it calls: such handlers are kept from trace to trace.
             before(undo, BuiltinVariable, "call_function", self._operator)
+            for name in ("is", "is not"):  # operators hold the method of before
+                before_item(undo, compare_op_handlers, name, self._identity)
+            if "get_python_hash" in vars(TensorVariable):
+                before(undo, TensorVariable, "get_python_hash", self._key)
             before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
             after(undo, TorchInGraphFunctionVariable, "call_function", self._answer)
             after(undo, PolyfilledFunctionVariable, "call_function", self._state)
@@ -114,6 +136,8 @@ class Questions:
 
     def _operator(self, asked: Any, _: Any, given: Any, *__: Any, **___: Any) -> None:
         """Notes a question of classes, and what Dynamo computes with a class of the program."""
+        if asked.fn in _IDENTITY:
+            self._identity(None, given)
         if self._refused or asked.fn in _OF_ANY_CLASS:
             return
         values = [part.realize() for part in given]
@@ -125,6 +149,21 @@ class Questions:
             if isinstance(kind, type) and not is_covered(type(kind).__module__):
                 name = getattr(asked.fn, "__name__", "")
                 self._refused = f"the forward computes {name} of the class {kind.__qualname__}"
+
+    def _identity(self, _: Any, given: Any, *__: Any) -> None:
+        """Notes a question whether two things are one, which Dynamo answers without a guard."""
+        from torch._dynamo.variables.tensor import TensorVariable
+
+        parts = [part.realize() for part in given]
+        if all(isinstance(part, TensorVariable) for part in parts):
+            self._compared.append([part.source for part in parts])
+        elif all(map(_is_container, parts)) and not self._refused:
+            # The key of a call and the identity of a module say what is in them alone.
+            self._refused = "the forward asks whether two lists, tuples, sets or dicts are one"
+
+    def _key(self, asked: Any) -> None:
+        """Notes a tensor that is looked up in a dict, which is by identity."""
+        self._keys.append(asked.source)
 
     def _kind(self, asked: Any, kinds: Any) -> None:
         try:
@@ -160,6 +199,14 @@ def _type_of(asked: Any) -> Any:
         return asked.python_type()
     except NotImplementedError:
         return asked.as_python_constant()
+
+
+def _is_container(asked: Any) -> bool:
+    try:
+        kind = _type_of(asked)
+    except Exception:  # Dynamo refuses it, in words of its own
+        return False
+    return isinstance(kind, type) and issubclass(kind, (list, tuple, dict, set, frozenset))
 
 
 def _flat(kinds: Any) -> Iterator[type]:
