@@ -1,5 +1,7 @@
 #include "dispatcher/kernels/model_container.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/alias.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
@@ -70,12 +72,23 @@ class DeviceKeeper {
   c10::Device before_ = c10::Device(c10::DeviceType::CPU);
 };
 
+// The same memory as a tensor that is no view to autograd. Operators that a container calls, such
+// as attention, make theirs where views are noted; eager's make them below. One that is noted as
+// made without gradients may not be written to with a tensor that needs some.
+at::Tensor without_base(at::Tensor tensor) {
+  if (!tensor.defined() || !tensor.is_view()) [[likely]] {
+    return tensor;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return at::alias(tensor);
+}
+
 // Moves the tensors out of the handles and deletes those, but for what a `lender` has.
 void take(std::span<ModelContainer::TensorHandle> handles, std::span<at::Tensor> outputs,
           const ContainerFrame* lender) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (auto* tensor = static_cast<at::Tensor*>(handles[i])) {
-      outputs[i] = std::move(*tensor);
+      outputs[i] = without_base(std::move(*tensor));
       if (lender == nullptr || !lender->has(tensor)) {
         delete tensor;
       }

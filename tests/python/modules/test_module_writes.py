@@ -254,3 +254,42 @@ def test_wrong_data_raise_where_tensors_are_written_into(tmp_path: Path) -> None
     with_kernels = ("Adds", "ScatterAdds", "Puts", "Bags", "Shifts", "Clones")
     assert all(seen["hits"][name] for name in with_kernels), seen["lines"]
     assert seen["raised"] == [[False, False, False, True]] * 4  # with and without gradients, casts
+
+
+ATTENDS = """
+import torch, eagercache
+from eagercache.modules.manager import manager
+from torch import nn
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        q = self.linear(x).view(2, 4, 2, 8).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(q, q, q)
+
+def written(model, x, scale):
+    with torch.no_grad():
+        y = model(x)
+    was_view = y._is_view()
+    y.mul_(scale)
+    (gradient,) = torch.autograd.grad(y.sum(), scale)
+    return was_view, y.detach(), gradient
+
+torch.manual_seed(0)
+model, scale = Attends().eval(), nn.Parameter(torch.tensor(2.0))
+x = torch.randn(2, 4, 16)
+native = written(model, x, scale)
+eagercache.enable((), modules="auto", on_miss="wait", choose="always")
+for _ in range(3):
+    found = written(model, x, scale)
+torch.testing.assert_close(found, native)
+report(hits=sum(row.hits for part, row in manager.stats() if part is model), view=found[0])
+"""
+
+
+def test_what_attention_answers_can_be_written_by_what_needs_gradients(tmp_path: Path) -> None:
+    seen = run_program(ATTENDS, tmp_path, fills=True)
+    assert seen["hits"] == 2 and seen["view"] is False
