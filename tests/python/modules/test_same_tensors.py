@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from conftest import run_program
 
-pytestmark = pytest.mark.once
-
 PROGRAM = """
 import operator
 import torch, eagercache

@@ -87,8 +87,8 @@ class Questions:
             before(undo, BuiltinVariable, "call_function", self._operator)
             for name in ("is", "is not"):  # operators hold the method of before
                 before_item(undo, compare_op_handlers, name, self._identity)
-            if "get_python_hash" in vars(TensorVariable):
-                before(undo, TensorVariable, "get_python_hash", self._key)
+            for name in {"get_python_hash", "hash_impl"} & vars(TensorVariable).keys():
+                before(undo, TensorVariable, name, self._key)
             before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
             after(undo, TorchInGraphFunctionVariable, "call_function", self._answer)
             after(undo, PolyfilledFunctionVariable, "call_function", self._state)
@@ -134,10 +134,10 @@ class Questions:
         name = getattr(function, "__name__", "")
         self._refused = f"the forward calls {name}(), which a worker answers for itself"
 
-    def _operator(self, asked: Any, _: Any, given: Any, *__: Any, **___: Any) -> None:
+    def _operator(self, asked: Any, translator: Any, given: Any, *_: Any, **__: Any) -> None:
         """Notes a question of classes, and what Dynamo computes with a class of the program."""
         if asked.fn in _IDENTITY:
-            self._identity(None, given)
+            self._identity(translator, given)
         if self._refused or asked.fn in _OF_ANY_CLASS:
             return
         values = [part.realize() for part in given]
@@ -150,18 +150,22 @@ class Questions:
                 name = getattr(asked.fn, "__name__", "")
                 self._refused = f"the forward computes {name} of the class {kind.__qualname__}"
 
-    def _identity(self, _: Any, given: Any, *__: Any) -> None:
-        """Notes a question whether two things are one, which Dynamo answers without a guard."""
+    def _identity(self, translator: Any, given: Any, *_: Any) -> None:
+        """Notes a question whether two things are one, which Dynamo answers without a guard.
+
+        What Dynamo runs in the place of Python's own code asks it of lists to compare them sooner,
+        and `copy.deepcopy`, whether it has found the list that stands for nothing.
+        """
         from torch._dynamo.variables.tensor import TensorVariable
 
         parts = [part.realize() for part in given]
         if all(isinstance(part, TensorVariable) for part in parts):
             self._compared.append([part.source for part in parts])
-        elif all(map(_is_container, parts)) and not self._refused:
+        elif all(map(_is_container, parts)) and not self._refused and not _is_librarys(translator):
             # The key of a call and the identity of a module say what is in them alone.
             self._refused = "the forward asks whether two lists, tuples, sets or dicts are one"
 
-    def _key(self, asked: Any) -> None:
+    def _key(self, asked: Any, *_: Any) -> None:
         """Notes a tensor that is looked up in a dict, which is by identity."""
         self._keys.append(asked.source)
 
@@ -199,6 +203,11 @@ def _type_of(asked: Any) -> Any:
         return asked.python_type()
     except NotImplementedError:
         return asked.as_python_constant()
+
+
+def _is_librarys(translator: Any) -> bool:
+    name = str(translator.f_globals.get("__name__"))
+    return name == "copy" or name.startswith("torch._dynamo.")
 
 
 def _is_container(asked: Any) -> bool:
