@@ -104,7 +104,7 @@ class Stats:
             an estimate. Lost is what kernels took longer, as with ``choose="always"``. While calls
             are recorded it is exact in which kernel answered how often.
         loaded: kernel libraries in this process.
-        outstanding: keys on their way to a verdict.
+        outstanding: keys of operators on their way to a verdict; `not_yet` counts modules', too.
         frozen: whether `freeze()` holds.
         shadowed: hooked operators that somebody else overrode later; theirs are called, not ours.
         left_native: eligible operators that are not hooked, because native won all calls of earlier

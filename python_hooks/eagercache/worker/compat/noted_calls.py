@@ -11,13 +11,7 @@ from typing import Any
 def before(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
     """Has ``note`` called before a method, with the same arguments, until ``undo`` is closed."""
     original = vars(owner)[name]
-
-    @functools.wraps(original)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        note(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, noted)
+    setattr(owner, name, _told_before(original, note))
     undo.callback(setattr, owner, name, original)
 
 
@@ -26,14 +20,17 @@ def before_item(
 ) -> None:
     """As `before`, of a function in a table."""
     original = table[name]
+    table[name] = _told_before(original, note)
+    undo.callback(table.__setitem__, name, original)
 
+
+def _told_before(original: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def noted(*args: Any, **kwargs: Any) -> Any:
         note(*args, **kwargs)
         return original(*args, **kwargs)
 
-    table[name] = noted
-    undo.callback(table.__setitem__, name, original)
+    return noted
 
 
 def after(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:

@@ -161,7 +161,11 @@ class Questions:
         parts = [part.realize() for part in given]
         if all(isinstance(part, TensorVariable) for part in parts):
             self._compared.append([part.source for part in parts])
-        elif all(map(_is_container, parts)) and not self._refused and not _is_librarys(translator):
+        elif (
+            all(map(_is_container, parts))
+            and not self._refused
+            and not _asked_by_library(translator)
+        ):
             # The key of a call and the identity of a module say what is in them alone.
             self._refused = "the forward asks whether two lists, tuples, sets or dicts are one"
 
@@ -205,7 +209,7 @@ def _type_of(asked: Any) -> Any:
         return asked.as_python_constant()
 
 
-def _is_librarys(translator: Any) -> bool:
+def _asked_by_library(translator: Any) -> bool:
     name = str(translator.f_globals.get("__name__"))
     return name == "copy" or name.startswith("torch._dynamo.")
 
