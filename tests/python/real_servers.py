@@ -252,8 +252,8 @@ def dask_cluster(folder: Path, **variables: str) -> Iterator[tuple[str, list[int
 
 
 @contextlib.contextmanager
-def ray_cluster(folder: Path, **variables: str) -> Iterator[str]:
-    """The URL of a cluster of Ray's with two workers on this machine."""
+def ray_cluster(folder: Path, port: int | None = None, **variables: str) -> Iterator[str]:
+    """The URL of a cluster of Ray's with two workers on this machine, itself at `port`."""
     require("ray", "grpc", "psutil")
     # Paths of sockets are short.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
@@ -263,9 +263,11 @@ def ray_cluster(folder: Path, **variables: str) -> Iterator[str]:
         command += [f"--temp-dir={short}", "--object-store-memory=100000000"]
         command += ["--min-worker-port=0", "--max-worker-port=0"]
         client = free_port()
-        command += [f"--port={free_port()}", f"--ray-client-server-port={client}"]
+        command += [f"--port={port or free_port()}", f"--ray-client-server-port={client}"]
         # Its server waits this long for the process that it starts for a client: other tests run.
         variables = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120", **variables}
+        # That it forks with threads in gRPC's calls; gRPC's handlers may end the child.
+        variables = {"GRPC_ENABLE_FORK_SUPPORT": "0", **variables}
         with (folder / "ray.log").open("wb") as log:
             process = subprocess.Popen(
                 command,

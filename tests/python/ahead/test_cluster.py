@@ -222,7 +222,7 @@ def eagercache(folder: Path, *arguments: str, **variables: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -284,11 +284,18 @@ def test_a_server_of_rays_that_was_too_busy_is_asked_once_more(
     assert asked == ["ray://host:1"] * min(failures + 1, 2)
 
 
-def test_rays_workers_do_the_same(trace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["auto", pytest.param("client", marks=pytest.mark.long)])
+def test_rays_workers_do_the_same(trace: str, tmp_path: Path, by: str) -> None:
+    """Ray's client has its server start a process, within a time that Ray sets."""
     real_servers.require("ray", "grpc")
     for name in ("here", "there"):
         (tmp_path / name).mkdir(mode=0o700)
-    with real_servers.ray_cluster(tmp_path, EAGERCACHE_DIR=str(tmp_path / "there")) as url:
-        warmed = eagercache(tmp_path, "warm", trace, "--dir", "here", "--on", url, "--json")
+    port = real_servers.free_port()
+    there = str(tmp_path / "there")
+    with real_servers.ray_cluster(tmp_path, port, EAGERCACHE_DIR=there) as url:
+        where = {"auto": "ray://auto", "client": url}[by]
+        variables = {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+        warm = ("warm", trace, "--dir", "here", "--on", where, "--json")
+        warmed = eagercache(tmp_path, *warm, **variables)
     report = json.loads(warmed)
     assert report["ok"] and {e["state"] for e in report["entries"]} == {"compiled"}, warmed
