@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,6 +30,8 @@ def eager_gradients(
     inputs: Sequence[torch.Tensor],
     wanted: Sequence[bool],
     grads: Sequence[torch.Tensor | None],
+    parts: Sequence[int] = (),
+    whole: Sequence[int] = (),
 ) -> list[torch.Tensor | None]:
     """The gradients of ``inputs`` that are wanted, None for the others and where there is none.
 
@@ -37,10 +39,12 @@ def eager_gradients(
     those than they hold. ``masks`` are the random ones that the call drew, ``drawn_from`` is the
     state of its device's generator before it where its kernel drew, ``before`` are buffers that
     the call read and wrote, with what they held. ``grads`` are those of the answer's tensors that
-    have one. They are recorded themselves where autograd records: so
-    gradients of gradients are those of the module's own forward. Called by autograd, on its
-    threads, with the state of grad mode that it asks for. Raises RuntimeError when the module is
-    another one than it was at the call.
+    have one. Where there are ``parts``, positions among these, the gradients of those parts of the
+    answer come back instead: of each by the ways that lead through no other of them. To those
+    of ``grads`` at the positions ``whole`` nothing is added that comes from others. All are
+    recorded where autograd records: so gradients of gradients are those of the module's own
+    forward. Called by autograd, on its threads, with the state of grad mode that it asks for.
+    Raises RuntimeError when the module is another one than it was at the call.
     """
     records = torch.is_grad_enabled()
     if rebuilt:
@@ -62,16 +66,16 @@ def eager_gradients(
     again = nullcontext() if drawn_from is None else drawing_again(inputs[0].device, drawn_from)
     with _state(autocast), _buffers_kept(module, before), forwards_alone(), replayed, again:
         answer = module(*args, **kwargs)
-    pairs = [
-        (output, grad)
-        for output, grad in zip(_differentiable(answer, args, kwargs), grads, strict=True)
-        if grad is not None
-    ]
+    outputs = _differentiable(answer, args, kwargs)
+    pairs = [(own, grad) for own, grad in zip(outputs, grads, strict=True) if grad is not None]
     if not pairs:
         return [None] * len(inputs)
+    if parts:
+        return _behind(pairs, [outputs[part] for part in parts], records)
     # A tensor that is given twice has one gradient of both.
     chosen = {id(tensor): tensor for tensor, needed in zip(inputs, wanted, strict=True) if needed}
-    with torch.set_grad_enabled(True), _ending_at(shown.values()):
+    ends = _ending_at(shown.values()), _being((outputs[part], grads[part]) for part in whole)
+    with torch.set_grad_enabled(True), ends[0], ends[1]:
         computed = torch.autograd.grad(
             [output for output, _ in pairs],
             [shown.get(key, tensor) for key, tensor in chosen.items()],
@@ -85,6 +89,50 @@ def eager_gradients(
         left.pop(id(tensor), None) if needed else None
         for tensor, needed in zip(inputs, wanted, strict=True)
     ]
+
+
+def _behind(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    parts: Sequence[torch.Tensor],
+    records: bool,
+) -> list[torch.Tensor | None]:
+    """What the gradients ``pairs`` have give to ``parts``, none of it through another of these."""
+    taken: dict[int, torch.Tensor] = {}
+
+    def taking(part: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def take(gradient: torch.Tensor) -> torch.Tensor:
+            taken[part] = gradient
+            return torch.zeros_like(gradient)
+
+        return take
+
+    hooks = [part.register_hook(taking(number)) for number, part in enumerate(parts)]
+    try:
+        torch.autograd.grad(
+            [output for output, _ in pairs],
+            parts,
+            [gradient for _, gradient in pairs],
+            retain_graph=True,
+            create_graph=records,
+            allow_unused=True,
+        )
+    finally:  # gradients of these gradients go through the parts again
+        for hook in hooks:
+            hook.remove()
+    return [taken.get(number) for number in range(len(parts))]
+
+
+@contextlib.contextmanager
+def _being(gradients: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> Iterator[None]:
+    """The gradients of these tensors are those beside them in the block, whatever comes to them."""
+    hooks = [
+        part.register_hook(lambda _, gradient=gradient: gradient) for part, gradient in gradients
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _shown(inputs: Sequence[torch.Tensor], own: set[int]) -> dict[int, torch.Tensor]:

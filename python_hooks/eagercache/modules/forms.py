@@ -28,7 +28,7 @@ from eagercache.modules.shapes import Places, SizeClass
 from eagercache.runtime.session import session
 from eagercache.service import cuda_gate
 
-FORMAT = 7
+FORMAT = 8
 
 # What the queue is told of a module's time: more than of an operator's.
 MODULE_NS = 1e7

@@ -11,6 +11,7 @@
 #include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/kernels/container_kernel.h"
 #include "python_hooks/nn_modules/arguments.h"
+#include "python_hooks/nn_modules/training/part_node.h"
 #include "python_hooks/nn_modules/training/training_node.h"
 
 namespace eagercache {
@@ -123,9 +124,7 @@ void record(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tupl
   for (const at::Tensor& tensor : saved) {
     node->save(tensor);
   }
-  for (const ModuleTraining::Tangent& tangent : plan.tangents) {
-    torch::autograd::set_history(answers[tangent.output], node);
-  }
+  set_histories({node, 0}, plan, answers);
 }
 
 }  // namespace

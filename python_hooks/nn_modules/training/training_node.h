@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "dispatcher/autograd/autograd_node.h"
 #include "dispatcher/base/locks.h"
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/kernels/loaded_kernel.h"
@@ -83,9 +84,19 @@ class ModuleNode final : public torch::autograd::Node {
   // Keeps one tensor for the backward; `tensor` shares its version with what the program may write.
   void save(const at::Tensor& tensor);
 
+  // Takes a gradient of each of the plan's tangents, then what they have of other parts
+  // (`Tangent::counted`).
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   void release_variables() override;
   std::string name() const override { return "EagercacheModuleBackward"; }
+
+  // The gradients that one of a part of the answer, `tangent`, gives to the parts behind it, in
+  // their order: of each by the ways that lead through no other of them. By the forward, run again.
+  torch::autograd::variable_list gradients_behind(std::size_t tangent, const at::Tensor& gradient);
+  // Remembers the node of a part that is behind another.
+  void add_part(const torch::autograd::Edge& part);
+  // Whether the gradient of a part that is behind another may be looked at, or changed.
+  bool is_watched();
 
  private:
   using variable_list = torch::autograd::variable_list;
@@ -93,6 +104,10 @@ class ModuleNode final : public torch::autograd::Node {
   const ModuleTraining& plan() const noexcept { return *kernel_.training; }
   // Never with the lock, which is not waited for with the GIL either.
   void drop_call();
+  // Leaves the gradients of the tangents. What came to one from other parts alone, and is as it was
+  // given, is in theirs, too, and goes. Where there is more, or it was changed, the result is of
+  // which tangents the gradient is all that there is, by whatever way.
+  std::vector<std::size_t> take_counted(variable_list& gradients) const;
   bool reads_all(const variable_list& gradients) const;
   // Whether the kernel gave the gradients. Throws what autograd throws where a tensor that is read
   // has been written since, or was given up.
@@ -105,14 +120,20 @@ class ModuleNode final : public torch::autograd::Node {
   at::Tensor tangent(const at::Tensor& gradient, std::size_t index) const;
   // Autograd gives no gradient to what no defined one reaches.
   bool is_reached(std::size_t index, const variable_list& gradients) const;
-  // By the module's own forward, run again, and autograd.
-  variable_list answer_by_eager(const variable_list& gradients, const std::vector<bool>& wanted);
+  // By the module's own forward, run again, and autograd: the gradients of the inputs, or of the
+  // tangents `parts`. Nothing is added to those of the tangents `whole`.
+  variable_list answer_by_eager(const variable_list& gradients, const std::vector<bool>& wanted,
+                                const std::vector<std::size_t>& parts,
+                                const std::vector<std::size_t>& whole);
   // The inputs, those that are not kept made anew; none where they were given up. `before` gets
   // what the buffers held that are read.
   std::vector<at::Tensor> whole_inputs(std::vector<at::Tensor>& before);
   void check_versions(const std::vector<at::Tensor>& inputs) const;
 
+  using WeakNode = decltype(weak_node(std::declval<torch::autograd::Edge>().function));
+
   const ModuleKernel& kernel_;
+  std::vector<WeakNode> parts_;  // of parts that are behind others; never changes after the call
   const Autocast autocast_;
   const at::Tensor drawn_from_;
   std::vector<std::int64_t> versions_;  // of inputs_
@@ -128,12 +149,15 @@ class ModuleNode final : public torch::autograd::Node {
 };
 
 // `handler(module, args, kwargs, rebuilt, masks, drawn_from, before, identity, autocast, inputs,
-// wanted, gradients)`
+// wanted, gradients, parts, whole)`
 // gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
 // gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
 // args and kwargs have `...`, in order; `masks` are what the call drew, `drawn_from` is the state
 // of the generator that its kernel drew from, or None, and `before` has each buffer that the
-// forward reads and writes, with what it held. It may raise. Kept for ever.
+// forward reads and writes, with what it held. Where there are `parts`, positions among
+// `gradients`, it gives the gradients of these instead, as `gradients_behind` says. To those of
+// `gradients` at the positions `whole` nothing is added that comes from others. It may raise. Kept
+// for ever.
 void set_eager_gradients(const pybind11::object& handler);
 
 }  // namespace eagercache

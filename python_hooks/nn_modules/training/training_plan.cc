@@ -62,6 +62,25 @@ ModuleTraining::Rebuilt read_rebuilt(const ModuleTraining& plan, const py::tuple
   return {index(row[0], num_inputs), index(row[1], plan.saved.size()), std::move(part)};
 }
 
+// Numbers the node's inputs for what comes from other parts; none is behind itself.
+void number_counted(std::vector<ModuleTraining::Tangent>& tangents) {
+  std::vector<bool> is_behind(tangents.size());
+  for (const ModuleTraining::Tangent& tangent : tangents) {
+    for (const std::size_t inner : tangent.behind) {
+      if (tangents[inner].behind.size() >= tangent.behind.size()) {
+        throw std::invalid_argument("the training plan computes parts of an answer in a circle");
+      }
+      is_behind[inner] = true;
+    }
+  }
+  std::size_t next = tangents.size();
+  for (std::size_t i = 0; i < tangents.size(); ++i) {
+    if (is_behind[i]) {
+      tangents[i].counted = next++;
+    }
+  }
+}
+
 void check_sizes(const ModuleTraining& plan, std::size_t num_inputs) {
   if (plan.noise.size() > num_inputs) {
     throw std::invalid_argument("the training plan draws more masks than its forward takes");
@@ -101,11 +120,14 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   for (const py::handle& row : plan["saved"]) {
     read->saved.push_back(read_saved(*read, py::cast<py::tuple>(row), num_inputs));
   }
-  for (const py::handle& row : plan["tangents"]) {
+  const auto tangents = py::cast<py::sequence>(plan["tangents"]);
+  for (const py::handle& row : tangents) {
     const py::tuple fields = py::cast<py::tuple>(row);
     read->tangents.push_back({index(fields[0], read->num_answers), py::cast<Sizes>(fields[1]),
-                              py::cast<Sizes>(fields[2]), py::cast<bool>(fields[3])});
+                              py::cast<Sizes>(fields[2]), py::cast<bool>(fields[3]),
+                              indices(fields[4], tangents.size()), std::nullopt});
   }
+  number_counted(read->tangents);
   for (const py::handle& row : plan["gradients"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
     read->gradients.push_back({index(fields[0], num_inputs),

@@ -37,6 +37,12 @@ struct ModuleTraining {
     // Of what an object in the answer holds, which programs seldom ask gradients of: the backward
     // does not read it, and the module's own one answers where there is such a gradient.
     bool in_object = false;
+    // Which of the tangents are of parts of the answer that this one is computed from, as autograd
+    // knows the module's own: with a tangent all of those behind it.
+    std::vector<std::size_t> behind;
+    // Of one that is behind another: the node's input that takes of its gradient what comes from
+    // other parts, whose own gradients lead there as well.
+    std::optional<std::size_t> counted;
   };
   struct Buffer {
     std::size_t input = 0;

@@ -1,4 +1,5 @@
-"""Training of modules that answer with objects, as language models do; losses in evaluation."""
+"""Training of modules that answer with objects, or with parts that others are computed from, as
+language models do; losses in evaluation."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_an_answer_with_an_object_has_kernels(found: dict[str, Any]) -> None:
     assert found["hits"] >= 7, found["lines"]
     assert found["kind"] and found["fresh"] and found["count"] == 2
-    assert found["nodes"] == ["EagercacheModuleBackward"]
+    assert found["nodes"] == ["EagercacheModuleBackward", "EagercacheModulePartBackward"]
 
 
 @pytest.mark.parametrize("name", ["loss", "again", "object", "object and loss", "written"])
@@ -91,6 +92,141 @@ def test_gradients_are_eagers_also_those_of_what_the_object_holds(
     alike, mine, its = found["rows"][name]
     assert alike and mine == its
     assert bool(its) == (name == "written")
+
+
+PARTS = """
+import copy
+import torch, eagercache
+from eagercache.base.load import core
+from eagercache.callables.module_gradient import eager_gradients
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+class Parts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 16)
+        self.third = torch.nn.Linear(16, 4)
+        self.drop = torch.nn.Dropout(0.25)
+    def forward(self, x):
+        features = self.first(x).tanh()
+        logits = torch.sigmoid(self.drop(self.second(features))) + self.third(features).sum()
+        loss = (logits * features).mean() + (self.third(features) ** 2).sum()
+        apart = self.third(x[:, :1].expand(-1, 16) * 2)
+        return dict(loss=loss, apart=apart, logits=logits, features=features)
+
+def alone(loss, apart, logits, features):
+    (loss + (features ** 2).sum() * 3 + logits.sin().sum() + apart.sum()).backward()
+def looked_at(loss, apart, logits, features):
+    features.register_hook(lambda g: seen.append(g))
+    loss.backward()
+def changed(loss, apart, logits, features):
+    features.register_hook(lambda g: seen.append(g) or g.clamp(-0.01, 0.02))
+    logits.register_hook(lambda g: g * 2 + 1)
+    (loss + features.sin().sum() + logits.sum() + apart.sum()).backward()
+def cut(loss, apart, logits, features):
+    logits.register_hook(torch.zeros_like)
+    loss.backward()
+def scaled(loss, apart, logits, features):
+    loss.register_hook(lambda g: g * 3)
+    features.register_hook(lambda g: seen.append(g))
+    loss.backward()
+def retained(loss, apart, logits, features):
+    for part in (loss, logits, features):
+        part.retain_grad()
+    (loss * 2).backward()
+    seen.extend(part.grad for part in (loss, logits, features))
+def one_of_two(loss, apart, logits, features):
+    features.retain_grad()
+    logits.sum().backward()
+    seen.append(features.grad)
+def not_reached(loss, apart, logits, features):
+    features.retain_grad()
+    apart.sum().backward()
+    seen.append(features.grad)
+def asked(loss, apart, logits, features):
+    grad = torch.autograd.grad
+    seen.extend(grad(loss, [features, logits], retain_graph=True))
+    seen.extend(grad(logits.sum() + loss, [features, loss], retain_graph=True))
+    seen.extend(grad(loss, logits, retain_graph=True))
+    loss.backward()
+def twice(loss, apart, logits, features):
+    features.register_hook(lambda g: seen.append(g) or g * 0.5)
+    loss.backward(retain_graph=True)
+    loss.backward()
+def released(loss, apart, logits, features):
+    features.retain_grad()
+    loss.backward()
+    loss.backward()
+def of_gradients(loss, apart, logits, features):
+    ways = [features, logits, *module.parameters()]
+    for g in torch.autograd.grad(loss, ways, create_graph=True, allow_unused=True):
+        seen.append(g)
+    sum((g * g).sum() for g in seen).backward()
+
+def both(uses):
+    results = []
+    for own, call in ((model, model), (other, lambda x: type(other).forward(other, x))):
+        global seen, module
+        seen, module, given = [], own, x.clone().requires_grad_()
+        own.zero_grad()
+        torch.manual_seed(3)
+        answer = call(given)
+        try:
+            uses(**answer)
+            raised = ""
+        except RuntimeError as error:
+            raised = str(error).split("(")[0]
+        gradients = [given.grad, *(p.grad for p in own.parameters()), *seen]
+        results.append((gradients, raised, answer["loss"].grad_fn.name()))
+    return results
+
+def row(uses):
+    again.clear()
+    (mine, mine_raised, node), (its, its_raised, _) = both(uses)
+    alike = len(mine) == len(its) and all(
+        (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-4, atol=1e-5))
+        for a, b in zip(mine, its))
+    return [alike, mine_raised, its_raised, node, len(again)]
+
+uses = [alone, looked_at, changed, cut, scaled, retained, one_of_two, not_reached, asked, twice,
+        released, of_gradients]
+model, x, again = Parts(), torch.randn(6, 8), []
+other = copy.deepcopy(model)
+with eagercache.enable(ops=(), modules="auto", training=True, on_miss="wait", choose="always"):
+    core.set_eager_gradients(lambda *given: again.append(1) or eager_gradients(*given))
+    for _ in range(3):
+        model(x.clone().requires_grad_())["loss"].backward()
+    rows = {one.__name__: row(one) for one in uses}
+    report(rows=rows, lines=explain_module(model))
+"""
+# How often the forward is run again: for each pass and part where one behind it is watched, and for
+# the call where a gradient was changed or has come by more than one way.
+AGAIN = {
+    **{"alone": 0, "not_reached": 0, "looked_at": 3, "changed": 3, "cut": 3, "scaled": 3},
+    **{"retained": 3, "one_of_two": 1, "asked": 5, "twice": 6, "released": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a program with parts behind others saw."""
+    store = tmp_path_factory.mktemp("parts") / "cache"
+    store.mkdir(mode=0o700)
+    report = run_program(PARTS, store, timeout=500, fills=True)
+    assert isinstance(report, dict)
+    return report
+
+
+@pytest.mark.parametrize("name", [*AGAIN, "of_gradients"])
+def test_autograd_knows_the_way_from_one_part_of_an_answer_to_another(
+    name: str, parts: dict[str, Any]
+) -> None:
+    alike, mine, its, node, again = parts["rows"][name]
+    assert node == "EagercacheModulePartBackward", parts["lines"]
+    assert alike and mine == its
+    assert bool(its) == (name == "released")
+    assert name not in AGAIN or again == AGAIN[name]
 
 
 EVALUATION = f"""

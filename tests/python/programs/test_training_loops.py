@@ -78,4 +78,4 @@ def test_a_training_loop_finds_the_same_and_the_report_is_printed(
     assert numbers(found) == pytest.approx(numbers(wanted), rel=1e-3, abs=1e-4)
     total = re.search(r"\ball\W+([\d,]+)\W+(\d+)%", done.stderr)
     assert total is not None and int(total[2]) >= 50, done.stderr
-    assert "cost: " in done.stderr and len(list(tmp_path.glob("eagercache-report-*.png"))) == 1
+    assert "cost: " in done.stderr and len(list(tmp_path.glob("eagercache-report-*.svg"))) == 1

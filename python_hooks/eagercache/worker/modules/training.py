@@ -12,6 +12,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def compile_training(
                 lambda graphs: saved_bytes(rebuilt, graphs) <= _most_saved(watched),
                 watched.opened,
             )
+        graphs = replace(graphs, behind=watched.behind)
         if watched.draws != bool(graphs.noise or graphs.draws):
             raise CompileRefused("it draws random numbers that are no masks of dropout")
         _check_memory(rebuilt, watched, graphs)

@@ -48,6 +48,8 @@ class TrainingGraphs:
         made_bytes: memory of what is made for the backward alone.
         rebuilt: those arguments of which something that is made has all that the graphs read, in a
             dtype to which all of the graph casts it at first. In the order of the arguments.
+        behind: of each tensor of the answer that has a gradient, in order, which of these autograd
+            computes it from in the module's own forward.
         guards, writes, checks: as those of `trace.ModuleGraph`; nothing but buffers is written.
     """
 
@@ -73,6 +75,7 @@ class TrainingGraphs:
     guards: tuple[tuple[str, ...], ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
     checks: bool = False
+    behind: tuple[tuple[int, ...], ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -107,7 +110,10 @@ class TrainingGraphs:
                 [saved.kind, saved.index, list(t.size()), list(t.stride())]
                 for saved, t in zip(self.saved, made, strict=True)
             ],
-            "tangents": [rows.get(output, [output, [], [], True]) for output in have],
+            "tangents": [
+                [*rows.get(output, [output, [], [], True]), list(behind)]
+                for output, behind in zip(have, self.behind, strict=True)
+            ],
             "gradients": list(self.gradients),
             "reach": [[place[self.tangents[number]] for number in row] for row in self.reach],
             "rebuilt": [one.row() for one in self.rebuilt],

@@ -55,6 +55,7 @@ class Watched:
     strides: list[list[int]]  # of the answer's tensors
     opened: OpenedAnswer | None  # where the answer holds objects
     version_steps: dict[int, int]  # by slot: how far a written buffer's version moved
+    behind: tuple[tuple[int, ...], ...]  # as TrainingGraphs has it
     draws: bool  # random numbers, of torch's own generators
 
 
@@ -119,8 +120,29 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         strides=[list(leaf.stride()) for leaf in leaves],
         opened=opened,
         version_steps=steps,
+        behind=parts_behind([leaf for leaf in leaves if leaf.requires_grad]),
         draws=draws,
     )
+
+
+def parts_behind(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Of each of these tensors which others autograd's graph has on its ways back."""
+    positions: dict[tuple[Any, int], list[int]] = {}
+    for position, part in enumerate(parts):
+        positions.setdefault((part.grad_fn, part.output_nr), []).append(position)
+    everything = []
+    for part in parts:
+        met: set[tuple[Any, int]] = set()
+        waiting, seen = [part.grad_fn], {part.grad_fn}
+        while waiting:
+            following = waiting.pop().next_functions
+            met.update(following)
+            fresh = {node for node, _ in following if node is not None} - seen
+            seen |= fresh
+            waiting.extend(fresh)
+        behind = (positions[edge] for edge in met if edge in positions)
+        everything.append(tuple(sorted(position for found in behind for position in found)))
+    return tuple(everything)
 
 
 def _first_run(
