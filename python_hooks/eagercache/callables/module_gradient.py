@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +17,17 @@ from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.module_identity import identify
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.replay import Replayed, drawing_again
+
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """A thread that a fork did not copy may have it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def eager_gradients(
@@ -205,9 +218,20 @@ def _buffers_kept(
 ) -> Iterator[None]:
     """The buffers have their values again after the block: the call has written them already.
 
-    In the block they have those of ``before`` the call, as far as the forward reads them.
+    In the block they have those of ``before`` the call, as far as the forward reads them. No two
+    threads are in it at once, which would take each other's for the module's own.
     """
     buffers = list(module.buffers())
+    if not buffers:
+        yield
+        return
+    with _lock:
+        yield from _restored(buffers, before)
+
+
+def _restored(
+    buffers: Sequence[torch.Tensor], before: Iterable[tuple[torch.Tensor, torch.Tensor]]
+) -> Iterator[None]:
     values = [buffer.detach().clone() for buffer in buffers]
     try:
         for buffer, value in before:

@@ -95,7 +95,7 @@ def test_gradients_are_eagers_also_those_of_what_the_object_holds(
 
 
 PARTS = """
-import copy
+import copy, threading
 import torch, eagercache
 from eagercache.base.load import core
 from eagercache.callables.module_gradient import eager_gradients
@@ -105,11 +105,12 @@ torch.set_num_threads(1)
 class Parts(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 16)
-        self.third = torch.nn.Linear(16, 4)
+        self.first = torch.nn.Linear(8, 16, bias=False)  # whose gradient would be rounding
+        self.second = torch.nn.Linear(16, 16)
+        self.third, self.norm = torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(16)
         self.drop = torch.nn.Dropout(0.25)
     def forward(self, x):
-        features = self.first(x).tanh()
+        features = self.norm(self.first(x)).tanh()
         logits = torch.sigmoid(self.drop(self.second(features))) + self.third(features).sum()
         loss = (logits * features).mean() + (self.third(features) ** 2).sum()
         apart = self.third(x[:, :1].expand(-1, 16) * 2)
@@ -158,6 +159,15 @@ def released(loss, apart, logits, features):
     features.retain_grad()
     loss.backward()
     loss.backward()
+def by_threads(loss, apart, logits, features):
+    features.retain_grad()
+    backward = lambda: loss.backward(retain_graph=True)
+    threads = [threading.Thread(target=backward) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen.append(features.grad)
 def of_gradients(loss, apart, logits, features):
     ways = [features, logits, *module.parameters()]
     for g in torch.autograd.grad(loss, ways, create_graph=True, allow_unused=True):
@@ -177,7 +187,7 @@ def both(uses):
             raised = ""
         except RuntimeError as error:
             raised = str(error).split("(")[0]
-        gradients = [given.grad, *(p.grad for p in own.parameters()), *seen]
+        gradients = [given.grad, *(p.grad for p in own.parameters()), *seen, *own.buffers()]
         results.append((gradients, raised, answer["loss"].grad_fn.name()))
     return results
 
@@ -190,13 +200,14 @@ def row(uses):
     return [alike, mine_raised, its_raised, node, len(again)]
 
 uses = [alone, looked_at, changed, cut, scaled, retained, one_of_two, not_reached, asked, twice,
-        released, of_gradients]
+        released, by_threads, of_gradients]
 model, x, again = Parts(), torch.randn(6, 8), []
 other = copy.deepcopy(model)
 with eagercache.enable(ops=(), modules="auto", training=True, on_miss="wait", choose="always"):
     core.set_eager_gradients(lambda *given: again.append(1) or eager_gradients(*given))
     for _ in range(3):
         model(x.clone().requires_grad_())["loss"].backward()
+    other.load_state_dict(model.state_dict())
     rows = {one.__name__: row(one) for one in uses}
     report(rows=rows, lines=explain_module(model))
 """
@@ -204,7 +215,7 @@ with eagercache.enable(ops=(), modules="auto", training=True, on_miss="wait", ch
 # the call where a gradient was changed or has come by more than one way.
 AGAIN = {
     **{"alone": 0, "not_reached": 0, "looked_at": 3, "changed": 3, "cut": 3, "scaled": 3},
-    **{"retained": 3, "one_of_two": 1, "asked": 5, "twice": 6, "released": 3},
+    **{"retained": 3, "one_of_two": 1, "asked": 5, "twice": 6, "released": 3, "by_threads": 12},
 }
 
 
