@@ -253,6 +253,10 @@ class Pictures(torch.nn.Module):
     def forward(self, pictures, classes):
         scores = self.convolution(pictures)
         return scores, torch.nn.functional.cross_entropy(scores, classes, ignore_index=255)
+class Keeping(training_zoo.Labelled):
+    def forward(self, labels, hidden):
+        held = training_zoo.Held()
+        return super().forward(labels, [held.add(hidden[0]), hidden[1]]), held
 def hits(model):
     return sum(row.hits for part, row in manager.stats() if part is model)
 def ask(model, *call):
@@ -267,6 +271,7 @@ classes[0, 1] = 255
 none = torch.full_like(labels, -100)
 cases = {{
     "tokens": (training_zoo.Labelled(), [(own, hidden) for own in (labels, none, labels + 60)]),
+    "keeping": (Keeping(), [(own, hidden) for own in (labels, none, labels + 60)]),
     "pictures": (Pictures(), [(pictures, own) for own in (classes, classes * 0, classes - 5)]),
 }}
 found = {{}}
@@ -276,20 +281,22 @@ with torch.no_grad():
         eagercache.enable(ops=(), modules="auto", on_miss="wait", choose="always")
         model(*calls[0])
         answers, wrong = [ask(model, *call) for call in calls], ""
-        mine, lines = hits(model), explain_module(model)
+        count, lines = hits(model), explain_module(model)
         eagercache.disable()
         try:
-            torch.testing.assert_close(answers[:2], natives[:2], equal_nan=True)
+            mine, its = ([(a[0], a[1].keys[0]) if name == "keeping" else a for a in own[:2]]
+                         for own in (answers, natives))
+            torch.testing.assert_close(mine, its, equal_nan=True)
         except AssertionError as error:
             wrong = str(error)
-        found[name] = dict(hits=mine, wrong=wrong, raised=[answers[2], natives[2]], lines=lines)
+        found[name] = dict(hits=count, wrong=wrong, raised=[answers[2], natives[2]], lines=lines)
 report(**found)
 """
 
 
 def test_a_loss_over_labels_has_a_kernel_without_gradients(tmp_path: Path) -> None:
     seen = run_program(EVALUATION, tmp_path, fills=True)
-    for name in ("tokens", "pictures"):
+    for name in ("tokens", "keeping", "pictures"):
         found = seen[name]
         assert found["hits"] == 2, found["lines"]
         assert not found["wrong"], f"{name}: {found['wrong']}"

@@ -264,7 +264,20 @@ def without_empty_parts(graph: torch.fx.Graph) -> None:
                 made = graph.call_function(aten.cat.default, (parts, *node.args[1:]), node.kwargs)
         made.meta.update(node.meta)
         node.replace_all_uses_with(made)
+        empty = [part for part in node.args[0] if part not in parts]
         graph.erase_node(node)
+        for part in empty:
+            _erase_unread(graph, part)
+
+
+def _erase_unread(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Leaves out a copy of a constant that nothing reads, which cannot be traced again."""
+    aten = torch.ops.aten
+    copies = (aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default)
+    while not node.users and node.target in copies:
+        (source,) = node.args
+        graph.erase_node(node)
+        node = source
 
 
 def with_objects(outputs: str, answer: Any, structure: Structure, changes: Sequence[Change]) -> str:
