@@ -20,6 +20,11 @@ def positions(ids: torch.Tensor) -> torch.Tensor:
     return (torch.cumsum(mask, dim=1).type_as(mask) * mask).long() + 1
 
 
+def skipping(labels: torch.Tensor, skipped: int) -> torch.Tensor:
+    """As a cross entropy has it."""
+    return torch.where(labels != skipped, labels, 0)
+
+
 KNOWN: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, int]]] = {
     "positions": (positions, (1, 5)),
     "counted": (lambda ids: torch.arange(2, 9) + ids.ne(1).any(), (2, 9)),
@@ -27,6 +32,12 @@ KNOWN: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, int]]]
     "chosen": (lambda ids: torch.where(ids > 2, 7, 3), (3, 7)),
     "clamped": (lambda ids: ids.clamp(2, 6), (2, 6)),
     "clamped below": (lambda ids: ids.gt(2).long().add(4).clamp(max=4), (4, 4)),
+    "one end": (lambda ids: ids.clamp(min=2), (2, torch.iinfo(torch.int64).max)),
+    "one after the other": (lambda ids: ids.clamp(min=2).clamp(max=6), (2, 6)),
+    "skipped": (lambda ids: skipping(ids.clamp(0, 7), 7), (0, 6)),
+    "skipped below": (lambda ids: skipping(ids.clamp(1, 7), 1), (0, 7)),
+    "all skipped": (lambda ids: skipping(ids.clamp(7, 7), 7), (0, 0)),
+    "none skipped": (lambda ids: skipping(ids.clamp(0, 7), 8), (0, 7)),
     "bucket": (lambda ids: ids % 3, (0, 2)),
     "largest": (lambda ids: ids.float().argmax(1), (0, 3)),
     "joined": (lambda ids: torch.cat([ids % 4, torch.full_like(ids, 9)], 1).view(-1), (0, 9)),
@@ -40,7 +51,8 @@ UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "alpha": lambda ids: torch.add(ids % 2, ids % 2, alpha=5),
     "negative counts": lambda ids: torch.cumsum(ids.ne(1).long() - 1, 1),
     "negative factor": lambda ids: (ids % 2) * -3,
-    "one end": lambda ids: ids.clamp(min=0),
+    "skipped in between": lambda ids: torch.where(ids != 3, ids, 0),
+    "skipped of others": lambda ids: torch.where(ids.clamp(0, 9) != 9, ids, 0),
     "remainder of a negative number": lambda ids: ids % -3,
     "bytes": lambda ids: (ids % 3).to(torch.int32).view(torch.int64),
 }

@@ -102,7 +102,17 @@ def _mul(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
 
 
 def _where(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
-    return _union([ask(part) for part in node.args[1:]])
+    """Labels from which the one that is skipped is taken: where(labels != skipped, labels, 0)."""
+    condition, chosen, other = node.args
+    found = ask(chosen)
+    if operator_name(condition) == "aten::ne" and condition.args[0] is chosen and found is not None:
+        skipped = condition.args[1]
+        if isinstance(skipped, int) and all(isinstance(end, int) for end in found):
+            low, high = found
+            found = low + (low == skipped), high - (high == skipped)
+            if found[0] > found[1]:
+                return ask(other)
+    return _union([found, ask(other)])
 
 
 def _cat(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
@@ -121,12 +131,21 @@ def _clamp(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
     least, most = ask(low), ask(high)
     if (low is None) != (least is None) or (high is None) != (most is None):
         return None
+    if found is None and least is not None and most is not None:
+        return torch.sym_min(least[0], most[0]), most[1]
+    if found is None:
+        found = _all_of(node.args[0].meta["val"].dtype, least or most)
     for end, choose in ((least, torch.sym_max), (most, torch.sym_min)):
         if end is not None and found is not None:
             found = choose(found[0], end[0]), choose(found[1], end[1])
-    if found is None and least is not None and most is not None:
-        found = torch.sym_min(least[0], most[0]), most[1]
     return found
+
+
+def _all_of(dtype: torch.dtype, end: Bounds | None) -> Bounds | None:
+    """All integers of a dtype, of which those up to a known end are to be left."""
+    if dtype.is_floating_point or end is None or not all(isinstance(one, int) for one in end):
+        return None
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
 def _smaller(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
