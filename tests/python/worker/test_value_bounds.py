@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from eagercache.worker.graphs.nodes import shifted_input
+from eagercache.worker.compat import traced_graphs
+from eagercache.worker.graphs.nodes import operator_name, shifted_input
 from eagercache.worker.graphs.value_bounds import bounds_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -72,6 +73,19 @@ def test_bounds_hold_what_is_computed(name: str) -> None:
     for above in (False, True):
         assert bounds_of(_last(function, above)) == expected
     assert expected[0] <= int(values.min()) and int(values.max()) <= expected[1]
+
+
+def test_casts_in_a_graph_with_gradients_keep_bounds() -> None:
+    def looks_up(ids: torch.Tensor, table: torch.Tensor) -> list[torch.Tensor]:
+        return [table[positions(ids)], table[ids.to(torch.int8).long()]]
+
+    table = torch.randn(300, 2, requires_grad=True)
+    graph = traced_graphs.joint_graph(looks_up, (IDS, table)).graph
+    known, unknown = (
+        node.args[1][0] for node in graph.nodes if operator_name(node) == "aten::index"
+    )
+    assert bounds_of(known) == (1, 5)
+    assert bounds_of(unknown) is None and shifted_input(unknown) is None
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

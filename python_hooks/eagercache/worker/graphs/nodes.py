@@ -25,6 +25,7 @@ TRANSPARENT = {
     "aten::to",
     "aten::type_as",
     "aten::_to_copy",
+    "prims::convert_element_type",  # as a graph with gradients has it
     "aten::permute",
     "aten::transpose",
     "aten::t",
