@@ -303,3 +303,52 @@ def test_a_loss_over_labels_has_a_kernel_without_gradients(tmp_path: Path) -> No
         mine, native = found["raised"]
         assert isinstance(native, str) and "out of bounds" in native
         assert mine == native
+
+
+DECODER = """
+import copy
+import torch, eagercache
+from eagercache.modules.manager import manager, explain_module
+torch.set_num_threads(1)
+class Decoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.out = torch.nn.Embedding(20, 8, padding_idx=3), torch.nn.Linear(8, 20)
+    def forward(self, labels):
+        tokens = labels.new_zeros(labels.shape)
+        tokens[..., 1:] = labels[..., :-1].clone()
+        tokens[..., 0] = 2
+        tokens.masked_fill_(tokens == -100, 3)
+        scores = self.out(self.tokens(tokens).sin())
+        return torch.nn.functional.cross_entropy(scores.view(-1, 20), labels.view(-1)), scores
+model, labels = Decoder(), torch.randint(0, 20, (3, 7))
+other = copy.deepcopy(model)
+some = labels.clone()
+some[:, 4:] = -100
+def step(own, labels):
+    own.zero_grad()
+    try:
+        loss, _ = own(labels) if own is model else Decoder.forward(own, labels)
+    except IndexError as error:
+        return str(error)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in own.parameters())]
+found = {}
+with eagercache.enable(ops=(), modules="auto", training=True, on_miss="wait", choose="always"):
+    step(model, labels)
+    for name, given in dict(all=labels, some=some, large=labels + 9, below=labels - 3).items():
+        (row,) = [row for part, row in manager.stats() if part is model]
+        before = row.training_hits
+        mine, its = step(model, given), step(other, given)
+        alike = mine == its if isinstance(its, str) else all(map(torch.allclose, mine, its))
+        (row,) = [row for part, row in manager.stats() if part is model]
+        found[name] = [alike, isinstance(its, str), row.training_hits - before]
+report(found=found, lines=explain_module(model))
+"""
+
+
+def test_a_decoder_that_makes_its_tokens_of_labels_is_trained_by_kernels(tmp_path: Path) -> None:
+    seen = run_program(DECODER, tmp_path, fills=True)
+    taken, raises = [True, False, 1], [True, True, 0]
+    expected = {"all": taken, "some": taken, "large": raises, "below": raises}
+    assert seen["found"] == expected, seen["lines"]

@@ -1,4 +1,4 @@
-"""Bounds of integers that a graph computes, against what it computes."""
+"""Bounds of integers that a graph computes, and the inputs that it makes its indices of."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 from eagercache.worker.compat import traced_graphs
+from eagercache.worker.graphs.index_sources import index_sources
+from eagercache.worker.graphs.indices import index_ranges
 from eagercache.worker.graphs.nodes import operator_name, shifted_input
 from eagercache.worker.graphs.value_bounds import bounds_of
+from eagercache.worker.inductor.commands import CompileRefused
 from torch.fx.experimental.proxy_tensor import make_fx
 
 IDS = torch.tensor([[5, 1, 7, 1], [1, 1, 1, 9]])
@@ -110,3 +113,65 @@ def test_an_input_is_looked_at_in_place_of_what_shows_its_very_integers() -> Non
     assert shifted_input(_last(lambda ids: ids.view(torch.int32))) is None
     assert shifted_input(_last(lambda ids: ids.to(torch.int8).long())) is None
     assert shifted_input(_last(lambda ids: ids.bool().long())) is None
+
+
+ROWS = 9
+Made = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def shifted(labels: torch.Tensor, first: int = 2, skipped: int = -100) -> torch.Tensor:
+    """As transformers makes a decoder's tokens of labels."""
+    tokens = labels.new_zeros(labels.shape)
+    tokens[..., 1:] = labels[..., :-1].clone()
+    tokens[..., 0] = first
+    return tokens.masked_fill_(tokens == skipped, 3)
+
+
+# (which numbers are replaced) for each of two inputs; None where nothing is known.
+CASES: dict[str, tuple[Made, dict[int, set[int]] | None]] = {
+    "shifted": (lambda a, b: shifted(a), {0: {-100}}),
+    "cast": (lambda a, b: shifted(a.int()).long(), {0: {-100}}),
+    "joined": (lambda a, b: torch.cat([a, shifted(b)], 1), {0: set(), 1: {-100}}),
+    "twice": (lambda a, b: shifted(shifted(a), skipped=-1), {0: {-100, -1}}),
+    "by two ways": (lambda a, b: torch.cat([a, shifted(a)]), {0: set()}),
+    "chosen": (lambda a, b: torch.where(b > 0, a, 4), {0: set()}),
+    "kept": (lambda a, b: torch.where(a != -1, a, 4), {0: {-1}}),
+    "of another": (lambda a, b: torch.where(b != -1, a, 4), {0: set()}),
+    "of the replaced": (lambda a, b: torch.where(a == -1, a, 4), {0: set()}),
+    "by an outside number": (lambda a, b: shifted(a, first=9), None),
+    "by a negative number": (lambda a, b: torch.where(a != -1, a, -1), None),
+    "added": (lambda a, b: shifted(a + b), None),
+    "narrowed": (lambda a, b: shifted(a.to(torch.int8).long()), None),
+    "rounded": (lambda a, b: shifted(a.float().long()), None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_holds_of_inputs_holds_of_indices(name: str) -> None:
+    make, expected = CASES[name]
+
+    def looks_up(a: torch.Tensor, b: torch.Tensor, table: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.embedding(make(a, b), table)]
+
+    inputs = (torch.tensor([[1, 2, 4]]), torch.tensor([[4, 5, 1]]))
+    table = torch.randn(300, 2, requires_grad=True)
+    graph = traced_graphs.joint_graph(looks_up, (*inputs, table)).graph
+    places = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
+    (index,) = (n.args[1] for n in graph.nodes if operator_name(n) == "aten::embedding")
+    found = index_sources(index, ROWS)
+    assert (None if found is None else {places[k]: set(v) for k, v in found.items()}) == expected
+
+
+def test_inputs_are_looked_at_for_what_is_made_of_them() -> None:
+    def looks_up(labels: torch.Tensor, table: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.embedding(shifted(labels), table)]
+
+    def ranges(rows: int) -> tuple[tuple[int, int, int, int], ...]:
+        table = torch.randn(rows, 2, requires_grad=True)
+        return index_ranges(
+            traced_graphs.joint_graph(looks_up, (torch.tensor([[1, 0, 1]]), table)).graph
+        )
+
+    assert ranges(ROWS) == ((0, 0, ROWS, -100),)
+    with pytest.raises(CompileRefused, match="computed"):
+        ranges(3)  # the number that replaces one is outside

@@ -5,11 +5,13 @@ Generated code checks indices as it runs, and ends the process where eager raise
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.fx
 
+from eagercache.worker.graphs.index_sources import index_sources
 from eagercache.worker.graphs.labels import label_range
 from eagercache.worker.graphs.nodes import (
     called,
@@ -117,11 +119,25 @@ def index_ranges(graph: torch.fx.Graph) -> tuple[Range, ...]:
                 source, low, high, _ = found
                 low -= rows if _counts_from_the_end(node) else 0
                 ranges.append((positions[source], low, high, low))
-            elif from_the_end and not _stays_inside(index, rows, from_the_end=True):
-                raise CompileRefused(f"the forward indexes with data ({node.target})")
-            elif not from_the_end and not _stays_inside(index, rows):
-                raise CompileRefused(f"the indices of {name.removeprefix('aten::')} are computed")
+            elif not _stays_inside(index, rows, from_the_end=from_the_end):
+                ranges.extend(_ranges_behind(node, index, rows, positions))
     return tuple(dict.fromkeys(ranges))
+
+
+def _ranges_behind(
+    node: torch.fx.Node, index: torch.fx.Node, rows: Any, positions: Mapping[torch.fx.Node, int]
+) -> list[Range]:
+    """Bounds of the inputs that an index is made of. Raises CompileRefused for another one."""
+    sources = index_sources(index, rows) if isinstance(rows, int) else None
+    if sources is None or not sources.keys() <= positions.keys():
+        name = operator_name(node)
+        if name in _LISTED:
+            raise CompileRefused(f"the forward indexes with data ({node.target})")
+        raise CompileRefused(f"the indices of {name.removeprefix('aten::')} are computed")
+    return [
+        (positions[source], 0, rows, *(replaced if len(replaced) == 1 else (0,)))
+        for source, replaced in sources.items()
+    ]
 
 
 def checks_beside_writes(graph: torch.fx.Graph) -> bool:

@@ -184,9 +184,11 @@ class Splitter:
             results.append(_clone(graph, env[node]) if shown else env[node])
         graph.output(tuple(results))
         graph.eliminate_dead_code()
-        ranges = index_ranges(graph)
-        trap_negative_indices(graph)
-        return torch.fx.GraphModule(module, graph), ranges
+        forward = torch.fx.GraphModule(module, graph)  # which has the constants' values
+        ranges = index_ranges(forward.graph)
+        trap_negative_indices(forward.graph)
+        forward.recompile()
+        return forward, ranges
 
     def _argument(
         self, graph: torch.fx.Graph, module: torch.nn.Module, node: torch.fx.Node, index: int
