@@ -247,7 +247,7 @@ def test_forked_data_loader_workers_answer_natively_and_never_compile_or_write(
         "import multiprocessing\n"
         + DATA_LOADER
         + """
-eagercache.enable(on_miss="background", choose="always")
+eagercache.enable(["_softmax"], on_miss="background", choose="always")
 torch.softmax(x, -1)
 loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork")
 rows = torch.cat(list(loader))
