@@ -266,7 +266,7 @@ def ray_cluster(folder: Path, port: int | None = None, **variables: str) -> Iter
         command += [f"--port={port or free_port()}", f"--ray-client-server-port={client}"]
         # Its server waits this long for the process that it starts for a client: other tests run.
         variables = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120", **variables}
-        # That it forks with threads in gRPC's calls; gRPC's handlers may end the child.
+        # It forks while threads are in gRPC's calls: without gRPC's own handlers for forks.
         variables = {"GRPC_ENABLE_FORK_SUPPORT": "0", **variables}
         with (folder / "ray.log").open("wb") as log:
             process = subprocess.Popen(

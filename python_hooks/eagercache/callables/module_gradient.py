@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from eagercache.base.load import core
 from eagercache.callables.answer_structure import outcome_of
@@ -119,8 +120,8 @@ def _behind(
 
         return take
 
-    hooks = [part.register_hook(taking(number)) for number, part in enumerate(parts)]
-    try:
+    # Gradients of these gradients go through the parts again, without the hooks.
+    with _removing([part.register_hook(taking(number)) for number, part in enumerate(parts)]):
         torch.autograd.grad(
             [output for output, _ in pairs],
             parts,
@@ -129,18 +130,21 @@ def _behind(
             create_graph=records,
             allow_unused=True,
         )
-    finally:  # gradients of these gradients go through the parts again
-        for hook in hooks:
-            hook.remove()
     return [taken.get(number) for number in range(len(parts))]
 
 
-@contextlib.contextmanager
-def _being(gradients: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> Iterator[None]:
+def _being(
+    gradients: Iterable[tuple[torch.Tensor, torch.Tensor | None]],
+) -> AbstractContextManager[None]:
     """The gradients of these tensors are those beside them in the block, whatever comes to them."""
-    hooks = [
-        part.register_hook(lambda _, gradient=gradient: gradient) for part, gradient in gradients
-    ]
+    return _removing(
+        [part.register_hook(lambda _, gradient=gradient: gradient) for part, gradient in gradients]
+    )
+
+
+@contextlib.contextmanager
+def _removing(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """The hooks are there in the block alone."""
     try:
         yield
     finally:
@@ -154,24 +158,20 @@ def _shown(inputs: Sequence[torch.Tensor], own: set[int]) -> dict[int, torch.Ten
         return {id(x): x.view_as(x) for x in inputs if id(x) not in own}
 
 
-@contextlib.contextmanager
-def _ending_at(views: Iterable[torch.Tensor]) -> Iterator[None]:
+def _ending_at(views: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
     """Gradients go no further than to these views in the block.
 
     Through an argument they would come to another one that it was made of, or to a parameter:
     these are not the call's gradients of them, and autograd goes that way itself.
     """
     nodes = [view.grad_fn for view in views]
-    hooks = [
-        node.register_prehook(lambda gradients: (None,) * len(gradients))
-        for node in nodes
-        if node is not None
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return _removing(
+        [
+            node.register_prehook(lambda gradients: (None,) * len(gradients))
+            for node in nodes
+            if node is not None
+        ]
+    )
 
 
 def _filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
@@ -222,25 +222,16 @@ def _buffers_kept(
     threads are in it at once, which would take each other's for the module's own.
     """
     buffers = list(module.buffers())
-    if not buffers:
-        yield
-        return
-    with _lock:
-        yield from _restored(buffers, before)
-
-
-def _restored(
-    buffers: Sequence[torch.Tensor], before: Iterable[tuple[torch.Tensor, torch.Tensor]]
-) -> Iterator[None]:
-    values = [buffer.detach().clone() for buffer in buffers]
-    try:
-        for buffer, value in before:
-            buffer.data.copy_(value)
-        yield
-    finally:
-        for buffer, value in zip(buffers, values, strict=True):
-            if not torch.equal(buffer, value):
+    with _lock if buffers else nullcontext():
+        values = [buffer.detach().clone() for buffer in buffers]
+        try:
+            for buffer, value in before:
                 buffer.data.copy_(value)
+            yield
+        finally:
+            for buffer, value in zip(buffers, values, strict=True):
+                if not torch.equal(buffer, value):
+                    buffer.data.copy_(value)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "dispatcher/autograd/autograd_node.h"
@@ -28,15 +27,6 @@ bool is_node_watched(Node& node) {
   }
   const auto found = asked->find(&node);
   return found != asked->end() && found->second.captures_ != nullptr;
-}
-
-// The tangents, those that others are behind after these.
-std::vector<std::size_t> ordered(const ModuleTraining& plan) {
-  std::vector<std::size_t> order(plan.tangents.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, {},
-                           [&](std::size_t i) { return plan.tangents[i].behind.size(); });
-  return order;
 }
 
 }  // namespace
@@ -75,25 +65,25 @@ variable_list PartNode::apply(variable_list&& gradients) {
 }
 
 void set_histories(const Edge& call, const ModuleTraining& plan, const variable_list& answers) {
-  std::vector<Edge> places;
   for (const ModuleTraining::Tangent& tangent : plan.tangents) {
     if (tangent.behind.empty()) [[likely]] {
       torch::autograd::set_history(answers[tangent.output], call.function);
     } else {
       call.function->add_input_metadata(answers[tangent.output]);
     }
-    places.emplace_back(call.function, static_cast<std::uint32_t>(places.size()));
   }
+  if (plan.outer.empty()) [[likely]] {
+    return;
+  }
+  std::vector<Edge> places;
   for (const ModuleTraining::Tangent& tangent : plan.tangents) {
+    places.emplace_back(call.function, static_cast<std::uint32_t>(places.size()));
     if (tangent.counted) {
       call.function->add_input_metadata(answers[tangent.output]);
     }
   }
-  for (const std::size_t i : ordered(plan)) {
+  for (const std::size_t i : plan.outer) {
     const ModuleTraining::Tangent& tangent = plan.tangents[i];
-    if (tangent.behind.empty()) {
-      continue;
-    }
     const auto part = make_node<PartNode>(call, plan, i, places);
     torch::autograd::set_history(answers[tangent.output], part);
     places[i] = Edge(part, 0);

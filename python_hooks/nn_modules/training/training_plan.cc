@@ -62,8 +62,10 @@ ModuleTraining::Rebuilt read_rebuilt(const ModuleTraining& plan, const py::tuple
   return {index(row[0], num_inputs), index(row[1], plan.saved.size()), std::move(part)};
 }
 
-// Numbers the node's inputs for what comes from other parts; none is behind itself.
-void number_counted(std::vector<ModuleTraining::Tangent>& tangents) {
+// Orders the outer tangents, and numbers the node's inputs for what comes from other parts; none is
+// behind itself.
+void order_parts(ModuleTraining& plan) {
+  std::vector<ModuleTraining::Tangent>& tangents = plan.tangents;
   std::vector<bool> is_behind(tangents.size());
   for (const ModuleTraining::Tangent& tangent : tangents) {
     for (const std::size_t inner : tangent.behind) {
@@ -78,7 +80,12 @@ void number_counted(std::vector<ModuleTraining::Tangent>& tangents) {
     if (is_behind[i]) {
       tangents[i].counted = next++;
     }
+    if (!tangents[i].behind.empty()) {
+      plan.outer.push_back(i);
+    }
   }
+  std::ranges::stable_sort(plan.outer, {},
+                           [&](std::size_t i) { return tangents[i].behind.size(); });
 }
 
 void check_sizes(const ModuleTraining& plan, std::size_t num_inputs) {
@@ -127,7 +134,7 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
                               py::cast<Sizes>(fields[2]), py::cast<bool>(fields[3]),
                               indices(fields[4], tangents.size()), std::nullopt});
   }
-  number_counted(read->tangents);
+  order_parts(*read);
   for (const py::handle& row : plan["gradients"]) {
     const py::tuple fields = py::cast<py::tuple>(row);
     read->gradients.push_back({index(fields[0], num_inputs),

@@ -76,6 +76,7 @@ struct ModuleTraining {
   std::vector<Buffer> buffers;
   std::vector<Saved> saved;
   std::vector<Tangent> tangents;
+  std::vector<std::size_t> outer;  // those with some behind them, each after these
   std::vector<Gradient> gradients;
   std::vector<Rebuilt> rebuilt;      // in the order of the arguments
   std::vector<std::size_t> without;  // these arguments' numbers among the call's, as ordered

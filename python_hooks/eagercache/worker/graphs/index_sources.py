@@ -24,9 +24,9 @@ _JOINED = ("aten::cat", "aten::stack")
 
 
 def index_sources(index: Any, rows: int) -> Sources | None:
-    """Each value of ``index`` is one of such an input that is not replaced, or below ``rows``.
+    """The inputs that ``index`` is made of: each value is theirs, or known to be in [0, ``rows``).
 
-    None where that is not known. An index with a number below 0 is none of these.
+    None where that is not known.
     """
     return _sources(index, rows, _MOST_STEPS)
 
