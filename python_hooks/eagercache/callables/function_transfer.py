@@ -84,7 +84,8 @@ class Packer(cloudpickle.Pickler):
     def _class(self, kind: type, reduced: Any) -> Any:
         """What cloudpickle makes of a class.
 
-        It leaves out that objects of the class have no dictionary. And who reads the class a second
+        It leaves out that objects of the class have no dictionary, and that the class stands in
+        another one or in a function, which is part of its name. And who reads the class a second
         time is given the one of the first time, whose bases and members stay, and to which only is
         added: what the program has deleted since would still be there.
         """
@@ -96,6 +97,8 @@ class Packer(cloudpickle.Pickler):
             and NamedTuple not in getattr(kind, "__orig_bases__", ())  # which sees to that
         ):
             reduced[1][3]["__slots__"] = vars(kind)["__slots__"]
+        if reduced[0] is _make_class and kind.__qualname__ != kind.__name__:
+            reduced[1][3]["__qualname__"] = kind.__qualname__
         *arguments, tracked, extra = reduced[1]
         return reduced[0], (*arguments, f"{self.request}-{tracked}", extra), *reduced[2:]
 

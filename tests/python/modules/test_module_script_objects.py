@@ -96,6 +96,56 @@ def test_what_a_script_deletes_of_a_class_is_gone_in_the_worker_too(store: Path)
     assert 0 < before[1] < after[1], (before, after)
 
 
+INSIDE = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+class Zoo:
+    class Model(torch.nn.Module):
+        gain = 2.0
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x).tanh() * Zoo.Model.gain
+
+def made():
+    gain = 2.0
+
+    class Model(Zoo.Model):
+        def forward(self, x):
+            return super().forward(x) + gain
+
+    def change():
+        nonlocal gain
+        gain = 5.0
+
+    return Model(), change
+
+torch.manual_seed(0)
+x, rows = torch.ones(2, 8), []
+for model, change in ((Zoo.Model(), lambda: setattr(Zoo.Model, "gain", 3.0)), made()):
+    with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+        for step in range(2):
+            right = [torch.allclose(model(x), type(model).forward(model, x), atol=1e-5)
+                     for _ in range(4)]
+            hits = sum(row.hits for part, row in manager.stats() if part is model)
+            rows.append([right, hits, explain_module(model)[:1]])
+            change()
+report(rows=rows)
+"""
+
+
+def test_classes_inside_of_classes_and_functions_have_kernels(store: Path) -> None:
+    rows = run_program(INSIDE, store, timeout=200, fills=True)["rows"]
+    for before, after in (rows[:2], rows[2:]):
+        assert all(before[0] + after[0]), (before, after)
+        assert 0 < before[1] < after[1], (before, after)
+
+
 OF_MAIN = """
 import sys
 sys.path.insert(0, {here!r})
