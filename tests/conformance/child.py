@@ -27,24 +27,14 @@ import torch
 from . import database, forms, units
 from .database import BackendCall, Collected, Collector, UserCall
 from .items import Item, backend_item, numbers, observed, short, user_item
-from .judge import (
-    Observation,
-    compare,
-    observe,
-    repeatable,
-    runs_until_unlike,
-    without_memory,
-)
+from .judge import Observation, compare, observe, repeatable, without_memory
 from .ours import Compiled, Ours, general
 
 # A process holds at most 2,000 kernel libraries.
 MOST_LIBRARIES = 1_500
 FORMED_CALLS = 2  # calls of each overload and dtype that are made in other forms
 CALLS_OF_AN_OVERLOAD = 12  # of different metadata, in the first stage of a unit
-# Of native's answer, to see whether it is the same every time. Some sums of atomic additions come
-# out alike many times in a row.
-REPEATS = 6
-MOST_REPEATS = 60
+REPEATS = 6  # of native's answer, to see whether it is the same every time
 SECONDS_TO_COMPARE = 12.0  # after the last compile
 MOST_KEPT = 20  # disagreements of a unit that are kept in full
 
@@ -295,7 +285,7 @@ class Child:
         if not problems:
             return
         if not expected.error:
-            again = runs_until_unlike(partial(observed, item), expected, REPEATS, MOST_REPEATS)
+            again = [observed(item) for _ in range(REPEATS)]
             if not all(repeatable(expected, one) for one in again):
                 work.tally.unrepeatable[item.overload or work.unit.op] += 1
                 problems = without_memory(expected, actual, again, item.wider)

@@ -249,18 +249,6 @@ def repeatable(one: Observation, other: Observation) -> bool:
     return len(one.values) == len(other.values) and not compare(one, other, None)
 
 
-def runs_until_unlike(
-    run: Callable[[], Observation], expected: Observation, least: int, most: int
-) -> list[Observation]:
-    """Further runs on the same side: ``least``, then more until one is unlike, or ``most``."""
-    made: list[Observation] = []
-    unlike = False
-    while len(made) < least or (not unlike and len(made) < most):
-        made.append(run())
-        unlike = unlike or not repeatable(expected, made[-1])
-    return made
-
-
 def without_memory(
     expected: Observation, actual: Observation, again: Sequence[Observation], wider: Wider | None
 ) -> list[str]:

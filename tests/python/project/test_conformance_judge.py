@@ -11,7 +11,7 @@ import pytest
 import torch
 from conformance.database import BackendCall
 from conformance.items import backend_item
-from conformance.judge import Observation, compare, observe, runs_until_unlike, without_memory
+from conformance.judge import Observation, compare, observe, without_memory
 from conformance.reference import Wider, _magnitudes, _moves, differences
 
 
@@ -287,22 +287,6 @@ def test_values_count_where_only_natives_memory_is_another_one_each_time() -> No
     assert without_memory(with_rest(1.0), with_rest(4.0), again, None) == []
     assert without_memory(with_rest(1.0), with_rest(4.0, 5.0), again, None)
     assert without_memory(with_rest(1.0), with_rest(4.0, 5.0), [with_rest(1.0, 6.0)], None) == []
-
-
-def test_native_runs_on_until_one_answer_is_unlike() -> None:
-    runs = 0
-
-    def run() -> Observation:
-        nonlocal runs
-        runs += 1
-        return observe(lambda a: a + (runs == 9), torch.zeros(2))
-
-    expected = observe(lambda a: a + 0, torch.zeros(2))
-    assert len(runs_until_unlike(run, expected, 3, 20)) == 9
-    runs = 9
-    assert len(runs_until_unlike(run, expected, 3, 20)) == 20
-    runs = 7
-    assert len(runs_until_unlike(run, expected, 3, 20)) == 3
 
 
 def test_inputs_that_only_other_numbers_change_are_compared_too() -> None:
