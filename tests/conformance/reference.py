@@ -145,14 +145,39 @@ def differences(
             f"{_first_difference(expected[index], actual[index])})"
             for index in unequal
         ]
+    notes = notes if notes is not None else []
     try:
-        return _by_error(expected, actual, wider, unequal, notes if notes is not None else [])
+        return _by_error(expected, actual, wider, unequal, notes)
     except Exception as error:  # native does not compute this in double precision
-        return [
-            f"output {index} differs ({_first_difference(expected[index], actual[index])}), and "
-            f"there is no wider reference ({type(error).__name__}: {str(error)[:80]})"
-            for index in unequal
-        ]
+        reason = f"there is no wider reference ({type(error).__name__}: {str(error)[:80]})"
+    found = []
+    for index in unequal:
+        text = f"output {index} differs ({_first_difference(expected[index], actual[index])})"
+        if wider.composed and _is_within_reach(wider, index, expected[index], actual[index]):
+            notes.append(f"ill-conditioned: {text}")
+        else:
+            found.append(f"{text}, and {reason}")
+    return found
+
+
+def _is_within_reach(wider: Wider, index: int, one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether native's own answer moves as far when its arguments move by their last place.
+
+    Twice as far, and by its own last place: few draws do not find the most.
+    """
+    reach = one.abs() * 2.0 ** -(_BITS[one.dtype] + 1)
+    for draw in range(DRAWS):
+        changed = tree_map(
+            lambda new, old: new.to(old.dtype) if isinstance(old, torch.Tensor) else new,
+            moved(wider.arguments, wider.arguments, draw),
+            wider.arguments,
+        )
+        try:
+            answer = wider.narrow(changed)[index]
+        except Exception:  # these numbers are none that it takes
+            return False
+        reach = torch.fmax(reach, (answer - one).abs())
+    return bool(((other - one).abs() <= 2 * reach).logical_or(other == one).all())
 
 
 def _by_error(

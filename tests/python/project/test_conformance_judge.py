@@ -289,6 +289,24 @@ def test_values_count_where_only_natives_memory_is_another_one_each_time() -> No
     assert without_memory(with_rest(1.0), with_rest(4.0, 5.0), [with_rest(1.0, 6.0)], None) == []
 
 
+def test_an_answer_without_a_wider_reference_is_held_to_what_last_places_move() -> None:
+    x = torch.linspace(0.5, 8, 16)
+
+    def narrow(given: Any) -> list[torch.Tensor]:
+        if given[0].dtype == torch.float64:
+            raise RuntimeError("only float32")
+        return [given[0] - given[0].mean()]
+
+    for composed in (True, False):
+        wider = Wider(narrow, (x,), pointwise=False, composed=composed)
+        (made,) = narrow((x,))
+        notes: list[str] = []
+        assert bool(differences([made], [made + 2e-7], wider, notes)) is not composed
+        assert bool(notes) is composed
+        assert differences([made], [made + 1e-4], wider)
+        assert differences([made], [made * float("nan")], wider)
+
+
 def test_inputs_that_only_other_numbers_change_are_compared_too() -> None:
     def add_norm(arguments: Any) -> Any:
         x, mean = arguments
