@@ -167,3 +167,46 @@ def test_a_little_more_kept_for_the_backward_costs_no_kernel(tmp_path: Path) -> 
     # Under autocast what two embeddings give is kept instead of their sum, of which one is small.
     assert eager < ours <= 1.01 * eager
     assert max(seen["far"]) < 0.05
+
+
+CONSTANTS = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Scored(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x, labels=None):
+        least = torch.tensor(-0.5, dtype=x.dtype)
+        scores = torch.maximum(self.first(x), least) @ self.second.weight.t()
+        scores = scores * torch.tensor([1.0, 2.0, 3.0, 4.0])
+        if labels is None:
+            return scores
+        return torch.nn.functional.cross_entropy(scores.float(), labels), scores
+
+model, x, labels = Scored().eval(), torch.randn(6, 8), torch.tensor([0, 3, 2, -100, 1, 0])
+rows = []
+for casts, given in ((True, (x,)), (False, (x, labels)), (True, (x, labels))):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        native = model(*given)
+        with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+            before = sum(row.hits for part, row in manager.stats() if part is model)
+            for _ in range(3):
+                answer = model(*given)
+            hits = sum(row.hits for part, row in manager.stats() if part is model) - before
+            pairs = list(zip(answer, native)) if len(given) > 1 else [(answer, native)]
+            rows.append([hits, explain_module(model)[:1], [str(a.dtype) == str(b.dtype) and
+                         torch.allclose(a.float(), b.float(), rtol=2e-2, atol=2e-2)
+                         for a, b in pairs]])
+report(rows=rows)
+"""
+
+
+def test_a_forward_may_make_constants_under_autocast_and_beside_labels(cache: Path) -> None:
+    for hits, lines, same in run_program(CONSTANTS, cache, timeout=300, fills=True)["rows"]:
+        assert hits > 0, lines
+        assert all(same)

@@ -31,22 +31,6 @@ def without_writes(program: torch.export.ExportedProgram) -> torch.export.Export
         raise CompileRefused(f"it cannot be traced: {first_line(error)}") from error
 
 
-def fill_in_number(graph: torch.fx.Graph, constant: torch.fx.Node, value: torch.Tensor) -> None:
-    """Has a graph of `without_writes` make the number that it copies from a constant (`x[0] = 2`).
-
-    Inductor takes such a constant for a number, which it cannot put into a part of a tensor.
-    """
-    if value.dim() > 0 or value.is_complex():
-        return
-    for copied in [node for node in constant.users if node.target is torch.ops.aten.clone.default]:
-        options = {"dtype": value.dtype, "device": value.device}
-        with graph.inserting_before(copied):
-            number = graph.call_function(torch.ops.aten.full.default, ([], value.item()), options)
-        number.meta.update(copied.meta)
-        copied.replace_all_uses_with(number)
-        graph.erase_node(copied)
-
-
 def is_write(spec: torch.export.graph_signature.OutputSpec) -> bool:
     """Whether an output of `without_writes` is a new value of an input."""
     return spec.kind.name == _MUTATION

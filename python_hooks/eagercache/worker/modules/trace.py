@@ -21,6 +21,11 @@ from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, Change
 from eagercache.calls.texts import named_line
 from eagercache.worker.compat import traced_graphs
+from eagercache.worker.graphs.constants import (
+    constants_as_inputs,
+    inputs_as_constants,
+    make_constant,
+)
 from eagercache.worker.graphs.custom_calls import CustomCalls, is_custom, take_custom_calls
 from eagercache.worker.graphs.indices import (
     Range,
@@ -38,7 +43,6 @@ from eagercache.worker.graphs.nodes import (
     operator_name,
 )
 from eagercache.worker.graphs.writes import (
-    fill_in_number,
     holds_blocks_of_autocast,
     is_write,
     without_writes,
@@ -228,7 +232,7 @@ def _read_inputs(
         source = source_of(value, kind, identity, arguments)
         if source is None:
             constant_bytes += value.numel() * value.element_size()
-            _make_constant(graph_module, node, value)
+            make_constant(graph_module, node, value)
             continue
         read.sources[node.name] = source
         read.values[node.name], read.fakes[node.name] = value, node.meta["val"]
@@ -336,11 +340,14 @@ def _decomposed(
     module: torch.fx.GraphModule, examples: tuple[torch.Tensor, ...], casts: bool
 ) -> torch.fx.GraphModule:
     """``module``, whose operators are above autocast, as what runs below it."""
+    lifted, constants = constants_as_inputs(module)
+    given = (*examples, *constants)
     try:
-        made = traced_graphs.joint_graph(lambda *x: list(module(*x)), examples, gradients=False)
+        made = traced_graphs.joint_graph(lambda *x: list(lifted(*x)), given, gradients=False)
     except Exception as error:
         where = " under autocast" if casts else ""
         raise CompileRefused(f"it cannot be traced{where}: {named_line(error)}") from error
+    inputs_as_constants(made, constants)
     refuse_operators(made.graph)
     return made
 
@@ -387,14 +394,3 @@ def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False, custom: bool
             raise CompileRefused(f"the forward writes through {target}")
         if not schema.name.startswith(("aten::", "prims::")) and not (custom and is_custom(node)):
             raise CompileRefused(f"the forward calls the custom operator {target}")
-
-
-def _make_constant(module: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
-    fill_in_number(module.graph, node, value)
-    name = f"_eagercache_constant_{node.name}"
-    module.register_buffer(name, value.detach().clone())
-    with module.graph.inserting_before(node):
-        constant = module.graph.get_attr(name)
-    constant.meta.update(node.meta)
-    node.replace_all_uses_with(constant)
-    module.graph.erase_node(node)
