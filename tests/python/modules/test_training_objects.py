@@ -160,14 +160,14 @@ def released(loss, apart, logits, features):
     loss.backward()
     loss.backward()
 def by_threads(loss, apart, logits, features):
-    features.retain_grad()
+    # No `retain_grad()`: what it adds up in several threads may be lost, in eager, too.
+    features.register_hook(seen.append)
     backward = lambda: loss.backward(retain_graph=True)
     threads = [threading.Thread(target=backward) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seen.append(features.grad)
 def of_gradients(loss, apart, logits, features):
     ways = [features, logits, *module.parameters()]
     for g in torch.autograd.grad(loss, ways, create_graph=True, allow_unused=True):
