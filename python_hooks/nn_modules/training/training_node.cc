@@ -232,6 +232,15 @@ bool ModuleNode::reads_all(const variable_list& gradients) const {
   return true;
 }
 
+namespace {
+
+// Whether a tensor of these strides is no expanded one, which cannot be written.
+bool holds_each_once(const std::vector<std::int64_t>& strides) {
+  return std::ranges::all_of(strides, [](std::int64_t stride) { return stride > 0; });
+}
+
+}  // namespace
+
 bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>& wanted,
                         variable_list& results) {
   variable_list inputs;
@@ -264,7 +273,12 @@ bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>&
     if (wanted[i] && is_reached(i, gradients)) {
       // Whoever accumulates it may take the memory for its own.
       results[i] = is_alone(computed[i]) ? std::move(computed[i]) : computed[i].clone();
-      adopt_strides(results[i], plan().gradients[i].strides);
+      const std::vector<std::int64_t>& strides = plan().gradients[i].strides;
+      adopt_strides(results[i], strides);
+      if (results[i].strides() != at::IntArrayRef(strides) && holds_each_once(strides))
+          [[unlikely]] {
+        results[i] = in_layout(results[i], results[i].sizes().vec(), strides);
+      }
     }
   }
   return true;

@@ -330,3 +330,49 @@ def test_detecting_anomalies_names_the_operator_at_fault(cache: Path) -> None:
     found = run_program(ANOMALY, cache, fills=True)
     assert found["hits"] > 0, found
     assert "'SqrtBackward0' returned nan" in found["said"], found
+
+
+LAYOUTS = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Shrinks(torch.nn.Module):
+    # As ConvNeXt does between its stages: what the convolution is given is channels_last in eager,
+    # and so is the gradient of its weight.
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.shrink = torch.nn.Conv2d(8, 16, 2, stride=2)
+        self.deep = torch.nn.Conv2d(16, 16, 7, padding=3, groups=16)
+        self.mix = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.shrink(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+        return self.mix(self.deep(y).permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + y
+
+def gradients(call):
+    given = x.clone().requires_grad_()
+    return torch.autograd.grad(call(given).square().mean(), [*model.parameters(), given])
+
+model, x = Shrinks(), torch.randn(2, 8, 8, 8)
+native = gradients(lambda given: Shrinks.forward(model, given))
+with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+    for _ in range(3):
+        mine = gradients(model)
+    lines = explain_module(model)[0]
+report(lines=lines,
+       strides=[[a.stride(), b.stride()] for a, b in zip(mine, native)],
+       same=[torch.allclose(a, b, atol=1e-5) for a, b in zip(mine, native)],
+       plain=[one.is_contiguous() for one in native])
+"""
+
+
+def test_gradients_lie_as_eagers_do_where_the_kernel_lays_them_out_in_another_way(
+    cache: Path,
+) -> None:
+    found = run_program(LAYOUTS, cache, fills=True)
+    assert "2 with gradients" in found["lines"], found["lines"]
+    assert all(found["same"]) and not all(found["plain"])
+    assert all(mine == native for mine, native in found["strides"])
