@@ -47,8 +47,8 @@ with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choo
     answers = [model(x, one) for one in past]
     hits = sum(row.hits for part, row in manager.stats() if part is model)
     lines = explain_module(model)[:1]
-report(same=all(torch.allclose(one, answers[0]) for one in answers), hits=hits, lines=lines,
-       lengths=[one.keys.size(1) for one in past])
+report(same=all(torch.allclose(one, answers[0], atol=1e-5) for one in answers), hits=hits,
+       lines=lines, lengths=[one.keys.size(1) for one in past])
 """
 
 
