@@ -153,10 +153,11 @@ class DynamoGuards:
             return None
         sort = guard.create_fn_name()
         if sort == "TENSOR_MATCH":
+            says = f"the forward reads the tensor {path_text(path)}"
             if root == "import":
-                raise CompileRefused(f"the forward reads the tensor {path_text(path)}")
+                raise CompileRefused(says)
             if root == "self" and not self._is_own(resolve(path, module)):
-                raise CompileRefused(f"the forward reads the tensor {path_text(path)} of a class")
+                raise CompileRefused(f"{says}, no parameter or buffer of its module")
             return None  # a parameter, a buffer or an argument
         kind = KINDS.get(sort, "")
         if kind == "":
