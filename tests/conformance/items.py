@@ -13,7 +13,7 @@ from eagercache.worker.validation.written import STATISTICS_ON_CUDA
 from . import database
 from .database import BackendCall, UserCall
 from .judge import Observation, observe
-from .reference import Wider
+from .wider import Wider
 
 # Of what is kept of a disagreement: the elements of a tensor, and their text.
 FEW_NUMBERS = 128

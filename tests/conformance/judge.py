@@ -16,7 +16,8 @@ import torch
 from eagercache.calls.numerics import same_bits
 from torch.utils._pytree import tree_flatten
 
-from .reference import Wider, differences
+from .reference import differences
+from .wider import Wider
 
 
 @dataclass

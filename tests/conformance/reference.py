@@ -10,108 +10,22 @@ own tag `pointwise`, not from what was compiled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from eagercache.calls.numerics import (
-    FLOAT64_NOISE,
     HALF,
     ProofFailed,
     Tolerance,
     compare_with_reference,
     same_bits,
-    size_of_terms,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-_WIDER = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex64: torch.complex128,
-}
-_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.complex64: 23}
-
-Compute = Callable[[Any], Sequence[torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class Wider:
-    """How to compute the answers anew from other arguments, and what they are given.
-
-    Attributes:
-        narrow: native's answers for arguments of the shape of ``arguments``.
-        pointwise: no element of an answer is made of several elements of an argument.
-        terms: of a loss, what it adds up.
-        statistics: what is written is as good as an answer (written.writes_statistics).
-        channels: for an operator that accumulates over all of its first argument but one dimension,
-            that one's size.
-        composed: several operators make the answer; a rounding on the way may grow.
-    """
-
-    narrow: Compute
-    arguments: Any
-    pointwise: bool
-    composed: bool = False
-    channels: int = 0
-    terms: Compute | None = None
-    statistics: bool = False
-
-    def compute(self, arguments: Any, what: Compute | None = None) -> Sequence[torch.Tensor]:
-        """The answers for wide arguments; functions of integers are computed in float64, too."""
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(_WIDER.get(before, before))
-        try:
-            return (what or self.narrow)(arguments)
-        finally:
-            torch.set_default_dtype(before)
-
-
-def widen(value: Any) -> Any:
-    """Floating-point tensors and dtypes in double precision."""
-
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dtype in _WIDER:
-            wide = leaf.detach().to(_WIDER[leaf.dtype])
-            return wide.requires_grad_(leaf.requires_grad)
-        if isinstance(leaf, torch.dtype):
-            return _WIDER.get(leaf, leaf)
-        return leaf
-
-    return tree_map(one, value)
-
-
-def absolute(value: Any) -> Any:
-    """Floating-point tensors without their signs."""
-
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-            return leaf.detach().abs().requires_grad_(leaf.requires_grad)
-        return leaf
-
-    return tree_map(one, value)
-
-
-def moved(value: Any, narrow: Any, draw: int = 0) -> Any:
-    """The wide ``value`` with every number moved by the last place of its narrow dtype.
-
-    None leaves [-1, 1]: there are operators that take probabilities alone.
-    """
-    generator = torch.Generator().manual_seed(1 + draw)
-
-    def one(leaf: Any, original: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or original.dtype not in _BITS:
-            return leaf
-        signs = torch.randint(0, 2, leaf.size(), generator=generator).to(leaf.device) * 2 - 1
-        changed = leaf.detach() * (1 + signs * 2.0 ** -_BITS[original.dtype])
-        if leaf.is_floating_point():
-            changed = torch.where(leaf.abs() <= 1, changed.clamp(-1, 1), changed).detach()
-        return changed.requires_grad_(leaf.requires_grad)
-
-    return tree_map(one, value, narrow)
+from .magnitudes import DRAWS, furthest, magnitudes, moved_by
+from .wider import BITS, WIDER, Wider, floats_of, tensors_of, widen
 
 
 def differences(
@@ -135,7 +49,7 @@ def differences(
         f"output {index}: {expected[index].dtype} is not equal bit for bit "
         f"({_first_difference(expected[index], actual[index])})"
         for index in unequal
-        if expected[index].dtype not in _WIDER
+        if expected[index].dtype not in WIDER
     ]
     if exact or not unequal:
         return exact
@@ -165,19 +79,12 @@ def _is_within_reach(wider: Wider, index: int, one: torch.Tensor, other: torch.T
 
     Twice as far, and by its own last place: few draws do not find the most.
     """
-    reach = one.abs() * 2.0 ** -(_BITS[one.dtype] + 1)
-    for draw in range(DRAWS):
-        changed = tree_map(
-            lambda new, old: new.to(old.dtype) if isinstance(old, torch.Tensor) else new,
-            moved(wider.arguments, wider.arguments, draw),
-            wider.arguments,
-        )
-        try:
-            answer = wider.narrow(changed)[index]
-        except Exception:  # these numbers are none that it takes
-            return False
-        reach = torch.fmax(reach, (answer - one).abs())
-    return bool(((other - one).abs() <= 2 * reach).logical_or(other == one).all())
+    try:
+        reach = furthest(lambda given: wider.narrow(given)[index], wider.arguments, wider, one)
+    except Exception:  # some of these numbers are none that it takes
+        return False
+    allowed = torch.fmax(2 * reach, one.abs() * 2.0 ** -BITS[one.dtype])
+    return bool(((other - one).abs() <= allowed).logical_or(other == one).all())
 
 
 def _by_error(
@@ -189,10 +96,10 @@ def _by_error(
 ) -> list[str]:
     arguments = widen(wider.arguments)
     references = wider.compute(arguments)
-    magnitudes: Sequence[torch.Tensor | None] = [None] * len(references)
+    terms: Sequence[torch.Tensor | None] = [None] * len(references)
     if not wider.pointwise or wider.composed:
-        magnitudes = _magnitudes(wider, arguments, references, wider.composed)
-    tensors = _floats(wider.arguments)
+        terms = magnitudes(wider, arguments, references, wider.composed)
+    tensors = floats_of(wider.arguments)
     overflows = not wider.pointwise and any(map(_squares_overflow, tensors))
     infinite = not wider.pointwise and any(bool(torch.isinf(t).any()) for t in tensors)
     found = []
@@ -212,7 +119,7 @@ def _by_error(
                 reference,
                 tolerance,
                 f"output {index}",
-                magnitudes[index],
+                terms[index],
             )
         except ProofFailed as failed:
             text = f"{failed}; {_first_difference(expected[index], answer)}"
@@ -236,9 +143,9 @@ def _excuse(
     """Why an answer past the bound is as good as native's, in a word; "" where it is not."""
     one, reference = expected[index], references[index]
     if not wider.pointwise and not wider.composed:
-        magnitude = _magnitudes(wider, arguments, references, conditioned=True)[index]
+        magnitude = magnitudes(wider, arguments, references, conditioned=True)[index]
         if magnitude is not None:
-            magnitude = torch.fmax(magnitude, _moved_by(wider, arguments, references, index))
+            magnitude = torch.fmax(magnitude, moved_by(wider, arguments, references, index))
         try:
             compare_with_reference(one, answer, reference, tolerance, "", magnitude)
         except ProofFailed:
@@ -257,7 +164,7 @@ def _excuse(
     allowed = _AsNative(min(max(least, 2 * worst), most), tolerance.reduces, tolerance.composed)
     magnitude = None
     if not wider.pointwise or wider.composed:
-        magnitude = _magnitudes(wider, arguments, references, wider.composed)[index]
+        magnitude = magnitudes(wider, arguments, references, wider.composed)[index]
     try:
         compare_with_reference(one, answer, reference, allowed, "", magnitude)
     except ProofFailed:
@@ -274,8 +181,6 @@ class _AsNative(Tolerance):
         return self.ulps
 
 
-DRAWS = 12
-FEW = 64
 # Units in the last place that an answer may be off by because native is on other numbers.
 MOST_EXCUSED = 32.0
 MOST_EXCUSED_HALF = 4.0
@@ -298,7 +203,7 @@ def _native_error(wider: Wider, draw: int, index: int) -> float:
         references = wider.compute(arguments)
         magnitude = None
         if not wider.pointwise or wider.composed:
-            magnitude = _magnitudes(wider, arguments, references, wider.composed)[index]
+            magnitude = magnitudes(wider, arguments, references, wider.composed)[index]
         unlimited = Tolerance(1e30, reduces=True)
         compared = compare_with_reference(
             answer, answer, references[index], unlimited, "", magnitude
@@ -318,7 +223,7 @@ def _selects(answer: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
 def _tolerance(wider: Wider, output: torch.Tensor) -> Tolerance:
     if wider.pointwise and not wider.composed:
         return Tolerance()
-    tensors = _tensors(wider.arguments)
+    tensors = tensors_of(wider.arguments)
     most = max((t.numel() for t in tensors), default=1)
     longest = max((max(t.size(), default=1) for t in tensors), default=1)
     length = max(most // max(output.numel(), 1), longest, 2)
@@ -327,119 +232,6 @@ def _tolerance(wider: Wider, output: torch.Tensor) -> Tolerance:
     if wider.channels:
         length = max(length, most // wider.channels)
     return Tolerance(max(1.0, math.log2(length)), reduces=True, composed=wider.composed)
-
-
-def _magnitudes(
-    wider: Wider, arguments: Any, references: Sequence[torch.Tensor], conditioned: bool
-) -> list[torch.Tensor | None]:
-    """How large the terms are that the answers are made of; see numerics.Tolerance."""
-    try:
-        of_absolute = list(wider.compute(absolute(arguments)))
-    except Exception:  # no answer for absolute values
-        of_absolute = list(references)
-    largest = max(map(_largest, _floats(arguments)), default=0.0)
-    changes: list[float] = [0.0] * len(references)
-    if conditioned:
-        changes = _moves(wider, arguments, references)
-    terms: Sequence[torch.Tensor] = references
-    if wider.terms is not None:
-        terms = wider.compute(arguments, wider.terms)
-    made: list[torch.Tensor | None] = []
-    for answer, reference, least, each in zip(of_absolute, references, changes, terms, strict=True):
-        if not reference.is_floating_point() or answer.size() != reference.size():
-            made.append(None)
-            continue
-        root = _root_mean_square(reference)
-        floor = root if math.isfinite(root) and root > largest * FLOAT64_NOISE else largest
-        # Absolute values may have no answer where the call has one: softmax with -inf among them.
-        known = torch.where(torch.isfinite(answer), answer, reference).detach().abs()
-        least = max(floor, least, size_of_terms(reference.detach(), each.detach()))
-        made.append(torch.nan_to_num(known, 0.0, 0.0, 0.0).clamp_min(least))
-    return made
-
-
-def _moves(wider: Wider, arguments: Any, references: Sequence[torch.Tensor]) -> list[float]:
-    bits = min((_BITS[t.dtype] for t in _floats(wider.arguments) if t.dtype in _BITS), default=23)
-    sizes = _changes([wider.compute(moved(arguments, wider.arguments))], references, bits)
-    if wider.composed:
-        # Of a few numbers one draw of signs may cancel; of many it tells as much as several.
-        few = any(r.numel() < FEW for r in references)
-        within = []
-        for draw in range(DRAWS if few else 1):
-            with Moving(bits, draw):
-                within.append(wider.compute(arguments))
-        sizes = list(map(max, sizes, _changes(within, references, bits)))
-    return sizes
-
-
-def _moved_by(
-    wider: Wider, arguments: Any, references: Sequence[torch.Tensor], index: int
-) -> torch.Tensor:
-    """For each element of an answer how large the numbers are by whose last place it moves.
-
-    The most of some draws in which every operand moves by its own last place: where the rest of two
-    large terms stands beside small elements, these tell nothing of it.
-    """
-    bits = min((_BITS[t.dtype] for t in _floats(wider.arguments) if t.dtype in _BITS), default=23)
-    most = torch.zeros_like(references[index])
-    for draw in range(DRAWS):
-        answer = wider.compute(moved(arguments, wider.arguments, draw))[index]
-        most = torch.fmax(most, (answer - references[index]).detach().abs())
-    return torch.nan_to_num(most * 2.0**bits, 0.0, 0.0, 0.0)
-
-
-def _changes(
-    draws: Sequence[Sequence[torch.Tensor]], references: Sequence[torch.Tensor], bits: int
-) -> list[float]:
-    """For each answer how large the numbers are whose last place the draws move it by."""
-    sizes = [0.0] * len(references)
-    for index, reference in enumerate(references):
-        answers = [draw[index] for draw in draws]
-        if reference.is_floating_point() and all(a.size() == reference.size() for a in answers):
-            changes = torch.stack([(answer - reference).detach() for answer in answers])
-            size = _root_mean_square(changes) * 2.0**bits
-            sizes[index] = size if math.isfinite(size) else 0.0
-    return sizes
-
-
-class Moving(TorchDispatchMode):
-    """Moves every floating-point result of an operator by the last of ``bits`` binary places."""
-
-    def __init__(self, bits: int, draw: int = 0) -> None:
-        super().__init__()
-        self._unit = 2.0**-bits
-        self._generator = torch.Generator().manual_seed(2 + draw)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func._schema.is_mutable or any(r.alias_info for r in func._schema.returns):
-            return made
-        return tree_map(self._move, made)
-
-    def _move(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.dtype not in (torch.float64, torch.float32):
-            return leaf
-        signs = torch.randint(0, 2, leaf.size(), generator=self._generator) * 2 - 1
-        return leaf * (1 + signs.to(leaf.device).to(leaf.dtype) * self._unit)
-
-
-def _root_mean_square(value: torch.Tensor) -> float:
-    known = value.detach()[torch.isfinite(value)].to(torch.float64)
-    return float(known.square().mean().sqrt()) if known.numel() else 0.0
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _floats(value: Any) -> list[torch.Tensor]:
-    return [t.detach() for t in _tensors(value) if t.is_floating_point()]
-
-
-def _largest(value: torch.Tensor) -> float:
-    finite = value[torch.isfinite(value)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _squares_overflow(value: torch.Tensor) -> bool:

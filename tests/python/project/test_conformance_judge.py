@@ -12,7 +12,9 @@ import torch
 from conformance.database import BackendCall
 from conformance.items import backend_item
 from conformance.judge import Observation, compare, observe, without_memory
-from conformance.reference import Wider, _magnitudes, _moves, differences
+from conformance.magnitudes import magnitudes, moves
+from conformance.reference import differences
+from conformance.wider import Wider
 
 
 def _seen(good: Callable[[Any], Any], bad: Callable[[Any], Any], make: Callable[[], Any]) -> str:
@@ -148,7 +150,7 @@ def test_a_loss_is_measured_by_its_terms() -> None:
     wider = backend_item(BackendCall(func, (x, y), {}), 0).wider
     assert wider is not None
     wide = ((x.double(), y.double()), {})
-    (size,) = _magnitudes(wider, wide, wider.compute(wide), False)
+    (size,) = magnitudes(wider, wide, wider.compute(wide), False)
     terms = func(*wide[0], reduction=0)
     assert size is not None
     assert float(size) == pytest.approx(float(terms.abs().mean()))
@@ -227,7 +229,7 @@ def test_of_one_number_every_draw_of_roundings_counts() -> None:
     terms = [float(torch.exp(x)), float(torch.log1p(x)), float(torch.cosh(x))]
     root = math.sqrt(sum(term**2 for term in terms))
     (reference,) = wider.compute(x.double())
-    (size,) = _moves(wider, x.double(), [reference])
+    (size,) = moves(wider, x.double(), [reference])
     # The last place of the terms, not what two of them happen to leave of it.
     assert 0.7 * root < size < 1.5 * root
 
