@@ -110,7 +110,7 @@ bool is_module_artifact(const std::filesystem::path& path);
 
 // What is written. The offsets, sizes and digests in `constants` are computed.
 struct ArtifactContents {
-  Validity validity;  // a creation time of 0 stands for now
+  Validity validity;  // a creation time of 0 is the time of writing
   std::string environment;
   std::vector<std::string> cpu_features;
   std::map<std::string, std::string> facts;

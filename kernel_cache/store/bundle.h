@@ -45,7 +45,7 @@ struct BundleCounts {
 };
 
 // Writes every kernel and decision of the store's environment that is not withdrawn, each object
-// verified, under a temporary name and then by rename. A creation time of 0 stands for now.
+// verified, under a temporary name and then by rename. A creation time of 0 is the time of writing.
 // kNotFound when the store has none.
 Result<BundleCounts> write_bundle(const std::filesystem::path& path, DiskStore& store,
                                   const std::string& environment, const SigningKey& key,

@@ -27,6 +27,12 @@ bool is_aligned(const at::Tensor& tensor) noexcept {
   return reinterpret_cast<std::uintptr_t>(tensor.unsafeGetTensorImpl()->data()) % kAlignment == 0;
 }
 
+// Whether a tensor of these strides has one element in several places: nothing can be copied into
+// it.
+bool is_expanded(const std::vector<std::int64_t>& strides) {
+  return std::ranges::any_of(strides, [](std::int64_t stride) { return stride == 0; });
+}
+
 bool kernel_may_answer(const variable_list& gradients) {
   return thread_state_reason() == AsideReason::kNone &&
          std::ranges::all_of(gradients, [](const at::Tensor& gradient) {
@@ -232,15 +238,6 @@ bool ModuleNode::reads_all(const variable_list& gradients) const {
   return true;
 }
 
-namespace {
-
-// Whether a tensor of these strides is no expanded one, which cannot be written.
-bool holds_each_once(const std::vector<std::int64_t>& strides) {
-  return std::ranges::all_of(strides, [](std::int64_t stride) { return stride > 0; });
-}
-
-}  // namespace
-
 bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>& wanted,
                         variable_list& results) {
   variable_list inputs;
@@ -275,8 +272,7 @@ bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>&
       results[i] = is_alone(computed[i]) ? std::move(computed[i]) : computed[i].clone();
       const std::vector<std::int64_t>& strides = plan().gradients[i].strides;
       adopt_strides(results[i], strides);
-      if (results[i].strides() != at::IntArrayRef(strides) && holds_each_once(strides))
-          [[unlikely]] {
+      if (results[i].strides() != at::IntArrayRef(strides) && !is_expanded(strides)) [[unlikely]] {
         results[i] = in_layout(results[i], results[i].sizes().vec(), strides);
       }
     }
