@@ -70,6 +70,12 @@ def _table(rows: list[tuple[Row, float]], title: str) -> Table:
     return table
 
 
+def _in_words(row: Row) -> str:
+    """The row's numbers that are not 0, and what it says of them, on one line."""
+    numbers = [f"{name} {getattr(row, name)}" for name in _COLUMNS if getattr(row, name)]
+    return "; ".join(filter(None, [f"{row.name}: {', '.join(numbers)}", row.note]))
+
+
 def _play_all(options: argparse.Namespace) -> list[tuple[Row, float]]:
     """The scenes of this process: all that are asked for, or every one of ``jobs`` of them."""
     scenes = [scene for scene in SCENES if options.only in scene.__name__]
@@ -122,6 +128,9 @@ def main() -> int:
     form = "quick" if options.quick else "whole"
     title = f"attack, {form}, seed {options.seed}, {seconds:.0f} s"
     Console(width=None if sys.stdout.isatty() else 150).print(_table(rows, title))
+    for row, _ in rows:
+        if row.findings() and not row.known:
+            print(f"found: {_in_words(row)}")
     if options.json:
         body = [{**asdict(row), "seconds": round(seconds, 1)} for row, seconds in rows]
         options.json.write_text(json.dumps(body, indent=1) + "\n")

@@ -24,6 +24,8 @@ from prepared_worker import Preparer, with_workers
 
 _PR_SET_CHILD_SUBREAPER = 36
 MARK = "ATTACK "
+# Seconds after which a program hangs: one that compiles on a busy machine needs minutes.
+PATIENCE = 900.0
 
 # What programs do: calls with known answers, asked before there are kernels. argv: the way of a
 # miss, then how often.
@@ -76,9 +78,8 @@ class Row:
         self.wrong += ran.report.get("right") is False
         bad = not ran.hung and (ran.code != 0 or "right" not in ran.report)
         self.died += bad
-        if bad and not self.note:
-            lines = [line for line in ran.stderr.splitlines() if line.strip()] or [""]
-            self.note = f"exit {ran.code}: {lines[-1][:90]}"
+        if (bad or ran.hung) and not self.note:
+            self.note = ran.in_words()
 
 
 @dataclass
@@ -89,6 +90,11 @@ class Ran:
     stderr: str
     report: dict[str, Any] = field(default_factory=dict)
     hung: bool = False
+
+    def in_words(self) -> str:
+        """How it ended, and the last thing that it said."""
+        lines = [line for line in self.stderr.splitlines() if line.strip()] or [""]
+        return f"{'hung' if self.hung else f'exit {self.code}'}: {lines[-1][:90]}"
 
 
 def read_report(stdout: str) -> dict[str, Any]:
@@ -142,7 +148,7 @@ class Arena:
     def warm(self) -> Path:
         """A store with the kernels of VICTIM; scenes take copies."""
         store = self.new_store()
-        ran = self.fork(VICTIM, store, "wait", "2", workers=True, timeout=300)
+        ran = self.fork(VICTIM, store, "wait", "2", workers=True)
         if not ran.report.get("right") or not list(store.rglob("*.so")):
             raise RuntimeError(f"the store cannot be filled: {ran}")
         return store
@@ -181,7 +187,7 @@ class Arena:
         code: str,
         store: Path,
         *arguments: str,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
         workers: bool = False,
         folder: Path | None = None,
         launcher: Launcher | None = None,
@@ -275,7 +281,7 @@ class Started:
             time.sleep(0.02)
         return None
 
-    def finish(self, timeout: float) -> Ran:
+    def finish(self, timeout: float = PATIENCE) -> Ran:
         """Its end; a program that is late is killed."""
         try:
             out, err = self.process.communicate(timeout=timeout)

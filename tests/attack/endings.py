@@ -91,7 +91,7 @@ def interpreters_that_end(arena: Arena) -> Row:
             for round_number in range(3 if arena.quick else 60):
                 store = arena.warm_copy() if round_number % 3 else arena.new_store()
                 wait = str(arena.random.randrange(40))
-                ran = arena.fork(_ENDS, store, how, wait, "kernels", workers=True, timeout=60)
+                ran = arena.fork(_ENDS, store, how, wait, "kernels", workers=True)
                 if ran.code == -signal.SIGABRT and how == "daemons" and natively_aborted():
                     ran.code = 0
                 row.count(ran)
@@ -116,7 +116,7 @@ def data_loaders(arena: Arena) -> Row:
             script = store.parent / "loader.py"
             script.write_text(_LOADER)
             kinds = ("fork",) if arena.quick else ("fork", "spawn", "forkserver")
-            row.count(arena.start_script(script, store, *kinds).finish(240.0))
+            row.count(arena.start_script(script, store, *kinds).finish())
     return row
 
 

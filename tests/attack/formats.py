@@ -142,7 +142,7 @@ def _edits(arena: Arena, name: str, code: str, rounds: int, each: int) -> Row:
         store = arena.warm_copy() if "bundle" in name else arena.new_folder() / "store"
         store.mkdir(mode=0o700, exist_ok=True)
         seed = str(arena.random.randrange(1 << 30))
-        _count(row, arena.fork(_COMMON + code, store, str(each), seed, timeout=300))
+        _count(row, arena.fork(_COMMON + code, store, str(each), seed))
     return row
 
 

@@ -60,7 +60,7 @@ def _with_limit(arena: Arena, row: Row, name: str, values: tuple[int, ...]) -> R
                 EAGERCACHE_WAIT_SECONDS="4" if arena.quick else "30",
                 HOME=str(store),
             )
-            row.count(started.finish(150.0))
+            row.count(started.finish())
             row.permanent += permanent_failures(store)
     return row
 
@@ -106,7 +106,7 @@ def no_shared_memory(arena: Arena) -> Row:
         return row
     with arena.watching(row):
         store = arena.warm_copy() if arena.quick else arena.new_store()
-        row.count(arena.start(VICTIM, store, "wait", "1", prefix=prefix).finish(150.0))
+        row.count(arena.start(VICTIM, store, "wait", "1", prefix=prefix).finish())
         row.permanent += permanent_failures(store)
     return row
 
@@ -130,7 +130,7 @@ def clock_goes_back(arena: Arena) -> Row:
         for store in (arena.warm_copy(), *(() if arena.quick else (arena.new_store(),))):
             for variables in (preload, {}):
                 ran = arena.start(VICTIM, store, "wait", "2", prepared=True, **variables)
-                row.count(ran.finish(150.0))
+                row.count(ran.finish())
             row.permanent += permanent_failures(store)
     return row
 

@@ -139,7 +139,7 @@ def memory_of_a_container(arena: Arena) -> Row:
                 prefix=["sh", "-c", enter, "sh"],
                 EAGERCACHE_WAIT_SECONDS="8" if arena.quick else "30",
             )
-            row.count(started.finish(150.0))
+            row.count(started.finish())
             row.permanent += permanent_failures(store)
             _remove_group(group)
     return row
@@ -170,9 +170,9 @@ def equal_process_ids(arena: Arena) -> Row:
                 for _ in range(2 if arena.quick else 6)
             ]
             for started in many:
-                row.count(started.finish(240.0))
+                row.count(started.finish())
         # One later, whose ids are those of processes that are gone.
-        row.count(arena.start(VICTIM, store, "wait", "3", prefix=own).finish(150.0))
+        row.count(arena.start(VICTIM, store, "wait", "3", prefix=own).finish())
         row.permanent += permanent_failures(store)
         row.leftovers += files_left(arena, store)
     return row
@@ -213,7 +213,7 @@ def two_torches(arena: Arena) -> Row:
                 words = [str(interpreter), "-c", VICTIM, "wait", "3"]
                 running.append(Started(words, environment, store))
             for started in running:
-                ran = started.finish(240.0)
+                ran = started.finish()
                 row.count(ran)
                 row.died += not ran.report.get("hits")
         row.permanent += permanent_failures(store)
@@ -244,7 +244,7 @@ def layered_file_system(arena: Arena) -> Row:
             for _ in range(1 if arena.quick else 4):
                 store = make()
                 prefix = [*probe, str(arena.new_folder()), str(store)]
-                ran = arena.start(VICTIM, store, "wait", "2", prefix=prefix).finish(150.0)
+                ran = arena.start(VICTIM, store, "wait", "2", prefix=prefix).finish()
                 row.count(ran)
                 row.died += not ran.report.get("hits")
                 row.permanent += permanent_failures(store)

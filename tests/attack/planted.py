@@ -59,7 +59,7 @@ def current_folder(arena: Arena) -> Row:
     store = arena.new_store()
     body = f"import os, sys\nos.chdir({str(shared)!r})\n{_SAFE}{VICTIM}"
     with arena.watching(row):
-        row.count(arena.start(body, store, "wait", "2").finish(120))
+        row.count(arena.start(body, store, "wait", "2").finish())
     row.foreign += mark.exists()
     row.permanent += permanent_failures(store)
     return row
@@ -92,7 +92,7 @@ def bytecode(arena: Arena) -> Row:
         started = arena.start(
             _NO_BYTECODE + VICTIM, store, "wait", "2", PYTHONDONTWRITEBYTECODE="1"
         )
-        row.count(started.finish(200))
+        row.count(started.finish())
     row.foreign += mark.exists()
     return row
 
@@ -114,7 +114,7 @@ def headers(arena: Arena) -> Row:
     store, mark = arena.new_store(), arena.new_folder() / "mark"
     with arena.watching(row):
         row.count(
-            arena.start(_SIZES, store, "silu", "sigmoid", "_softmax", "var.correction").finish(200)
+            arena.start(_SIZES, store, "silu", "sigmoid", "_softmax", "var.correction").finish()
         )
         made = sorted(path.parent for path in store.glob("HEADERS/*/bare.h"))
         if not made:
@@ -129,7 +129,7 @@ def headers(arena: Arena) -> Row:
                 if foreign:
                     _fit_digests(folder)
                     _give_away(folder)
-            row.count(arena.start(_SIZES, store, *_LATER[number]).finish(200))
+            row.count(arena.start(_SIZES, store, *_LATER[number]).finish())
             row.foreign += mark.exists()
     row.permanent += permanent_failures(store)
     return row

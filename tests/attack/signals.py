@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attack.arena import VICTIM, Arena, Ran, Row, Started, children, files_left, permanent_failures
 
+_AT_ONCE = 15.0  # seconds to an end, on a busy machine: the call would wait longer for its kernel
 _SPAN = 6.0  # seconds from a worker's start, in which a compile passes through its stages
 
 
@@ -30,7 +31,7 @@ def _hit(arena: Arena, started: Started, number: int, *, whom: str) -> bool:
 
 def _again(arena: Arena, row: Row, store: Path) -> None:
     """The next program on that store has right answers, and nothing of the last one is left."""
-    row.count(arena.fork(VICTIM, store, "wait", "2", workers=True, timeout=120))
+    row.count(arena.fork(VICTIM, store, "wait", "2", workers=True))
     row.permanent += permanent_failures(store)
     row.leftovers += files_left(arena, store)
 
@@ -42,7 +43,7 @@ def _rounds(arena: Arena, row: Row, number: int, whom: str, count: int) -> Row:
             started = arena.start(VICTIM, store, "wait", "1", EAGERCACHE_WAIT_SECONDS="4")
             missed = not _hit(arena, started, number, whom=whom)
             row.note = row.note or ("no worker was met" if missed else "")
-            ran = started.finish(60.0)
+            ran = started.finish(180.0)
             if whom == "worker":
                 row.count(ran)
             else:
@@ -107,7 +108,7 @@ def orphans_that_are_stopped(arena: Arena) -> Row:
             if _hit(arena, started, signal.SIGSTOP, whom="worker"):
                 started.process.kill()
             row.tried += 1
-            started.finish(60.0)
+            started.finish(180.0)
             row.leftovers += _left_below(arena)
     return row
 
@@ -123,11 +124,13 @@ def interrupts(arena: Arena) -> Row:
             time.sleep(1.5 + arena.random.random() * 5.0)
             os.kill(started.process.pid, signal.SIGINT)
             asked = time.monotonic()
-            ran = started.finish(30.0)
+            ran = started.finish(60.0)
             row.tried += 1
-            row.hangs += ran.hung or time.monotonic() - asked > 5.0
+            row.hangs += ran.hung or time.monotonic() - asked > _AT_ONCE
             row.wrong += ran.report.get("right") is False
             row.died += not _ended_well(ran)
+            if row.findings():
+                row.note = row.note or ran.in_words()
     return row
 
 
