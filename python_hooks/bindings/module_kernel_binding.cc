@@ -114,15 +114,15 @@ ModelContainer* open_source(const Source& source, c10::Device device, std::size_
   return open_container(std::get<std::vector<std::string>>(source).at(index), device, &made);
 }
 
-// (tensor among the arguments, how often) of those that a kernel writes into.
-using Writes = std::vector<std::pair<std::size_t, std::uint32_t>>;
+// (whether it is a slot of the guard, its index or that of the tensor among the arguments, how
+// often) of those that a kernel writes into.
+using Writes = std::vector<std::tuple<bool, std::size_t, std::uint32_t>>;
 
 void read_writes(const Writes& writes, ModuleKernel& kernel) {
-  for (const auto& [argument, times] : writes) {
-    const auto found = std::ranges::find_if(kernel.inputs, [&](const ModuleKernel::Input& input) {
-      return !input.from_module && input.index == argument;
-    });
-    if (found == kernel.inputs.end() || !kernel.takes_objects || kernel.training != nullptr) {
+  for (const auto& [from_module, index, times] : writes) {
+    const auto found = std::ranges::find(kernel.inputs, ModuleKernel::Input{from_module, index});
+    if (found == kernel.inputs.end() || !(from_module || kernel.takes_objects) ||
+        kernel.training != nullptr) {
       throw std::runtime_error("the kernel writes into a tensor that is no input of its own");
     }
     kernel.writes.push_back({static_cast<std::size_t>(found - kernel.inputs.begin()), times});

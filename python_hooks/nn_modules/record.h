@@ -39,6 +39,8 @@ struct ModuleKernel {
   struct Input {
     bool from_module = false;  // a slot of the guard; else a tensor among the arguments
     std::size_t index = 0;
+
+    bool operator==(const Input&) const = default;
   };
   // An integer tensor whose values the container uses as indices: outside [low, high), but for
   // `also`, the forward of the module answers, and raises what it raises.
@@ -49,7 +51,8 @@ struct ModuleKernel {
     std::int64_t also = 0;  // `low` where there is none
   };
 
-  // A tensor among the arguments that the container writes into, as the forward does.
+  // A tensor that the container writes into, as the forward does: of an object among the
+  // arguments, or a buffer of the module.
   struct Write {
     std::size_t input = 0;    // index into `inputs`
     std::uint32_t times = 0;  // by as much the forward moves the version counter

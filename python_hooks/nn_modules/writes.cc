@@ -51,9 +51,10 @@ bool may_write(const ModuleKernel& kernel, const ModuleGuard& guard, const Modul
   return true;
 }
 
-void move_versions(const ModuleKernel& kernel, const ModuleCallForm& form) {
+void move_versions(const ModuleKernel& kernel, const ModuleGuard& guard,
+                   const ModuleCallForm& form) {
   for (const ModuleKernel::Write& write : kernel.writes) {
-    const at::Tensor& tensor = *form.tensors[kernel.inputs[write.input].index];
+    const at::Tensor& tensor = input_of(kernel.inputs[write.input], guard, form);
     for (std::uint32_t i = 0; i < write.times; ++i) {
       move_version(tensor);
     }
@@ -64,7 +65,7 @@ void raise_undefined(const ModuleKernel& kernel) {
   PyErr_Format(
       PyExc_RuntimeError,
       "eagercache: a kernel for a whole module (entry %s) failed after it may have written "
-      "its arguments; their contents are undefined. The forward answers such calls from "
+      "its arguments or buffers; their contents are undefined. The forward answers such calls from "
       "now on.",
       kernel.digest.c_str());
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Kernels that write into tensors of a call, as a forward does that fills a cache of fixed size.
-// Under the GIL.
+// Kernels that write into tensors of a call, as a forward does that fills a cache of fixed size, or
+// into buffers of the module, as norms do in training mode. Under the GIL.
 
 #include <Python.h>
 
@@ -27,7 +27,8 @@ inline const at::Tensor& input_of(const ModuleKernel::Input& input, const Module
 bool may_write(const ModuleKernel& kernel, const ModuleGuard& guard, const ModuleCallForm& form);
 
 // Moves the version counters as the forward does. After the kernel has answered.
-void move_versions(const ModuleKernel& kernel, const ModuleCallForm& form);
+void move_versions(const ModuleKernel& kernel, const ModuleGuard& guard,
+                   const ModuleCallForm& form);
 
 // What the caller gets when such a kernel fails: it may have written, so the forward must not run.
 void raise_undefined(const ModuleKernel& kernel);

@@ -37,7 +37,7 @@ from eagercache.callables.made_classes import (
     make_object,
     slots_of,
 )
-from eagercache.callables.module_identity import SHARDING_MARKS
+from eagercache.callables.module_identity import SHARDING_MARKS, TensorSlot
 from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
@@ -135,7 +135,8 @@ class Transferred:
     Attributes:
         values: what the program set in modules and classes; the module is run with them applied.
         objects: those among the arguments, which a forward changes.
-        writes: the forward's, into tensors in the objects; see `finds_writes`.
+        writes: the forward's, into tensors in the objects and buffers; see `finds_writes`.
+        buffers: those of the module that it writes into, as `writes` has them.
         classes, functions: those of the program's `__main__`, by their names.
         key: of the call in the program; empty where it may be another one here.
     """
@@ -148,6 +149,7 @@ class Transferred:
     values: ProgramValues = field(default_factory=ProgramValues)
     objects: CallObjects = field(init=False)
     writes: tuple[Write, ...] = ()
+    buffers: list[torch.Tensor] = field(default_factory=list)
     classes: dict[str, type] = field(default_factory=dict)
     functions: dict[str, types.FunctionType] = field(default_factory=dict)
     key: bytes = b""
@@ -182,18 +184,27 @@ class Transferred:
             contents.restore()
 
     @contextlib.contextmanager
-    def finds_writes(self) -> Iterator[None]:
-        """A block that runs the forward once, after which `writes` are known. Raises Unfit."""
-        search = WriteSearch(self.args, self.kwargs, self.objects.found)
+    def finds_writes(self, slots: Sequence[TensorSlot]) -> Iterator[None]:
+        """A block that runs the forward once, after which `writes` are known. Raises Unfit.
+
+        ``slots`` are the module's tensors, as `identify` finds them.
+        """
+        search = WriteSearch(self.args, self.kwargs, self.objects.found, slots)
         with search.watched():
             yield
         self.writes = search.found
+        self.buffers = [slots[write.index].tensor for write in self.writes if write.of_module]
 
     @property
     def written(self) -> list[torch.Tensor]:
-        """The tensors that the forward writes into."""
+        """The tensors that the forward writes into, as `writes` has them."""
+        return [*self.written_arguments, *self.buffers]
+
+    @property
+    def written_arguments(self) -> list[torch.Tensor]:
+        """Those that are in objects of the call."""
         tensors = argument_tensors(self.args, self.kwargs) if self.writes else []
-        return [tensors[write.index] for write in self.writes]
+        return [tensors[write.index] for write in self.writes if not write.of_module]
 
     def draw(self, seed: int, spread: float = 1.0) -> None:
         """Random values with the statistics of the originals, times ``spread`` in width."""
@@ -247,7 +258,7 @@ class Transferred:
             lambda _: next(counts),
         )
         member = Transferred(self.module, args, kwargs, tensors, standins, self.values)
-        member.writes = self.writes
+        member.writes, member.buffers = self.writes, self.buffers
         member.draw(seed=0)
         return member
 

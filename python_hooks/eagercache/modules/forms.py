@@ -160,7 +160,7 @@ def load_kernel(digest: str, form: Form, entry: Mapping[str, Any]) -> Any:
         training,
         replicas and facts.get("numerics") != "bitwise",
         takes_objects(facts["outputs"]),
-        [tuple(row) for row in json.loads(facts["writes"])],
+        [(bool(kind), index, times) for kind, index, times in json.loads(facts["writes"])],
         facts["checks"] == "1",
         module_contracts(digest, facts, entry["cpu_features"], training),
     )

@@ -133,7 +133,7 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
       return nullptr;  // the forward raises what there is to raise
     }
   }
-  move_versions(kernel, form);
+  move_versions(kernel, guard, form);
   return wrap_outputs(kernel, strides, form, outputs);
 }
 
@@ -293,8 +293,9 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
                       : run_kernel(kernel, strides, *record.guard, form, &failed);
   }
   if (result != nullptr) [[likely]] {
-    // A forward that is asked too would change the call's objects once more, or call operators.
-    if (verification_chosen() && !training && !kernel.takes_objects &&
+    // A forward that is asked too would change buffers or the call's objects once more, or call
+    // operators.
+    if (verification_chosen() && !training && !kernel.takes_objects && kernel.writes.empty() &&
         !kernel.model->calls_operators()) [[unlikely]] {
       return verified(record, kernel, call, result);
     }

@@ -293,3 +293,119 @@ report(hits=sum(row.hits for part, row in manager.stats() if part is model), vie
 def test_what_attention_answers_can_be_written_by_what_needs_gradients(tmp_path: Path) -> None:
     seen = run_program(ATTENDS, tmp_path, fills=True)
     assert seen["hits"] == 2 and seen["view"] is False
+
+
+BUFFERS = """
+import copy, torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+
+class Normalizes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.first, self.second = torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.second(self.two(self.first(self.one(x)).relu())).sigmoid()
+
+class Averages(torch.nn.Module):  # how a vector quantizer keeps its codes
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.register_buffer("used", torch.zeros(8))
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.training:
+            self.steps += 1
+            self.used.mul_(0.9).add_((y > 0).sum(0).to(y), alpha=0.1)
+            self.mean.copy_(torch.lerp(self.mean, y.mean(0), 1 / (self.steps + 1)))
+        return (y - self.mean) / (self.used + 1)
+
+class Follows(torch.nn.Module):  # a teacher whose weights follow another's
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.student = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        self.teacher.weight.mul_(0.9).add_(self.student.weight, alpha=0.1)
+        return self.teacher(x).sigmoid()
+
+def shared(model):  # one memory: what one norm writes the other reads
+    if isinstance(model, Normalizes):
+        model.second.running_mean = model.first.running_mean
+
+def of_inference(model):
+    with torch.inference_mode():
+        for part in model.modules():
+            for name, value in part._buffers.items():
+                part._buffers[name] = value.clone()
+
+def reloaded(model):
+    model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
+
+def answers(model, rows):
+    found = []
+    for number, size in enumerate(rows):
+        x = torch.linspace(-1, 1, size * 8).view(size, 8) * (number + 1)
+        if number == 5:
+            model.eval()
+        try:
+            found.append(model(x).tolist())
+        except Exception as error:
+            found.append(repr(error))
+        model.train()
+        found.append([[name, value.tolist()] for name, value in model.named_buffers()])
+        before = [] if number == 0 else versions
+        versions = [0 if b.is_inference() else b._version for b in model.buffers()]
+        found.append([b - a for a, b in zip(before, versions)])
+    return found
+
+def close(one, other):
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    return abs(one - other) < 1e-4 if isinstance(one, float) else one == other
+
+rows = [16] * 8 + [12, 20, 1, 16]
+ways = [(torch.no_grad, lambda model: None), (torch.inference_mode, lambda model: None),
+        (torch.no_grad, shared), (torch.no_grad, of_inference), (torch.no_grad, reloaded)]
+seen = {}
+for kind in (Normalizes, Averages, Follows):
+    torch.manual_seed(0)
+    model = kind()
+    same, hits = [], []
+    for mode, change in ways:
+        one, other = copy.deepcopy(model), copy.deepcopy(model)
+        change(one), change(other)
+        with mode():
+            expected = answers(one, rows)
+            with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+                same.append(close(answers(other, rows), expected))
+                hits.append(sum(row.hits for part, row in manager.stats() if part is other))
+                lines = explain_module(other)
+    seen[kind.__name__] = [same, hits, lines, expected[-3]]
+report(seen=seen)
+"""
+
+
+def test_norms_in_training_mode_write_their_statistics_without_gradients(store: Path) -> None:
+    # As teachers, generators and `update_bn` run. With verification on, they still step once.
+    for verify in ("0", "1"):
+        seen = run_program(BUFFERS, store, timeout=500, fills=True, EAGERCACHE_VERIFY=verify)[
+            "seen"
+        ]
+        for kind in ("Normalizes", "Averages"):
+            same, hits, lines, _ = seen[kind]
+            assert same == [True] * 5, (kind, same, lines)
+            plain, inference, shared, of_inference, reloaded = hits
+            assert plain >= 6, (kind, hits, lines)
+            assert inference >= 6, (kind, hits, lines)
+            assert reloaded >= 6, (kind, hits, lines)
+            assert (kind == "Averages" or shared <= 1) and of_inference <= 1, (kind, hits)
+        same, hits, lines, _ = seen["Follows"]
+        assert same == [True] * 5
+        assert hits == [0] * 5
+        assert "it writes to its parameter teacher.weight" in str(lines)

@@ -84,6 +84,8 @@ def compile_deployed(
             raise CompileRefused("an argument of the call is an object, which no artifact takes")
         with autocast(casts):
             identity, _ = watch_forward(rebuilt, description["identity"])
+        if rebuilt.writes:
+            raise CompileRefused("it writes into its buffers, which no artifact does")
         with autocast(casts), main_of(rebuilt.module), call_hooks.originals():
             traced = trace_module(rebuilt, identity, open_sizes)
         if traced.checks:

@@ -1,4 +1,4 @@
-"""A graph that writes into tensors of its call: a cache of fixed size, for one."""
+"""A graph that writes into tensors of its call, or of the module: a cache of fixed size, for one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagercache.callables.written_tensors import Write
 from eagercache.calls.texts import first_line
 from eagercache.worker.inductor.commands import CompileRefused
 
-_MUTATION = "USER_INPUT_MUTATION"
+_OF_ARGUMENTS, _OF_BUFFERS = "USER_INPUT_MUTATION", "BUFFER_MUTATION"
 
 
 def holds_blocks_of_autocast(graph: torch.fx.Graph) -> bool:
@@ -33,7 +33,7 @@ def without_writes(program: torch.export.ExportedProgram) -> torch.export.Export
 
 def is_write(spec: torch.export.graph_signature.OutputSpec) -> bool:
     """Whether an output of `without_writes` is a new value of an input."""
-    return spec.kind.name == _MUTATION
+    return spec.kind.name in (_OF_ARGUMENTS, _OF_BUFFERS)
 
 
 def write_at_the_end(
@@ -49,6 +49,8 @@ def write_at_the_end(
     graph = program.graph
     (output,) = graph.find_nodes(op="output")
     placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    buffers = program.graph_signature.inputs_to_buffers
+    names = {target: name for name, target in buffers.items()}
     specs = program.graph_signature.output_specs
     rest, written = [], []
     for spec, value in zip(specs, output.args[0], strict=True):
@@ -57,10 +59,11 @@ def write_at_the_end(
             continue
         assert spec.target is not None
         with graph.inserting_before(output):
-            target = placeholders[spec.target]
+            name = names[spec.target] if spec.kind.name == _OF_BUFFERS else spec.target
+            target = placeholders[name]
             copied = graph.call_function(torch.ops.aten.copy_.default, (target, value))
         copied.meta.update(target.meta)
-        written.append(sources[spec.target])
-    if sorted(written) != [(False, write.index) for write in writes]:
+        written.append(sources[name])
+    if sorted(written) != [(write.of_module, write.index) for write in writes]:
         raise CompileRefused("the forward writes into other tensors when it is traced")
     output.args = (tuple(rest),)

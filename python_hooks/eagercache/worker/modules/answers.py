@@ -135,8 +135,8 @@ class Answers:
         module, args, kwargs = self._rebuilt.module, self._rebuilt.args, self._rebuilt.kwargs
         objects = self._rebuilt.objects
         self._core.set_modules_active(by_kernel)
-        if objects.found:  # on both sides
-            counted = counters(self._rebuilt.written)
+        if objects.found or self._rebuilt.writes:  # on both sides
+            counted = counters(self._rebuilt.written_arguments, self._rebuilt.buffers)
             for _ in range(calls):
                 module(*args, **kwargs)
                 objects.restore()

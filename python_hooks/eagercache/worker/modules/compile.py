@@ -138,7 +138,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     watched = [*_tensors_of(identity), *arguments]
     marks = marks_of(watched)
     states = random_states()
-    with rebuilt.finds_writes(), Reads(watched, gradients=False) as reads:
+    with rebuilt.finds_writes(identity.slots), Reads(watched, gradients=False) as reads:
         rebuilt.run()  # what a first call sets up is not its effect
     reads.check()
     if marks_of([*_tensors_of(identity), *arguments]) != marks:

@@ -42,7 +42,7 @@ def call_facts(form: str, traced: ModuleGraph | TrainingGraphs) -> dict[str, str
         "inputs": json.dumps([[int(kind), index] for kind, index in traced.inputs]),
         "ranges": json.dumps(traced.ranges),
         "outputs": traced.outputs,
-        "writes": json.dumps(traced.writes),
+        "writes": json.dumps([[int(kind), index, times] for kind, index, times in traced.writes]),
         "checks": str(int(traced.checks)),
     }
 

@@ -11,7 +11,7 @@ import torch
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
-from eagercache.callables.module_identity import Identity
+from eagercache.callables.module_identity import Identity, identify
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, map_tensors
 from eagercache.worker.modules.answers import Answers
@@ -73,6 +73,11 @@ def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
             objects = CallObjects(args, kwargs)
             outcome = outcome_of(module(*args, **kwargs), objects)
             tensors = argument_tensors(args, kwargs)
-            return [*tensor_leaves(outcome), *(tensors[write.index] for write in rebuilt.writes)]
+            slots = identify(module).slots if rebuilt.buffers else ()
+            written = (
+                slots[write.index].tensor if write.of_module else tensors[write.index]
+                for write in rebuilt.writes
+            )
+            return [*tensor_leaves(outcome), *written]
 
     return in_float64(run)

@@ -86,7 +86,8 @@ class ModuleGraph:
         outputs: what `module_outputs.build_unflatten` makes the answer of, as JSON.
         symbolic: what is not known of the sizes; None where all are. ``examples`` are fake then.
         guards: what the trace stands on beside them, as `GuardRow.to_row`.
-        writes: (argument tensor, how often) of those that the graph writes into.
+        writes: (whether it is a slot of the identity, its index or that of the argument tensor, how
+            often) of those that the graph writes into.
         checks: whether its last output, which is not of the answer, says if all indices were
             inside (`indices.check_inside`).
         calls: of custom operators, which the graph calls; `CustomCalls.close` is the taker's.
@@ -99,7 +100,7 @@ class ModuleGraph:
     outputs: str
     symbolic: SymbolicSizes | None = None
     guards: tuple[tuple[str, ...], ...] = ()
-    writes: tuple[tuple[int, int], ...] = ()
+    writes: tuple[tuple[bool, int, int], ...] = ()
     checks: bool = False
     calls: CustomCalls | None = None
 
@@ -170,7 +171,7 @@ def trace_module(
         symbolic.see_outputs(graph)
     calls = take_custom_calls(plain.graph, operators, _why_no_operators(rebuilt, casts, symbolic))
     plain.recompile()
-    writes = tuple((write.index, write.times) for write in rebuilt.writes)
+    writes = tuple((write.of_module, write.index, write.times) for write in rebuilt.writes)
     found = (ranges, outputs, symbolic, guards, writes, checks, calls)
     return ModuleGraph(plain, tuple(inputs), tuple(examples), *found)
 
@@ -196,7 +197,7 @@ def _why_no_operators(rebuilt: Transferred, casts: bool, symbolic: SymbolicSizes
         return "under autocast"
     if symbolic is not None:
         return "with open sizes, of which only the operator knows what follows"
-    return "and writes into tensors of its arguments" if rebuilt.writes else ""
+    return "and writes into buffers or tensors of its arguments" if rebuilt.writes else ""
 
 
 @dataclass
@@ -292,7 +293,7 @@ def _has_casts(rebuilt: Transferred, open_sizes: Sequence[tuple[int, int]]) -> b
     if casts and open_sizes:
         raise CompileRefused("sizes are not left open under autocast")
     if casts and rebuilt.writes:
-        raise CompileRefused("it writes into tensors of its arguments under autocast")
+        raise CompileRefused("it writes into buffers or tensors of its arguments under autocast")
     return casts
 
 

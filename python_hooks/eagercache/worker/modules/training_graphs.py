@@ -73,7 +73,7 @@ class TrainingGraphs:
     made_bytes: int
     rebuilt: tuple[Rebuilt, ...]
     guards: tuple[tuple[str, ...], ...] = ()
-    writes: tuple[tuple[int, int], ...] = ()
+    writes: tuple[tuple[bool, int, int], ...] = ()
     checks: bool = False
     behind: tuple[tuple[int, ...], ...] = ()
 
