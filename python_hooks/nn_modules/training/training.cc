@@ -62,6 +62,20 @@ at::Tensor detached_from(const at::Tensor& made, const variable_list& answers,
   return made;
 }
 
+// Parts of one tensor, as `chunk` gives them, have one version: where one is written in place,
+// those who saved another raise as they do for autograd's own views.
+void share_versions(const variable_list& answers) {
+  for (std::size_t i = 1; i < answers.size(); ++i) {
+    for (std::size_t j = 0; j < i && !is_alone(answers[i]); ++j) {
+      if (shares_memory(answers[i], answers[j])) {
+        torch::autograd::impl::set_version_counter(
+            answers[i], torch::autograd::impl::version_counter(answers[j]));
+        break;
+      }
+    }
+  }
+}
+
 // What the buffers hold that the forward reads and writes, in their order.
 variable_list read_buffers(const ModuleTraining& plan, const std::vector<at::Tensor>& inputs) {
   variable_list values;
@@ -206,6 +220,7 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
       adopt_strides(outputs[i], kernel.output_strides[i]);
       given.push_back(std::move(outputs[i]));
     }
+    share_versions(given);
     for (std::size_t i = 0; i < plan.num_made; ++i) {
       const at::Tensor& own = outputs[plan.num_answers + plan.buffers.size() + i];
       made.push_back(is_read_as_planned(own)

@@ -376,3 +376,107 @@ def test_gradients_lie_as_eagers_do_where_the_kernel_lays_them_out_in_another_wa
     assert "2 with gradients" in found["lines"], found["lines"]
     assert all(found["same"]) and not all(found["plain"])
     assert all(mine == native for mine, native in found["strides"])
+
+
+PARTS = """
+import copy, torch, eagercache
+from eagercache.modules.manager import explain_module
+torch.set_num_threads(1)
+
+class Encoder(torch.nn.Module):  # of a variational autoencoder
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.two(self.one(x).relu()).chunk(2, 1)
+
+class Autoencoder(Encoder):
+    def forward(self, x):
+        mean, spread = self.two(self.one(x).sigmoid()).sigmoid().chunk(2, 1)
+        drawn = mean + torch.exp(spread / 2) * 0.1
+        return self.one(torch.cat((drawn, mean), 1)), mean, spread
+
+class Slices(Encoder):  # the rest of a token's features, whose gradient autograd computes from them
+    def forward(self, x):
+        made = self.two(self.one(x).relu()).sigmoid()
+        return made[:, 1:4], made[1:, 5:]
+
+class Overlaps(Encoder):
+    def forward(self, x):
+        made = self.two(self.one(x).relu()).sigmoid()
+        return made, made[:, 1:4]
+
+def nothing(parts):
+    pass
+
+def keeps(parts):
+    for part in parts:
+        part.retain_grad()
+
+def hooks(parts):
+    parts[-1].register_hook(lambda gradient: gradient * 3)
+
+def writes(parts):  # what the backward has not kept
+    parts[0].mul_(2)
+
+def step(model, x, change):
+    model.zero_grad()
+    parts = model(x)
+    try:
+        change(parts)
+        loss = sum((part.sin() * (i + 1)).sum() for i, part in enumerate(parts))
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)[:60]
+    lie = [(part.stride(), part.storage_offset(), part.untyped_storage().data_ptr() ==
+            parts[-1].untyped_storage().data_ptr()) for part in parts]
+    numbers = [loss, *parts, *(p.grad for p in model.parameters()),
+               *(part.grad for part in parts if change is keeps)]
+    return lie, [number.detach().clone() for number in numbers]
+
+def equal(one, other):
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return one[0] == other[0] and all(
+        torch.allclose(a, b, atol=1e-5) for a, b in zip(one[1], other[1], strict=True))
+
+seen = {}
+for kind in (Encoder, Autoencoder, Slices, Overlaps):
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(6, 8)
+    other, changes = copy.deepcopy(model), (nothing, nothing, keeps, hooks, writes)
+    native = [step(model, x, change) for change in changes]
+    with eagercache.enable(ops=(), modules="auto", training=True, choose="always", on_miss="wait"):
+        answers = [step(other, x, change) for change in changes]
+        line = explain_module(other)[0]
+    rows = [[equal(*both), *(str(one)[:60] for one in both)] for both in zip(answers, native)]
+    seen[kind.__name__] = [rows, line]
+
+# The backward reads what it keeps of the answer: a write is told as autograd tells it.
+model = Autoencoder()
+with eagercache.enable(ops=(), modules="auto", training=True, choose="always", on_miss="wait"):
+    told = []
+    for _ in range(3):
+        whole, mean, spread = model(x)
+        with torch.no_grad():
+            mean.mul_(2)
+        try:
+            whole.sum().backward()
+            told.append("")
+        except RuntimeError as error:
+            told.append(str(error))
+report(seen=seen, told=told)
+"""
+
+
+def test_parts_of_one_tensor_are_answered_with_their_gradients(cache: Path) -> None:
+    found = run_program(PARTS, cache, fills=True)
+    for kind in ("Encoder", "Autoencoder", "Slices"):
+        rows, line = found["seen"][kind]
+        assert "4 with gradients" in line, line
+        assert all(same for same, *_ in rows[:-1]), (kind, rows)
+    rows, line = found["seen"]["Overlaps"]
+    assert all(same for same, *_ in rows), rows
+    assert "what it returns shares elements with another output" in line
+    assert all("modified by an inplace operation" in text for text in found["told"]), found["told"]

@@ -198,11 +198,12 @@ def _tensors_of(identity: Identity) -> list[torch.Tensor]:
 
 
 def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = False) -> None:
-    """Raises Unfit where the answer has memory of an input; without ``views``, or one memory twice.
+    """Raises Unfit where the answer has memory of an input; without ``views``, or an element twice.
 
     What outputs share is compared when a kernel is proved (`compare_structure`).
     """
     memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    taken: dict[int, torch.Tensor] = {}  # the bytes of outputs, by their memory's address
     for leaf in pytree.tree_leaves(answer):
         if not isinstance(leaf, torch.Tensor):
             continue
@@ -210,9 +211,24 @@ def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = Fals
             raise Unfit(f"it returns a {type(leaf).__name__}")
         pointer = leaf.untyped_storage().data_ptr()
         if pointer in memory:
-            raise Unfit("what it returns shares memory with an input or another output")
-        if not views:
-            memory.add(pointer)
+            raise Unfit("what it returns shares memory with an input")
+        if not views and not _takes(leaf, taken.setdefault(pointer, _no_bytes(leaf))):
+            raise Unfit("what it returns shares elements with another output")
+
+
+def _no_bytes(leaf: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(leaf.untyped_storage().nbytes(), dtype=torch.bool)
+
+
+def _takes(leaf: torch.Tensor, taken: torch.Tensor) -> bool:
+    """Marks the bytes of a tensor; False where another one has some of them."""
+    size = leaf.element_size()
+    strides = [stride * size for stride in leaf.stride()]
+    own = taken.as_strided((*leaf.shape, size), (*strides, 1), leaf.storage_offset() * size)
+    if own.any():
+        return False
+    own.fill_(True)
+    return True
 
 
 # ---- compile -------------------------------------------------------------------------------------
