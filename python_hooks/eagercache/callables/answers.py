@@ -38,6 +38,17 @@ def compare_structure(native: Any, answer: Any, where: str) -> None:
         raise ProofFailed(f"its outputs do not share memory as the forward's do ({where})")
 
 
+def views_among(leaves: Sequence[Any]) -> dict[int, int]:
+    """Of each leaf that is autograd's view of another one (`scores, scores.t()`), which that is."""
+    places = {id(leaf): index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf)}
+    bases = {index: leaf._base for index, leaf in enumerate(leaves) if torch.is_tensor(leaf)}
+    return {
+        index: places[id(base)]
+        for index, base in bases.items()
+        if base is not None and id(base) in places and leaves[index].requires_grad
+    }
+
+
 def _shared(leaves: Sequence[Any]) -> list[int]:
     """For each leaf the first one whose memory it has."""
     first: dict[int, int] = {}

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from eagercache.base.load import core
 from eagercache.callables.answer_structure import outcome_of
+from eagercache.callables.answers import views_among
 from eagercache.callables.module_identity import identify
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.replay import Replayed, drawing_again
@@ -188,10 +189,13 @@ def _filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
 def _differentiable(
     answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[torch.Tensor]:
+    """The parts of an answer that a kernel has gradients of, which views of others are not."""
+    leaves = pytree.tree_leaves(outcome_of(answer, CallObjects(args, kwargs)))
+    views = views_among(leaves)
     return [
         leaf
-        for leaf in pytree.tree_leaves(outcome_of(answer, CallObjects(args, kwargs)))
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and index not in views
     ]
 
 

@@ -76,6 +76,15 @@ void share_versions(const variable_list& answers) {
   }
 }
 
+// Makes autograd's views of those answers that are some of others: their gradients are its own
+// matter.
+void show_views(const ModuleTraining& plan, variable_list& answers) {
+  for (const ModuleTraining::View& view : plan.views) {
+    const at::Tensor& own = answers[view.output];
+    answers[view.output] = answers[view.of].as_strided(own.sizes(), own.strides(), view.offset);
+  }
+}
+
 // What the buffers hold that the forward reads and writes, in their order.
 variable_list read_buffers(const ModuleTraining& plan, const std::vector<at::Tensor>& inputs) {
   variable_list values;
@@ -233,6 +242,7 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
   }
   record(kernel, std::move(inputs), std::move(call), std::move(autocast), std::move(drawn_from),
          std::move(before), given, std::move(made));
+  show_views(plan, given);
   for (at::Tensor& answer : given) {
     answers.push_back(std::move(answer));
   }

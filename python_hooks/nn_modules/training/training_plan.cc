@@ -119,6 +119,11 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
     read->buffers.push_back({index(fields[0], num_inputs), py::cast<std::uint32_t>(fields[1]),
                              py::cast<bool>(fields[2])});
   }
+  for (const py::handle& row : plan["views"]) {
+    const py::tuple fields = py::cast<py::tuple>(row);
+    read->views.push_back({index(fields[0], read->num_answers), index(fields[1], read->num_answers),
+                           py::cast<std::int64_t>(fields[2])});
+  }
   const std::size_t before_made = read->num_answers + read->buffers.size();
   if (num_outputs < before_made) {
     throw std::invalid_argument("the training plan does not fit its forward");

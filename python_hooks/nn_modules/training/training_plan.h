@@ -44,6 +44,12 @@ struct ModuleTraining {
     // other parts, whose own gradients lead there as well.
     std::optional<std::size_t> counted;
   };
+  // A tensor of the answer that is a view of another one, as autograd knows them.
+  struct View {
+    std::size_t output = 0;
+    std::size_t of = 0;
+    std::int64_t offset = 0;  // in its memory
+  };
   struct Buffer {
     std::size_t input = 0;
     std::uint32_t steps = 0;  // by how much the module's own forward moves its version
@@ -74,6 +80,7 @@ struct ModuleTraining {
   std::size_t num_answers = 0;
   std::size_t num_made = 0;
   std::vector<Buffer> buffers;
+  std::vector<View> views;
   std::vector<Saved> saved;
   std::vector<Tangent> tangents;
   std::vector<std::size_t> outer;  // those with some behind them, each after these

@@ -405,7 +405,12 @@ class Slices(Encoder):  # the rest of a token's features, whose gradient autogra
 class Overlaps(Encoder):
     def forward(self, x):
         made = self.two(self.one(x).relu()).sigmoid()
-        return made, made[:, 1:4]
+        return made[:, :5], made[:, 3:]
+
+class Turned(Encoder):  # as CLIP's scores of images and of texts
+    def forward(self, x):
+        made = self.two(self.one(x).relu()).sigmoid() * 2
+        return made[:3].sum(), made.t(), made, made[1:, 5:]
 
 def nothing(parts):
     pass
@@ -417,6 +422,9 @@ def keeps(parts):
 def hooks(parts):
     parts[-1].register_hook(lambda gradient: gradient * 3)
 
+def doubles(parts):  # what others are views of
+    parts[-2].mul_(2)
+
 def writes(parts):  # what the backward has not kept
     parts[0].mul_(2)
 
@@ -426,6 +434,10 @@ def step(model, x, change):
     try:
         change(parts)
         loss = sum((part.sin() * (i + 1)).sum() for i, part in enumerate(parts))
+        if change is nothing:  # gradients of gradients
+            weights = list(model.parameters())
+            gradients = torch.autograd.grad(loss, weights, create_graph=True)
+            loss = loss + sum(gradient.square().sum() for gradient in gradients)
         loss.backward()
     except RuntimeError as error:
         return str(error)[:60]
@@ -442,10 +454,11 @@ def equal(one, other):
         torch.allclose(a, b, atol=1e-5) for a, b in zip(one[1], other[1], strict=True))
 
 seen = {}
-for kind in (Encoder, Autoencoder, Slices, Overlaps):
+for kind in (Encoder, Autoencoder, Slices, Overlaps, Turned):
     torch.manual_seed(0)
     model, x = kind(), torch.randn(6, 8)
-    other, changes = copy.deepcopy(model), (nothing, nothing, keeps, hooks, writes)
+    other, changes = copy.deepcopy(model), (nothing, nothing, keeps, hooks)
+    changes += (doubles if kind is Turned else writes,)
     native = [step(model, x, change) for change in changes]
     with eagercache.enable(ops=(), modules="auto", training=True, choose="always", on_miss="wait"):
         answers = [step(other, x, change) for change in changes]
@@ -478,5 +491,8 @@ def test_parts_of_one_tensor_are_answered_with_their_gradients(cache: Path) -> N
         assert all(same for same, *_ in rows[:-1]), (kind, rows)
     rows, line = found["seen"]["Overlaps"]
     assert all(same for same, *_ in rows), rows
+    turned, with_kernel = found["seen"]["Turned"]
+    assert all(same for same, *_ in turned), turned
+    assert "4 with gradients" in with_kernel
     assert "what it returns shares elements with another output" in line
     assert all("modified by an inplace operation" in text for text in found["told"]), found["told"]

@@ -1,4 +1,4 @@
-"""A graph that writes into tensors of its call, or of the module: a cache of fixed size, for one."""
+"""A graph that writes into tensors of its call (a cache of fixed size), or of the module."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from eagercache.callables import call_hooks
 from eagercache.callables.answer_structure import refuse_lasting
+from eagercache.callables.answers import views_among
 from eagercache.callables.arguments import OPEN, argument_tensors, sized_values, sizes_of
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred
@@ -200,11 +201,14 @@ def _tensors_of(identity: Identity) -> list[torch.Tensor]:
 def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = False) -> None:
     """Raises Unfit where the answer has memory of an input; without ``views``, or an element twice.
 
-    What outputs share is compared when a kernel is proved (`compare_structure`).
+    A view of another output may always be there (`views_among`). What outputs share is compared
+    when a kernel is proved (`compare_structure`).
     """
     memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     taken: dict[int, torch.Tensor] = {}  # the bytes of outputs, by their memory's address
-    for leaf in pytree.tree_leaves(answer):
+    leaves = pytree.tree_leaves(answer)
+    known = views_among(leaves)
+    for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
         if type(leaf) is not torch.Tensor or leaf.layout != torch.strided:
@@ -212,7 +216,9 @@ def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = Fals
         pointer = leaf.untyped_storage().data_ptr()
         if pointer in memory:
             raise Unfit("what it returns shares memory with an input")
-        if not views and not _takes(leaf, taken.setdefault(pointer, _no_bytes(leaf))):
+        if views or index in known:
+            continue
+        if not _takes(leaf, taken.setdefault(pointer, _no_bytes(leaf))):
             raise Unfit("what it returns shares elements with another output")
 
 

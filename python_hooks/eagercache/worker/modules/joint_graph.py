@@ -82,10 +82,10 @@ def trace_training(
     ``eager_saves`` holds the addresses of the tensors' memory that autograd keeps after the
     module's own forward: only of those the backward reads the memory itself, so that writing to
     another one in between is as harmless as it was. ``keeps_output`` says the same of the answer's
-    tensors, ``differentiable`` which of them have gradients, and ``strides`` how the forward lays
-    them out, which tracing does not always foresee. ``opened`` is an answer that holds objects.
-    Where the first split does not ``fit``, the result is another one that keeps less. Raises
-    CompileRefused.
+    tensors, ``differentiable`` which of them have gradients of their own, and ``strides`` how the
+    forward lays them out, which tracing does not always foresee. ``opened`` is an answer that holds
+    objects. Where the first split does not ``fit``, the result is another one that keeps less.
+    Raises CompileRefused.
     """
     program, guards, args, kwargs = _exported(module, args, kwargs, opened)
     inputs = read_inputs(program, args, kwargs, identity)
@@ -93,19 +93,19 @@ def trace_training(
     if len(answers) != len(differentiable):
         raise CompileRefused("the traced graph returns another number of tensors")
     in_objects = [False] * len(answers)
+    apart = [not traced for traced in differentiable]
     if opened is not None:
         outputs = with_objects(outputs, opened.answer, opened.structure, ())
         rows = class_rows(CallObjects(args, kwargs), opened.structure)
         guards = (*guards, *(tuple(row.to_row()) for row in rows))
         in_objects = opened.in_objects
+        apart = [either or held for either, held in zip(apart, in_objects, strict=True)]
     buffers = [
         index
         for index, source in enumerate(inputs.sources)
         if isinstance(source, tuple) and source[0] and identity.slots[source[1]].kind == "buffer"
     ]
-    joint = _trace_joint(
-        program, inputs, list(zip(answers, strides, in_objects, strict=True)), buffers
-    )
+    joint = _trace_joint(program, inputs, list(zip(answers, strides, apart, strict=True)), buffers)
     written = _keep_written(joint, len(answers), buffers)
     draws = drawn_within(joint.graph)
     if not draws:
@@ -186,7 +186,7 @@ def _trace_joint(
     """One graph: the answer's tensors, every buffer's value afterwards, and all gradients.
 
     ``answers``: the place of each tensor among what the program returns, its strides, and whether
-    an object holds it.
+    it has no gradient here: an object holds it, say.
     """
     called = program.graph_module
     other = torch.fx.GraphModule(called, copy.deepcopy(called.graph))
@@ -225,8 +225,8 @@ def _trace_called(
         return [
             # A clone: what may show an input is not traced, and a linear layer's answer may.
             *(
-                in_strides(given[i].detach() if held else given[i], wanted).clone()
-                for i, wanted, held in answers
+                in_strides(given[i].detach() if apart else given[i], wanted).clone()
+                for i, wanted, apart in answers
             ),
             *(own[i].detach() for i in buffers),
         ]

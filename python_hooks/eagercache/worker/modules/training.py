@@ -69,7 +69,7 @@ def compile_training(
                 rebuilt.kwargs,
                 watched.identity,
                 watched.saves,
-                watched.differentiable,
+                watched.traced,
                 watched.keeps_output,
                 watched.strides,
                 lambda graphs: saved_bytes(rebuilt, graphs) <= _most_saved(watched),
@@ -278,6 +278,7 @@ def _plan(watched: Watched, graphs: TrainingGraphs, answers: TrainingAnswers) ->
     return {
         "identity": watched.identity.digest,
         "keeps_output": watched.keeps_output,
+        "views": [list(view) for view in watched.views],
         "buffers": [
             [index, steps.get(graphs.inputs[index][1], 0), is_read]
             for index, is_read in zip(plan["buffers"], graphs.buffers_read, strict=True)

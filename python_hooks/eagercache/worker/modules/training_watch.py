@@ -19,6 +19,7 @@ from eagercache.callables.answer_structure import (
     structure_of,
     take,
 )
+from eagercache.callables.answers import views_among
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred
@@ -57,6 +58,13 @@ class Watched:
     version_steps: dict[int, int]  # by slot: how far a written buffer's version moved
     behind: tuple[tuple[int, ...], ...]  # as TrainingGraphs has it
     draws: bool  # random numbers, of torch's own generators
+    views: tuple[tuple[int, int, int], ...]  # (tensor of the answer, of which one, from where on)
+
+    @property
+    def traced(self) -> list[bool]:
+        """The tensors of the answer whose gradients the backward takes: autograd has the views'."""
+        views = {index for index, _, _ in self.views}
+        return [has and index not in views for index, has in enumerate(self.differentiable)]
 
 
 def watch_training(rebuilt: Transferred, expected: str) -> Watched:
@@ -106,6 +114,7 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         raise Unfit("it returns a view into a larger tensor")  # aligned less than memory of its own
     memory = {tensor.untyped_storage().data_ptr() for tensor in own}
     leaves = tensor_leaves(first)
+    views = views_among(leaves)
     differentiable = [leaf.requires_grad for leaf in leaves]
     held = [False] * len(leaves) if opened is None else opened.in_objects
     if not any(has and not inside for has, inside in zip(differentiable, held, strict=True)):
@@ -120,8 +129,11 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         strides=[list(leaf.stride()) for leaf in leaves],
         opened=opened,
         version_steps=steps,
-        behind=parts_behind([leaf for leaf in leaves if leaf.requires_grad]),
+        behind=parts_behind(
+            [leaf for i, leaf in enumerate(leaves) if leaf.requires_grad and i not in views]
+        ),
         draws=draws,
+        views=tuple((i, of, leaves[i].storage_offset()) for i, of in sorted(views.items())),
     )
 
 
