@@ -130,8 +130,11 @@ report(same=same, other=other, reason=str(eagercache.explain_module(net)))
 """
 
 
-# A worker of its own is started with the same variables whatever torch it imports.
-@pytest.mark.parametrize("fills", [True, pytest.param(False, marks=pytest.mark.once)])
+# A worker of its own is started with the same variables whatever torch it imports. It compiles
+# without what prepared workers share, in six times the time.
+@pytest.mark.parametrize(
+    "fills", [True, pytest.param(False, marks=[pytest.mark.once, pytest.mark.long])]
+)
 def test_a_forward_that_asks_for_a_variable_has_a_kernel_for_its_value(
     cache: Path, fills: bool
 ) -> None:
