@@ -392,7 +392,7 @@ report(seen=seen)
 
 
 def test_norms_in_training_mode_write_their_statistics_without_gradients(store: Path) -> None:
-    # As teachers, generators and `update_bn` run. With verification on, they still step once.
+    # As teachers and generators run. With verification on, they still step once.
     for verify in ("0", "1"):
         seen = run_program(BUFFERS, store, timeout=500, fills=True, EAGERCACHE_VERIFY=verify)[
             "seen"

@@ -110,8 +110,6 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     _restore(identity, before)
     functions = _functions(rebuilt, recorder)
     refuse_shared(first, [*own, *arguments])
-    if any(leaf.is_cuda and leaf.storage_offset() != 0 for leaf in tensor_leaves(first)):
-        raise Unfit("it returns a view into a larger tensor")  # aligned less than memory of its own
     memory = {tensor.untyped_storage().data_ptr() for tensor in own}
     leaves = tensor_leaves(first)
     views = views_among(leaves)
@@ -125,7 +123,10 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         differentiable=differentiable,
         saves=set(saved),
         saved_bytes=sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in memory),
-        keeps_output=[leaf.untyped_storage().data_ptr() in saved for leaf in leaves],
+        keeps_output=[
+            leaf.untyped_storage().data_ptr() in saved and _is_read_where_it_is(leaf)
+            for leaf in leaves
+        ],
         strides=[list(leaf.stride()) for leaf in leaves],
         opened=opened,
         version_steps=steps,
@@ -135,6 +136,14 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         draws=draws,
         views=tuple((i, of, leaves[i].storage_offset()) for i, of in sorted(views.items())),
     )
+
+
+def _is_read_where_it_is(part: torch.Tensor) -> bool:
+    """Whether a backward may read a part of a larger tensor in its place.
+
+    Generated code for a GPU reads 16 bytes at once, where memory of its own would have them.
+    """
+    return not part.is_cuda or part.storage_offset() * part.element_size() % 16 == 0
 
 
 def parts_behind(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
