@@ -67,3 +67,35 @@ def write_at_the_end(
     if sorted(written) != [(write.of_module, write.index) for write in writes]:
         raise CompileRefused("the forward writes into other tensors when it is traced")
     output.args = (tuple(rest),)
+
+
+def return_writes(graph: torch.fx.Graph) -> list[int]:
+    """Has a graph of `write_at_the_end` return what it writes, behind its outputs.
+
+    The result is the places of what it wrote among its inputs, for `write_returned`.
+    """
+    (output,) = graph.find_nodes(op="output")
+    placeholders = graph.find_nodes(op="placeholder")
+    copies = [
+        node
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if node.args[0] in placeholders
+    ]
+    output.args = ((*output.args[0], *(node.args[1] for node in copies)),)
+    places = [placeholders.index(node.args[0]) for node in copies]
+    for node in copies:
+        graph.erase_node(node)
+    return places
+
+
+def write_returned(graph: torch.fx.Graph, places: Sequence[int]) -> None:
+    """Has a graph write its last outputs into the inputs at ``places``, and return the others."""
+    (output,) = graph.find_nodes(op="output")
+    placeholders = graph.find_nodes(op="placeholder")
+    outputs = list(output.args[0])
+    rest = len(outputs) - len(places)
+    for place, value in zip(places, outputs[rest:], strict=True):
+        with graph.inserting_before(output):
+            copied = graph.call_function(torch.ops.aten.copy_.default, (placeholders[place], value))
+        copied.meta.update(placeholders[place].meta)
+    output.args = (tuple(outputs[:rest]),)

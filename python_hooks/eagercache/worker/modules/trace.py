@@ -45,8 +45,10 @@ from eagercache.worker.graphs.nodes import (
 from eagercache.worker.graphs.writes import (
     holds_blocks_of_autocast,
     is_write,
+    return_writes,
     without_writes,
     write_at_the_end,
+    write_returned,
 )
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.class_rows import class_rows
@@ -165,7 +167,9 @@ def trace_module(
     program.graph_module.recompile()
     plain = torch.fx.GraphModule(program.graph_module, graph)
     if casts or (not open_sizes and not rebuilt.writes and picks_by_labels(graph)):
+        places = return_writes(plain.graph)  # no graph that is decomposed writes its inputs
         plain = _decomposed(plain, tuple(examples), casts)
+        write_returned(plain.graph, places)
     ranges, checks = _look_at_indices(plain, rebuilt, examples)
     if symbolic is not None:
         symbolic.see_outputs(graph)
@@ -292,8 +296,6 @@ def _has_casts(rebuilt: Transferred, open_sizes: Sequence[tuple[int, int]]) -> b
     casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if casts and open_sizes:
         raise CompileRefused("sizes are not left open under autocast")
-    if casts and rebuilt.writes:
-        raise CompileRefused("it writes into buffers or tensors of its arguments under autocast")
     return casts
 
 
