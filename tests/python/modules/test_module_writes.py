@@ -416,3 +416,46 @@ def test_norms_in_training_mode_write_their_statistics_without_gradients(store: 
         assert same == [True] * 6
         assert hits == [0] * 6
         assert "it writes to its parameter teacher.weight" in str(lines)
+
+
+COLLECTS = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module, manager
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Seen:
+    def __init__(self):
+        self.total, self.calls = torch.zeros(8), torch.tensor(0)
+
+class Collects(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x, seen):
+        y = self.linear(x)
+        seen.total.add_(y.float().mean(0))
+        seen.calls.add_(1)
+        return y.sigmoid() * (seen.total / seen.calls)
+
+def answers():
+    seen = Seen()
+    made = [model(torch.full((4, 8), 0.1 * step), seen) for step in range(6)]
+    return [*made, seen.total, seen.calls, torch.tensor([seen.total._version, seen.calls._version])]
+
+model = Collects()
+with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    expected = answers()
+    with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+        same = [torch.allclose(*both, atol=1e-2) for both in zip(answers(), expected)]
+        hits = sum(row.hits for part, row in manager.stats() if part is model)
+        lines = explain_module(model)
+report(same=same, hits=hits, lines=lines)
+"""
+
+
+def test_an_object_is_written_into_under_autocast(store: Path) -> None:
+    seen = run_program(COLLECTS, store, timeout=300, fills=True)
+    assert all(seen["same"]), seen
+    assert seen["hits"] >= 5, seen
