@@ -1,4 +1,4 @@
-"""Random masks of a module's call drawn once more, for its gradients."""
+"""Random masks and numbers of a module's call drawn once more, for its gradients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
+_NUMBERS = (_aten.randn.default, _aten.rand.default)
+_LIKE = (_aten.randn_like.default, _aten.rand_like.default)
 
 
 def generator_of(device: torch.device) -> torch.Generator:
@@ -45,17 +47,23 @@ class Replayed(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func in _NUMBERS or func in _LIKE:
+            sizes = args[0].size() if func in _LIKE else torch.Size(args[0])
+            dtype = (kwargs or {}).get("dtype")
+            if dtype is None:
+                dtype = args[0].dtype if func in _LIKE else torch.get_default_dtype()
+            return self._next(sizes).to(dtype, copy=True)
         if func is _aten.bernoulli_.float:
-            return args[0].copy_(self._next(args[0]))
+            return args[0].copy_(self._next(args[0].size()))
         if func is _aten.native_dropout.default and args[2] is not False and 0 < args[1] < 1:
-            mask = self._next(args[0])
+            mask = self._next(args[0].size())
             scaled = args[0] * mask.to(args[0].dtype) * (1.0 / (1.0 - args[1]))
             return scaled.to(args[0].dtype), mask.to(torch.bool)
         return func(*args, **(kwargs or {}))
 
-    def _next(self, like: torch.Tensor) -> torch.Tensor:
+    def _next(self, sizes: torch.Size) -> torch.Tensor:
         mask = next(self._masks, None)
-        if mask is None or mask.size() != like.size():
+        if mask is None or mask.size() != sizes:
             raise RuntimeError(
                 "eagercache: a module draws other random masks than it did in its call"
             )

@@ -25,6 +25,22 @@ c10::ScalarType read_dtype(const std::string& name) {
   return *dtype;
 }
 
+ModuleNoise::Kind read_kind(const std::string& name) {
+  if (name == "bernoulli") {
+    return ModuleNoise::Kind::kBernoulli;
+  }
+  if (name == "dropout") {
+    return ModuleNoise::Kind::kDropout;
+  }
+  if (name == "normal") {
+    return ModuleNoise::Kind::kNormal;
+  }
+  if (name != "uniform") {
+    throw std::invalid_argument("the training plan draws " + name);
+  }
+  return ModuleNoise::Kind::kUniform;
+}
+
 // A state that cannot be read is left to itself.
 at::Tensor state_of(at::Generator& generator) {
   try {
@@ -40,8 +56,17 @@ at::Tensor state_of(at::Generator& generator) {
 at::Tensor ModuleNoise::draw(c10::Device device) const {
   const at::Tensor like =
       at::empty_strided(sizes, strides, at::TensorOptions().dtype(dtype).device(device));
-  return kind == Kind::kBernoulli ? like.bernoulli_(probability)
-                                  : std::get<1>(at::native_dropout(like, probability, true));
+  switch (kind) {
+    case Kind::kBernoulli:
+      return like.bernoulli_(probability);
+    case Kind::kDropout:
+      return std::get<1>(at::native_dropout(like, probability, true));
+    case Kind::kNormal:
+      return like.normal_();
+    case Kind::kUniform:
+      return like.uniform_();
+  }
+  throw std::logic_error("a mask of no kind");
 }
 
 std::vector<ModuleNoise> read_noise(const py::handle& rows) {
@@ -49,11 +74,8 @@ std::vector<ModuleNoise> read_noise(const py::handle& rows) {
   for (const py::handle& row : rows) {
     const auto fields = py::cast<py::tuple>(row);
     const auto kind = py::cast<std::string>(fields[0]);
-    if (kind != "bernoulli" && kind != "dropout") {
-      throw std::invalid_argument("the training plan draws " + kind);
-    }
     ModuleNoise one;
-    one.kind = kind == "dropout" ? ModuleNoise::Kind::kDropout : ModuleNoise::Kind::kBernoulli;
+    one.kind = read_kind(kind);
     one.probability = py::cast<double>(fields[1]);
     one.dtype = read_dtype(py::cast<std::string>(fields[2]));
     one.sizes = py::cast<std::vector<std::int64_t>>(fields[3]);

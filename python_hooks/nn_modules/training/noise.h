@@ -14,12 +14,12 @@
 
 namespace eagercache {
 
-// A random mask that a call draws as its module's own forward would have (dropout_masks.py): with
-// native's operator and from the program's generator. Never changes.
+// A random mask, or other numbers, that a call draws as its module's own forward would have
+// (dropout_masks.py): with native's operator and from the program's generator. Never changes.
 struct ModuleNoise {
-  enum class Kind : std::uint8_t { kBernoulli, kDropout };
+  enum class Kind : std::uint8_t { kBernoulli, kDropout, kNormal, kUniform };
   Kind kind = Kind::kBernoulli;
-  double probability = 0;  // of a one; of an element that is dropped
+  double probability = 0;  // of a one; of an element that is dropped; 0 for numbers
   c10::ScalarType dtype = c10::ScalarType::Bool;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;

@@ -312,3 +312,111 @@ def test_the_mask_of_a_dropout_is_no_index_of_the_embedding_behind_it(cache: Pat
     seen = run_program(EMBEDDED, cache, timeout=600, fills=True)
     assert "with gradients" in seen["lines"] and "refused" not in seen["lines"], seen["lines"]
     assert seen["close"] == [True] * 3, seen
+
+
+NUMBERS = """
+import copy, torch, eagercache
+from eagercache.modules.manager import explain_module
+from torch import nn
+torch.set_num_threads(1)
+F = nn.functional
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(12, 8), nn.Linear(4, 12)
+
+    def forward(self, x):
+        mean, spread = self.encode(x).chunk(2, -1)
+        return self.decode(mean + torch.exp(spread / 2) * torch.randn_like(mean)), mean, spread
+
+class Returns(Autoencoder):  # what it drew, which the program may write into
+    def forward(self, x):
+        mean, spread = self.encode(x).chunk(2, -1)
+        noise = torch.randn(mean.shape)
+        return self.decode(mean + torch.exp(spread / 2) * noise), noise
+
+class Paths(nn.Module):  # are dropped, as Swin does it, between masks of dropout
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def path(self, x):
+        kept = (0.8 + torch.rand((x.shape[0], 1), dtype=x.dtype, device=x.device)).floor_()
+        return x.div(0.8) * kept
+
+    def forward(self, x):
+        x = x + self.path(F.dropout(self.one(x).relu(), 0.2, self.training))
+        return x + self.path(F.dropout(self.two(x), 0.3, self.training))
+
+class Diffuses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(13, 16), nn.SiLU(), nn.Linear(16, 12))
+        self.register_buffer("left", torch.linspace(0.99, 0.1, 12))
+
+    def forward(self, x):
+        time = torch.arange(x.shape[0])
+        left, noise = self.left[time][:, None], torch.randn_like(x)
+        noisy = left.sqrt() * x + (1 - left).sqrt() * noise
+        return F.mse_loss(self.net(torch.cat((noisy, time[:, None] / 12), 1)), noise)
+
+class Pictures(nn.Module):  # channels_last: which number lies where depends on that
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        made = self.one(x.view(2, 6, 2, -1)[:, :3].to(memory_format=torch.channels_last))
+        return self.two((made + torch.randn_like(made)).relu())
+
+def steps(model, x):
+    torch.manual_seed(3)
+    found = []
+    for number in range(5):
+        model.zero_grad()
+        parts = model(x)
+        parts = parts if isinstance(parts, tuple) else (parts,)
+        if not parts[-1].requires_grad:
+            parts[-1].mul_(2)
+        loss = sum((part.sin() * (i + 1)).sum() for i, part in enumerate(parts))
+        try:
+            if number == 3:  # gradients of gradients are those of the same numbers
+                weights = list(model.parameters())
+                gradients = torch.autograd.grad(loss, weights, create_graph=True)
+                loss = loss + sum(gradient.square().sum() for gradient in gradients)
+            loss.backward()
+        except RuntimeError as error:
+            found.append(str(error)[:50])
+            continue
+        numbers = [*parts, *(p.grad for p in model.parameters()), torch.rand(3)]
+        found.append([number.detach().clone() for number in numbers])
+    return found
+
+def equal(one, other):
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(one, other, strict=True))
+
+seen = {}
+for kind in (Autoencoder, Returns, Paths, Diffuses, Pictures):
+    torch.manual_seed(0)
+    model = kind()
+    x = torch.randn(2, 12, 30) if kind is Pictures else torch.randn(6, 12)
+    other = copy.deepcopy(model)
+    native = steps(model, x)
+    with eagercache.enable(ops=(), modules="auto", training=True, choose="always", on_miss="wait"):
+        answers = steps(other, x)
+        line = explain_module(other)[0]
+    seen[kind.__name__] = [[equal(*both) for both in zip(answers, native)], line, str(native)[:99]]
+report(seen=seen)
+"""
+
+
+def test_numbers_that_a_forward_draws_are_those_that_eager_draws(cache: Path) -> None:
+    seen = run_program(NUMBERS, cache, fills=True)["seen"]
+    for kind, (same, line, native) in seen.items():
+        assert all(same), (kind, same, line, native)
+        if kind != "Pictures":
+            assert "4 with gradients" in line, (kind, line)
+    assert "draws random numbers in a layout of their own" in seen["Pictures"][1]

@@ -1,4 +1,4 @@
-"""Random masks of a module's call: dropout's and their like.
+"""Random masks and numbers of a module's call: dropout's, ``torch.randn`` and their like.
 
 Native draws them with its own operators and from the program's own generator, in the order in which
 the forward would have. So a call has the very masks that it would have had without a kernel, and
@@ -34,15 +34,17 @@ from eagercache.worker.inductor.commands import CompileRefused
 
 _aten = torch.ops.aten
 
+_NUMBERS = {_aten.randn.default: "normal", _aten.rand.default: "uniform"}
 _DTYPES = (torch.bool, *HALF, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """A mask that a call draws.
+    """A mask, or other numbers, that a call draws.
 
-    ``kind`` is "bernoulli", of which an element is one with ``probability`` (``bernoulli_``), or
-    "dropout", of which one is dropped with it (``native_dropout``). ``dtype``, ``sizes`` and
+    ``kind`` is "bernoulli", of which an element is one with ``probability`` (``bernoulli_``),
+    "dropout", of which one is dropped with it (``native_dropout``), "normal" (``randn``) or
+    "uniform" (``rand``). ``dtype``, ``sizes`` and
     ``strides`` are those of the tensor that is written over, or else dropped from: all that the
     place of a number among those drawn depends on.
     """
@@ -59,6 +61,8 @@ class Noise:
         given = torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
         if self.kind == "bernoulli":
             return given.bernoulli_(self.probability)
+        if self.kind in ("normal", "uniform"):
+            return given.normal_() if self.kind == "normal" else given.uniform_()
         return torch.native_dropout(given, self.probability, True)[1]
 
     def row(self) -> list[Any]:
@@ -181,7 +185,7 @@ def _layout_of(node: torch.fx.Node) -> _Layout:
 
 
 def take_noise(joint: torch.fx.GraphModule) -> list[Noise]:
-    """Makes every mask that a traced graph draws an input, after the others.
+    """Makes every mask that a traced graph draws an input, after the others; other numbers, too.
 
     In the order in which they are drawn. The graph of a call and its gradients has inputs of its
     own for the gradients, "tangents", which stay the last.
@@ -192,13 +196,13 @@ def take_noise(joint: torch.fx.GraphModule) -> list[Noise]:
     before = tangents[0] if tangents else inputs[-1].next
     found: list[Noise] = []
     for node in list(graph.nodes):
-        noise = _noise_of(node)
+        noise = _noise_of(node) or _numbers_of(node)
         if noise is None:
             continue
         with graph.inserting_before(before):
             mask = graph.placeholder(f"primals_noise_{len(found)}")
         found.append(noise)
-        if operator_name(node) == "aten::bernoulli":
+        if operator_name(node) != "aten::native_dropout":
             mask.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(mask)
         else:
@@ -221,6 +225,27 @@ def drawn_layouts(graph: torch.fx.Graph) -> list[tuple[int, ...]]:
             if not drops_nothing(node):
                 layouts.append((value[0] if isinstance(value, tuple) else value).stride())
     return layouts
+
+
+def number_layouts(graph: torch.fx.Graph) -> list[tuple[int, ...]]:
+    """The strides of the numbers that a graph draws which are no masks, in its order.
+
+    Which number lies where depends on them, and what an operator is decomposed into may forget them
+    (``randn_like`` of what is channels_last).
+    """
+    names = ("aten::randn", "aten::rand", "aten::randn_like", "aten::rand_like")
+    return [node.meta["val"].stride() for node in graph.nodes if operator_name(node) in names]
+
+
+def _numbers_of(node: torch.fx.Node) -> Noise | None:
+    kind = _NUMBERS.get(node.target) if node.op == "call_function" else None
+    if kind is None:
+        return None
+    value = node.meta["val"]
+    if value.dtype not in _DTYPES[1:] or value.numel() == 0:
+        return None
+    layout = (tuple(value.size()), tuple(value.stride()), value.device)
+    return Noise(kind, 0.0, value.dtype, *layout)
 
 
 def _noise_of(node: torch.fx.Node) -> Noise | None:

@@ -27,6 +27,7 @@ from eagercache.worker.graphs.dropout_masks import (
     drawn_layouts,
     drawn_within,
     keep_draws,
+    number_layouts,
     take_noise,
 )
 from eagercache.worker.graphs.indices import refuse_data_checks
@@ -108,6 +109,8 @@ def trace_training(
     joint = _trace_joint(program, inputs, list(zip(answers, strides, apart, strict=True)), buffers)
     written = _keep_written(joint, len(answers), buffers)
     draws = drawn_within(joint.graph)
+    if number_layouts(joint.graph) != number_layouts(program.graph):
+        raise CompileRefused("the forward draws random numbers in a layout of their own")
     if not draws:
         inputs.add_noise(take_noise(joint))
     refuse_operators(joint.graph, draws=bool(draws))
@@ -196,7 +199,10 @@ def _trace_joint(
             with contextlib.suppress(Exception):
                 joint = _trace_called(other, program, inputs, answers, buffers)
                 # Where a mask's numbers lie depends on its layout.
-                if drawn_layouts(joint.graph) == drawn_layouts(program.graph):
+                if all(
+                    layouts(joint.graph) == layouts(program.graph)
+                    for layouts in (drawn_layouts, number_layouts)
+                ):
                     return joint
         return _trace_called(called, program, inputs, answers, buffers)
     except CompileRefused:

@@ -68,6 +68,8 @@ class Splitter:
         self._number = {self._arguments[index]: number for number, index in enumerate(given)}
         self._given = given
         self.in_objects: tuple[bool, ...] = ()
+        # Those that the backward gets copies of: the program may write what they show.
+        self._copied: set[torch.fx.Node] = set()
 
     def graphs(
         self,
@@ -105,7 +107,7 @@ class Splitter:
             draws=tuple(draws),
             examples=examples,
             backward_examples=tuple(
-                examples[source.index] if source.kind == "input" else _example(node)
+                examples[source.index] if source.kind == "input" else self._example(node)
                 for source, node in [
                     *zip(saved, roots, strict=True),
                     *((Saved("tangent", 0), node) for node in into[len(passed) :]),
@@ -180,8 +182,9 @@ class Splitter:
         memory = {_shown_by(node) for node in self._returned[:returns]}
         # What the backward needs, and eager's would not have read: its value now.
         for node in made:
-            shown = node.op == "placeholder" or _shown_by(node) in memory
-            results.append(_clone(graph, env[node]) if shown else env[node])
+            if node.op == "placeholder" or _shown_by(node) in memory:
+                self._copied.add(node)
+            results.append(_clone(graph, env[node]) if node in self._copied else env[node])
         graph.output(tuple(results))
         graph.eliminate_dead_code()
         forward = torch.fx.GraphModule(module, graph)  # which has the constants' values
@@ -189,6 +192,11 @@ class Splitter:
         trap_negative_indices(forward.graph)
         forward.recompile()
         return forward, ranges
+
+    def _example(self, node: torch.fx.Node) -> torch.Tensor:
+        """A tensor as the backward gets it: a copy of a part of a tensor is dense."""
+        made = _example(node)
+        return torch.zeros_like(made) if node in self._copied else made
 
     def _argument(
         self, graph: torch.fx.Graph, module: torch.nn.Module, node: torch.fx.Node, index: int
@@ -219,6 +227,8 @@ class Splitter:
         for node in [*roots, *tangents]:
             placeholder = graph.placeholder(node.name)
             placeholder.meta.update(node.meta)
+            if node in self._copied:
+                placeholder.meta["val"] = torch.empty_like(node.meta["val"])
             (env if node in tangents else here)[node] = placeholder
         for source, node in zip(passed, into[: len(passed)], strict=True):
             root = _root(source, chains[source])
