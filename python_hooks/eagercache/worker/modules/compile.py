@@ -205,9 +205,9 @@ def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = Fals
     when a kernel is proved (`compare_structure`).
     """
     memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-    taken: dict[int, torch.Tensor] = {}  # the bytes of outputs, by their memory's address
     leaves = pytree.tree_leaves(answer)
     known = views_among(leaves)
+    parts: dict[int, list[torch.Tensor]] = {}  # by their memory's address
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
@@ -216,25 +216,26 @@ def refuse_shared(answer: Any, inputs: list[torch.Tensor], *, views: bool = Fals
         pointer = leaf.untyped_storage().data_ptr()
         if pointer in memory:
             raise Unfit("what it returns shares memory with an input")
-        if views or index in known:
-            continue
-        if not _takes(leaf, taken.setdefault(pointer, _no_bytes(leaf))):
-            raise Unfit("what it returns shares elements with another output")
+        if index not in known:
+            parts.setdefault(pointer, []).append(leaf)
+    if not views and any(_overlap(several) for several in parts.values()):
+        raise Unfit("what it returns shares elements with another output")
 
 
-def _no_bytes(leaf: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(leaf.untyped_storage().nbytes(), dtype=torch.bool)
-
-
-def _takes(leaf: torch.Tensor, taken: torch.Tensor) -> bool:
-    """Marks the bytes of a tensor; False where another one has some of them."""
-    size = leaf.element_size()
-    strides = [stride * size for stride in leaf.stride()]
-    own = taken.as_strided((*leaf.shape, size), (*strides, 1), leaf.storage_offset() * size)
-    if own.any():
+def _overlap(parts: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors of one memory share elements, or cannot be told apart."""
+    if len(parts) == 1:
         return False
-    own.fill_(True)
-    return True
+    size = parts[0].element_size()
+    taken = torch.zeros(parts[0].untyped_storage().nbytes() // size, dtype=torch.bool)
+    for part in parts:
+        own = taken.as_strided(part.size(), part.stride(), part.storage_offset())
+        # One that has an element of its own twice cannot be marked.
+        twice = any(step == 0 and n > 1 for n, step in zip(part.size(), part.stride(), strict=True))
+        if twice or part.element_size() != size or own.any():
+            return True
+        own.fill_(True)
+    return False
 
 
 # ---- compile -------------------------------------------------------------------------------------

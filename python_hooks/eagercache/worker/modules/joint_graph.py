@@ -112,7 +112,7 @@ def trace_training(
     if number_layouts(joint.graph) != number_layouts(program.graph):
         raise CompileRefused("the forward draws random numbers in a layout of their own")
     if not draws:
-        inputs.add_noise(take_noise(joint))
+        inputs.add_noise(_noise_on_one_device(joint, inputs))
     refuse_operators(joint.graph, draws=bool(draws))
     # Both are to be done.
     if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
@@ -256,6 +256,15 @@ def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:
     output.args = (values,)
     graph.eliminate_dead_code()
     joint.recompile()
+
+
+def _noise_on_one_device(joint: torch.fx.GraphModule, inputs: Inputs) -> list[Noise]:
+    """`take_noise`. Raises CompileRefused for numbers that are not drawn where the call computes."""
+    places = {value.device.type for value in inputs.values}
+    noise = take_noise(joint)
+    if any({one.device.type} != places for one in noise):
+        raise CompileRefused("the forward draws random numbers on another device")
+    return noise
 
 
 def _keep_written(joint: torch.fx.GraphModule, answers: int, buffers: Sequence[int]) -> list[int]:
