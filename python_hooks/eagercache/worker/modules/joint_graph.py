@@ -259,7 +259,7 @@ def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:
 
 
 def _noise_on_one_device(joint: torch.fx.GraphModule, inputs: Inputs) -> list[Noise]:
-    """`take_noise`. Raises CompileRefused for numbers that are not drawn where the call computes."""
+    """`take_noise`. Raises CompileRefused for numbers that are drawn on another device."""
     places = {value.device.type for value in inputs.values}
     noise = take_noise(joint)
     if any({one.device.type} != places for one in noise):
