@@ -109,10 +109,8 @@ def trace_training(
     joint = _trace_joint(program, inputs, list(zip(answers, strides, apart, strict=True)), buffers)
     written = _keep_written(joint, len(answers), buffers)
     draws = drawn_within(joint.graph)
-    if number_layouts(joint.graph) != number_layouts(program.graph):
-        raise CompileRefused("the forward draws random numbers in a layout of their own")
     if not draws:
-        inputs.add_noise(_noise_on_one_device(joint, inputs))
+        inputs.add_noise(_noise_as_drawn(joint, program, inputs))
     refuse_operators(joint.graph, draws=bool(draws))
     # Both are to be done.
     if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
@@ -258,8 +256,12 @@ def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:
     joint.recompile()
 
 
-def _noise_on_one_device(joint: torch.fx.GraphModule, inputs: Inputs) -> list[Noise]:
-    """`take_noise`. Raises CompileRefused for numbers that are drawn on another device."""
+def _noise_as_drawn(
+    joint: torch.fx.GraphModule, program: torch.export.ExportedProgram, inputs: Inputs
+) -> list[Noise]:
+    """`take_noise`. Raises CompileRefused for numbers that calls would draw otherwise."""
+    if number_layouts(joint.graph) != number_layouts(program.graph):
+        raise CompileRefused("the forward draws random numbers in a layout of their own")
     places = {value.device.type for value in inputs.values}
     noise = take_noise(joint)
     if any({one.device.type} != places for one in noise):

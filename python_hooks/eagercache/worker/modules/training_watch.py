@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,10 +123,7 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         differentiable=differentiable,
         saves=set(saved),
         saved_bytes=sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in memory),
-        keeps_output=[
-            leaf.untyped_storage().data_ptr() in saved and _is_read_where_it_is(leaf)
-            for leaf in leaves
-        ],
+        keeps_output=[_is_kept(leaf, saved) for leaf in leaves],
         strides=[list(leaf.stride()) for leaf in leaves],
         opened=opened,
         version_steps=steps,
@@ -138,12 +135,13 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     )
 
 
-def _is_read_where_it_is(part: torch.Tensor) -> bool:
-    """Whether a backward may read a part of a larger tensor in its place.
+def _is_kept(leaf: torch.Tensor, saved: Mapping[int, torch.Tensor]) -> bool:
+    """Whether autograd keeps a tensor of the answer, and a kernel's backward may read it there.
 
     Generated code for a GPU reads 16 bytes at once, where memory of its own would have them.
     """
-    return not part.is_cuda or part.storage_offset() * part.element_size() % 16 == 0
+    aligned = leaf.storage_offset() * leaf.element_size() % 16 == 0
+    return leaf.untyped_storage().data_ptr() in saved and (aligned or not leaf.is_cuda)
 
 
 def parts_behind(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
