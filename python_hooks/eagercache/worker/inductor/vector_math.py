@@ -21,6 +21,7 @@ may be. The chunks are of as many numbers as in native's own sum (at::native, ca
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 NAMESPACE = "eagercache_math"
 
@@ -47,20 +48,21 @@ def corrected(text: str) -> str:
 
 
 def improved_container(text: str) -> str:
-    """`improved` for a file of Inductor's that is compiled alone: with `SOURCE` in it.
-
-    Running means and variances (Welford's), which the text splits into chunks of 4,096, have chunks
-    of `_SHORT`.
-    """
-    return _alone(text, improved(_WELFORD.sub(rf"\g<1>{_SHORT}>", text)))
+    """`improved` for a file of Inductor's that is compiled alone: with `SOURCE` in it."""
+    return _alone(text, improved)
 
 
 def corrected_container(text: str) -> str:
     """`corrected` for such a file."""
-    return _alone(text, corrected(text))
+    return _alone(text, corrected)
 
 
-def _alone(text: str, better: str) -> str:
+def _alone(text: str, change: Callable[[str], str]) -> str:
+    """Means and variances (Welford's), which the text splits by 4,096, have chunks of `_SHORT`.
+
+    Native adds up a batch norm's in double, and pairwise a layer norm's.
+    """
+    better = change(_WELFORD.sub(rf"\g<1>{_SHORT}>", text))
     if better == text:
         return text
     head, include, rest = better.partition(_INCLUDE)  # each kernel has its own

@@ -41,7 +41,7 @@ def prove_calls(
             continue
         numerics = "accurate"
         reference = _reference(rebuilt)
-        length = max((max(s.tensor.size(), default=1) for s in identity.slots), default=2)
+        length = _longest_sum(rebuilt, identity)
         moved = Moved(rebuilt, lambda: tensor_leaves(answers.by_forward()), draw)
         for index, (mine, natives, wide) in enumerate(
             zip(tensor_leaves(answer), tensor_leaves(native), reference, strict=True)
@@ -53,6 +53,15 @@ def prove_calls(
     with torch.inference_mode():
         compare_structure(answers.by_forward(), answers.by_kernel(), "inference mode")
     return numerics, worst, native_worst
+
+
+def _longest_sum(rebuilt: Transferred, identity: Identity) -> int:
+    """How many numbers are added up, at most: by a product, by statistics over all of an input."""
+    longest = max((max(s.tensor.size(), default=1) for s in identity.slots), default=2)
+    if any(write.of_module for write in rebuilt.writes):
+        given = argument_tensors(rebuilt.args, rebuilt.kwargs)
+        longest = max([longest, *(tensor.numel() for tensor in given)])
+    return longest
 
 
 def wide(value: Any) -> Any:
