@@ -18,28 +18,6 @@ std::vector<PyObject*>& global_hooks() {
   return *dictionaries;
 }
 
-// Another number after each write to the dictionary.
-std::uint64_t version_of_dict(PyObject* dict) noexcept {
-#if PY_VERSION_HEX < 0x030D0000
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-#else
-  // Python 3.13 keeps none: the addresses of what is in it.
-  std::uint64_t version = 0;
-  Py_ssize_t position = 0;
-  PyObject* name = nullptr;
-  PyObject* value = nullptr;
-  while (PyDict_Next(dict, &position, &name, &value) != 0) {
-    for (const PyObject* part : {name, value}) {
-      version = (version ^ reinterpret_cast<std::uintptr_t>(part)) * 0x9E3779B97F4A7C15U;
-    }
-  }
-  return version;
-#endif
-}
-
 // An attribute of the instance that must be a dictionary.
 py::object dictionary(const py::dict& attributes, const char* name) {
   PyObject* found = PyDict_GetItemString(attributes.ptr(), name);
@@ -73,7 +51,7 @@ void ModuleGuard::add_module(py::handle module) {
   }
   const py::dict attributes = py::reinterpret_borrow<py::object>(module).attr("__dict__");
   owner.attributes = attributes;
-  owner.attributes_version = version_of_dict(attributes.ptr());
+  owner.version = DictVersion(attributes);
   owner.parameters = dictionary(attributes, "_parameters");
   owner.buffers = dictionary(attributes, "_buffers");
   owner.submodules = dictionary(attributes, "_modules");
@@ -137,7 +115,7 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
   for (std::size_t i = 0; i < owners_.size(); ++i) {
     const Owner& owner = owners_[i];
     if (Py_TYPE(modules_[i]) != owner.type || owner.type->tp_version_tag != owner.type_version ||
-        version_of_dict(owner.attributes.ptr()) != owner.attributes_version ||
+        owner.version.is_written() ||
         PyDict_GET_SIZE(owner.submodules.ptr()) != static_cast<Py_ssize_t>(owner.children.size()) ||
         PyDict_GET_SIZE(owner.parameters.ptr()) != owner.num_parameters ||
         PyDict_GET_SIZE(owner.buffers.ptr()) != owner.num_buffers) {

@@ -5,12 +5,12 @@
 
 #include <pybind11/pybind11.h>
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "python_hooks/nn_modules/arguments.h"
+#include "python_hooks/nn_modules/dict_version.h"
 #include "python_hooks/nn_modules/values.h"
 
 namespace eagercache {
@@ -68,7 +68,7 @@ class ModuleGuard {
     PyTypeObject* type = nullptr;
     unsigned int type_version = 0;
     pybind11::object attributes, parameters, buffers, submodules;
-    std::uint64_t attributes_version = 0;
+    DictVersion version;  // of its attributes
     std::vector<pybind11::object> hooks;
     Py_ssize_t num_parameters = 0;
     Py_ssize_t num_buffers = 0;

@@ -14,8 +14,8 @@ from torch import nn
 class Normalizes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm = nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16)
-        self.second, self.last = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.first, self.norm = nn.Linear(64, 64), nn.BatchNorm1d(64)
+        self.second, self.last = nn.Linear(64, 64), nn.BatchNorm1d(64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.second(self.norm(self.first(x)).relu())).sigmoid()
@@ -48,13 +48,13 @@ def test_norms_write_their_statistics_without_gradients(mode: type) -> None:
     torch.manual_seed(0)
     model = Normalizes().cuda().train()
     other = copy.deepcopy(model)
-    x = torch.randn(40, 4, 8, 24, 24, device="cuda")
+    x = torch.randn(40, 512, 64, device="cuda")
     with mode():
         expected = [other(part) for part in x]
         with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
             answers = [model(part) for part in x]
             hits = sum(row.hits for part, row in manager.stats() if part is model)
-    assert hits >= 38, explain_module(model)
+            assert hits >= 38, explain_module(model)
     torch.testing.assert_close(torch.stack(answers), torch.stack(expected), rtol=2e-3, atol=2e-3)
     theirs = dict(other.named_buffers())
     for name, buffer in model.named_buffers():

@@ -1,0 +1,107 @@
+#include "python_hooks/nn_modules/dict_version.h"
+
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+namespace eagercache {
+namespace {
+
+namespace py = pybind11;
+
+#if PY_VERSION_HEX < 0x030D0000
+
+std::uint64_t version_of_dict(PyObject* dict) noexcept {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+}
+
+#else
+
+struct Watched {
+  std::uint64_t writes = 0;
+  std::size_t holders = 0;
+};
+
+// Leaked, as the interpreter may write to a dictionary until it is gone. Entries stay where they
+// are while there are holders.
+std::unordered_map<PyObject*, Watched>& watched_dicts() {
+  static auto* dicts = new std::unordered_map<PyObject*, Watched>();
+  return *dicts;
+}
+
+int count_write(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
+  const auto found = watched_dicts().find(dict);
+  if (found != watched_dicts().end()) {
+    ++found->second.writes;
+  }
+  return 0;
+}
+
+// The interpreter has eight of them; this process takes one.
+int watcher() {
+  static const int id = PyDict_AddWatcher(count_write);
+  if (id < 0) {
+    PyErr_Clear();
+    throw std::invalid_argument("the interpreter has no watcher of dictionaries left");
+  }
+  return id;
+}
+
+#endif
+
+}  // namespace
+
+#if PY_VERSION_HEX < 0x030D0000
+
+DictVersion::DictVersion(py::object dict)
+    : dict_(std::move(dict)), version_(version_of_dict(dict_.ptr())) {}
+
+DictVersion::~DictVersion() = default;
+
+bool DictVersion::is_written() const noexcept { return version_of_dict(dict_.ptr()) != version_; }
+
+#else
+
+DictVersion::DictVersion(py::object dict) : dict_(std::move(dict)) {
+  if (PyDict_Watch(watcher(), dict_.ptr()) != 0) {  // again, where others watch it: no harm
+    throw py::error_already_set();
+  }
+  Watched& watched = watched_dicts()[dict_.ptr()];
+  ++watched.holders;
+  writes_ = &watched.writes;
+  version_ = watched.writes;
+}
+
+DictVersion::~DictVersion() {
+  if (writes_ == nullptr) {
+    return;
+  }
+  const auto found = watched_dicts().find(dict_.ptr());
+  if (--found->second.holders == 0) {
+    watched_dicts().erase(found);
+    if (PyDict_Unwatch(watcher(), dict_.ptr()) != 0) {
+      PyErr_Clear();
+    }
+  }
+}
+
+bool DictVersion::is_written() const noexcept { return *writes_ != version_; }
+
+#endif
+
+DictVersion::DictVersion(DictVersion&& other) noexcept
+    : dict_(std::move(other.dict_)),
+      writes_(std::exchange(other.writes_, nullptr)),
+      version_(other.version_) {}
+
+DictVersion& DictVersion::operator=(DictVersion&& other) noexcept {
+  std::swap(dict_, other.dict_);
+  std::swap(writes_, other.writes_);
+  std::swap(version_, other.version_);
+  return *this;
+}
+
+}  // namespace eagercache
