@@ -117,3 +117,44 @@ report(held=held, ours=replaced is not own)
 """
     found = run_program(program, store)
     assert (found["held"], found["ours"]) == ([True, False], True)
+
+
+def test_a_value_at_the_address_of_the_one_before_it_is_noticed(store: Path) -> None:
+    # From Python 3.13 on dictionaries have no version that would tell.
+    program = """
+import torch, eagercache
+from eagercache.modules.manager import manager
+torch.set_num_threads(1)
+
+class Scales(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.scale = scale
+
+    def forward(self, x):
+        scale = self.scale[0] if isinstance(self.scale, tuple) else self.scale
+        return (self.linear(x) * scale).relu()
+
+x = torch.linspace(-1, 1, 32).view(4, 8)
+right, alike, hits = [], 0, []
+for made in (lambda number: (number,), lambda number: number + 0.5):
+    model = Scales(made(2.0))
+    with torch.no_grad(), eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
+        for _ in range(3):
+            model(x)
+        hits.append(sum(row.hits for part, row in manager.stats() if part is model))
+        for number in range(3, 9):
+            address = id(model.__dict__["scale"])
+            del model.__dict__["scale"]
+            model.__dict__["scale"] = value = made(float(number))
+            alike += id(value) == address
+            scale = value[0] if isinstance(value, tuple) else value
+            del value
+            wanted = torch.nn.functional.linear(x, model.linear.weight, model.linear.bias) * scale
+            right.append(torch.allclose(model(x), wanted.relu(), atol=1e-4))
+report(right=right, alike=alike, hits=hits)
+"""
+    found = run_program(program, store, fills=True)
+    assert all(found["right"]), found
+    assert min(found["hits"]) >= 2 and found["alike"] >= 1, found
