@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from eagercache.calls.code_digest import code_digest
+
 # Packages whose code the environment key covers, or that a forward cannot compute with.
 _COVERED_PACKAGES = frozenset({"torch", "eagercache", "builtins"}) | sys.stdlib_module_names
 
@@ -120,30 +122,6 @@ def is_python_class(kind: type) -> bool:
 
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-
-
-# ---- code ----------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=65536)
-def code_digest(code: types.CodeType) -> str:
-    """16 hexadecimal digits over what ``code`` does; line numbers and file names are left out."""
-    digest = hashlib.sha256()
-    digest.update(code.co_code)
-    for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
-        digest.update(repr(part).encode())
-    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    digest.update(repr(counts).encode())
-    # Where a `try` begins and ends, which no instruction says since Python 3.11.
-    digest.update(getattr(code, "co_exceptiontable", b""))
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            digest.update(code_digest(constant).encode())
-        elif isinstance(constant, frozenset):
-            digest.update(repr(sorted(map(repr, constant))).encode())
-        else:
-            digest.update(repr(constant).encode())
-    return digest.hexdigest()[:16]
 
 
 # ---- values that code reads ----------------------------------------------------------------------

@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.code_values import class_code, code_digest, is_covered
+from eagercache.callables.code_values import class_code, is_covered
 from eagercache.callables.module_identity import Unfit, Writer
+from eagercache.calls.code_digest import code_digest
 
 FORMAT = 1
 MAX_FUNCTIONS = 400

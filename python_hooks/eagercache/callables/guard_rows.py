@@ -29,7 +29,6 @@ import torch
 from eagercache.callables.call_hooks import as_torch_made
 from eagercache.callables.code_values import (
     MISSING,
-    code_digest,
     is_covered,
     is_immutable,
     is_python_class,
@@ -39,6 +38,7 @@ from eagercache.callables.code_values import (
 )
 from eagercache.callables.made_classes import getter_position
 from eagercache.callables.module_identity import CALL_HOOKS, Unfit, identify
+from eagercache.calls.code_digest import code_digest
 
 # A step of a path: ("import", name) or ("self", "") first, then ("attr", name), ("item", key),
 # ("key", position in a dict), ("type", ""), ("variable", of the environment).

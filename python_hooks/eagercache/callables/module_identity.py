@@ -23,7 +23,6 @@ import torch
 from eagercache.callables.call_hooks import as_torch_made
 from eagercache.callables.code_values import (
     class_code,
-    code_digest,
     filled_cells,
     is_covered,
     is_found_by_name,
@@ -33,6 +32,7 @@ from eagercache.callables.code_values import (
     put_into,
     type_name,
 )
+from eagercache.calls.code_digest import code_digest
 
 FORMAT = 1
 

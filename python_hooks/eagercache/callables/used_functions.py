@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.code_values import code_digest, functions_in, is_covered, values_digest
+from eagercache.callables.code_values import functions_in, is_covered, values_digest
 from eagercache.callables.guard_rows import MARK, EnvironmentReads, failed_guard
 from eagercache.callables.made_classes import classes_of_main, functions_of_main
 from eagercache.callables.module_identity import Unfit
+from eagercache.calls.code_digest import code_digest
 
 # Whoever asks a logger whether it is enabled does something else where it is.
 _LOGGING = frozenset(

@@ -8,12 +8,12 @@ import types
 import module_world_parts
 import module_zoo
 import pytest
-from eagercache.callables.code_values import code_digest
 from eagercache.callables.used_functions import (
     CodeIndex,
     FunctionRecorder,
     changed_function,
 )
+from eagercache.calls.code_digest import code_digest
 from eagercache.calls.trace_rows import rows_in, rows_text
 
 CODE = """
@@ -161,3 +161,21 @@ def test_code_that_differs_in_where_a_try_begins_or_how_it_may_be_called_is_othe
     assert code_digest(both) != code_digest(apart)
     assert code_digest(names.__code__) != code_digest(places.__code__)
     assert code_digest(names.__code__) == code_digest(names.__code__.replace(co_firstlineno=7))
+
+
+@pytest.mark.parametrize("lines", [3, 300])
+def test_code_that_makes_a_class_is_the_same_code_further_down(lines: int) -> None:
+    def made(text: str) -> types.CodeType:
+        return next(c for c in compile(text, "", "exec").co_consts if isinstance(c, types.CodeType))
+
+    text = (
+        "def make():\n  class Kind:\n    one = 1\n    two = 2.5\n    def at(self): return self.one"
+    )
+    assert code_digest(made(text)) == code_digest(made("\n" * lines + text))
+    for old, new in (
+        ("2.5", "2.0"),
+        ("1,", "4,"),
+        ("self.one", "self.two"),
+        ("two = 1", "two = 3"),
+    ):
+        assert code_digest(made(text)) != code_digest(made(text.replace(old, new))), old

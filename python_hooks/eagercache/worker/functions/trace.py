@@ -19,13 +19,13 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagercache.callables.code_values import code_digest
 from eagercache.callables.function_gradient import tensors_of
 from eagercache.callables.function_identity import identify_function
 from eagercache.callables.function_operator import CustomOperator
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.calls.call import Call, flatten_returns
+from eagercache.calls.code_digest import code_digest
 from eagercache.calls.numerics import same_bits
 from eagercache.calls.samples import FILLS
 from eagercache.calls.texts import named_line
