@@ -172,10 +172,5 @@ def test_code_that_makes_a_class_is_the_same_code_further_down(lines: int) -> No
         "def make():\n  class Kind:\n    one = 1\n    two = 2.5\n    def at(self): return self.one"
     )
     assert code_digest(made(text)) == code_digest(made("\n" * lines + text))
-    for old, new in (
-        ("2.5", "2.0"),
-        ("1,", "4,"),
-        ("self.one", "self.two"),
-        ("two = 1", "two = 3"),
-    ):
+    for old, new in (("2.5", "2.0"), ("= 1", "= 4"), ("self.one", "self.two")):
         assert code_digest(made(text)) != code_digest(made(text.replace(old, new))), old
