@@ -8,6 +8,7 @@ that the objects hold.
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -272,7 +273,8 @@ CASES: dict[str, tuple[Callable[..., Any], Calls, int]] = {
             _boxed(level=Level.HIGH, number=Number.TWO, parts=Parts.FIRST | Parts.SECOND),
             _boxed(level=Level.HIGH, number=Number.FIVE, parts=Parts.SECOND),
         ],
-        6,
+        # Before Python 3.11 members of a flag together have no name: no kernel.
+        6 if sys.version_info >= (3, 11) else 4,
     ),
     "another member for many tokens": (
         Reader.level_by_size,
