@@ -32,7 +32,12 @@ std::unordered_map<PyObject*, Watched>& watched_dicts() {
   return *dicts;
 }
 
-int count_write(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
+// Called before the write. The same object once more is none, as for the versions before.
+int count_write(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject* value) {
+  if (event == PyDict_EVENT_MODIFIED && PyUnicode_CheckExact(key) &&
+      PyDict_GetItemWithError(dict, key) == value) {
+    return 0;
+  }
   const auto found = watched_dicts().find(dict);
   if (found != watched_dicts().end()) {
     ++found->second.writes;

@@ -203,17 +203,26 @@ def _names_in_text(module_name: str) -> frozenset[str]:
 def own_members(kind: type) -> Iterator[tuple[str, Any, list[types.FunctionType]]]:
     """Names in a class, what they stand for, and the functions in that.
 
-    Without what Python itself puts there under names like ``__doc__``.
+    Without what Python itself puts there under names like ``__doc__``; the function that makes
+    annotations (PEP 649) holds the whole class.
     """
     for name, value in sorted(vars(kind).items()):
+        if name == "__annotate_func__":
+            continue
         functions = list(functions_in(value))
         if functions or not (name.startswith("__") and name.endswith("__")):
             yield name, value, functions
 
 
 def filled_cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, Any]]:
-    """The cells of a function's closure that hold something, and what."""
-    for cell in function.__closure__ or ():
+    """The cells of a function's closure that hold something, and what.
+
+    Not the one by which annotations read their class (PEP 649).
+    """
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=True):
+        if name == "__classdict__":
+            continue
         try:
             content = cell.cell_contents
         except ValueError:
