@@ -178,7 +178,7 @@ def put_into(kind: type, made: Callable[[Any], Any]) -> list[list[Any]]:
     folder = f"{pathlib.Path(getattr(top, '__file__', None) or '').parent}{os.sep}"
     writer = _Loose()
     rows = []
-    for name, value in sorted(vars(kind).items()):
+    for name, value in _own_names(kind):
         for function in functions_in(made(value)):
             names = (str(function.__module__), function.__qualname__)
             inside = function.__code__.co_filename.startswith(folder)
@@ -203,15 +203,17 @@ def _names_in_text(module_name: str) -> frozenset[str]:
 def own_members(kind: type) -> Iterator[tuple[str, Any, list[types.FunctionType]]]:
     """Names in a class, what they stand for, and the functions in that.
 
-    Without what Python itself puts there under names like ``__doc__``; the function that makes
-    annotations (PEP 649) holds the whole class.
+    Without what Python itself puts there under names like ``__doc__``.
     """
-    for name, value in sorted(vars(kind).items()):
-        if name == "__annotate_func__":
-            continue
+    for name, value in _own_names(kind):
         functions = list(functions_in(value))
         if functions or not (name.startswith("__") and name.endswith("__")):
             yield name, value, functions
+
+
+def _own_names(kind: type) -> Iterator[tuple[str, Any]]:
+    """In order; without the function that makes annotations, which holds the whole class."""
+    return ((n, v) for n, v in sorted(vars(kind).items()) if n != "__annotate_func__")  # PEP 649
 
 
 def filled_cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, Any]]:
