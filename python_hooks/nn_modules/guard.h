@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "python_hooks/nn_modules/arguments.h"
-#include "python_hooks/nn_modules/dict_version.h"
-#include "python_hooks/nn_modules/values.h"
+#include "python_hooks/nn_modules/places/dict_version.h"
+#include "python_hooks/nn_modules/places/values.h"
 
 namespace eagercache {
 

@@ -1,4 +1,4 @@
-#include "python_hooks/nn_modules/dict_version.h"
+#include "python_hooks/nn_modules/places/dict_version.h"
 
 #include <stdexcept>
 #include <unordered_map>

@@ -1,4 +1,4 @@
-#include "python_hooks/nn_modules/values.h"
+#include "python_hooks/nn_modules/places/values.h"
 
 #include <structmember.h>
 
