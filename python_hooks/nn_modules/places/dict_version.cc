@@ -55,6 +55,22 @@ int watcher() {
   return id;
 }
 
+// Python 3.13.0 tells nobody of an attribute that is written into the object itself, where its
+// values lie until its dictionary has a key that is no string. So it has one for a moment; what is
+// written afterwards goes through the dictionary.
+void take_values_out_of_the_object(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030E0000
+  const py::object key = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(
+      reinterpret_cast<PyObject*>(&PyBaseObject_Type)));  // equal to nothing else
+  if (!key || PyDict_SetItem(dict, key.ptr(), Py_None) != 0 ||
+      PyDict_DelItem(dict, key.ptr()) != 0) {
+    throw py::error_already_set();
+  }
+#else
+  static_cast<void>(dict);
+#endif
+}
+
 #endif
 
 }  // namespace
@@ -71,8 +87,11 @@ bool DictVersion::is_written() const noexcept { return version_of_dict(dict_.ptr
 #else
 
 DictVersion::DictVersion(py::object dict) : dict_(std::move(dict)) {
-  if (PyDict_Watch(watcher(), dict_.ptr()) != 0) {  // again, where others watch it: no harm
-    throw py::error_already_set();
+  if (!watched_dicts().contains(dict_.ptr())) {
+    take_values_out_of_the_object(dict_.ptr());
+    if (PyDict_Watch(watcher(), dict_.ptr()) != 0) {
+      throw py::error_already_set();
+    }
   }
   Watched& watched = watched_dicts()[dict_.ptr()];
   ++watched.holders;
