@@ -1,7 +1,7 @@
 """Where the values are kept that a module's forward reads beside its tensors and arguments.
 
 `module_identity` and `code_values` write down what they are, once. By the rows made here
-(nn_modules/values.h) the core sees before each call that they still are: what is inside of
+(nn_modules/places/values.h) the core sees before each call that they still are: what is inside of
 attributes of modules, of their classes' values, of defaults and closures; global variables,
 attributes of the program's objects, environment variables.
 

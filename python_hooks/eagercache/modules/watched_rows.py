@@ -37,7 +37,7 @@ from eagercache.callables.guard_rows import (
 from eagercache.callables.module_identity import NOT_COMPARED, own_tensors
 from eagercache.modules.held_parts import Holdable, is_found_unasked, is_leaf
 
-# (sort, place, keys, expected): see nn_modules/values.h.
+# (sort, place, keys, expected): see nn_modules/places/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]
 
 _NOT_THERE = (None, True)
