@@ -49,7 +49,7 @@ def _play(arena: Arena, scene: Callable[[Arena], Row], console: Console) -> tupl
     try:
         row = scene(arena)
     except Exception as error:
-        row = Row(scene.__name__, died=1, note=f"the scene failed: {error!r}"[:110])
+        row = Row(scene.__name__, died=1, note=f"the scene failed: {error!r}"[:200])
     seconds = time.monotonic() - begin
     console.print(f"{row.name}: {row.findings()} findings of {row.tried}, {seconds:.0f} s")
     return row, seconds

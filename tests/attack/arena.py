@@ -150,7 +150,8 @@ class Arena:
         store = self.new_store()
         ran = self.fork(VICTIM, store, "wait", "2", workers=True)
         if not ran.report.get("right") or not list(store.rglob("*.so")):
-            raise RuntimeError(f"the store cannot be filled: {ran}")
+            print(ran.stderr, file=sys.stderr)
+            raise RuntimeError(f"the store cannot be filled, {ran.in_words()}")
         return store
 
     def close(self) -> None:
