@@ -1,6 +1,6 @@
-"""The build tree's package links to the Python sources, and a build leaves links alone that are right.
+"""A build leaves those links of its tree's package to the Python sources alone that are right.
 
-Programs run from that package while something else builds it: the attacks, beside the documentation.
+Programs run from that package while something builds it: the attacks, beside the documentation.
 """
 
 from __future__ import annotations
