@@ -44,14 +44,16 @@ _HANDED_ON = (
     "force_apply_to_var_sequence",
     "guarded_method",
     "realize_and_forward",
+    "get_real_python_backed_value",
     "__getattr__",
 )
 # Who asks and sees no order, in Dynamo's other files: whether there is a sequence or a constant at
-# all, and what makes another set.
+# all, or one object, and what makes another set.
 _UNORDERED = (
     "has_unpack_var_sequence",
     "has_force_unpack_var_sequence",
     "is_python_constant",
+    "vt_identity_compare",
     "call_set",
     "call_frozenset",
 )
