@@ -44,8 +44,10 @@ std::shared_ptr<ModuleRecord> require_record(py::handle module) {
   return record;
 }
 
-// (submodule, [(kind, name), ...]) for each module of the tree, the root first.
-using GuardEntry = std::pair<py::object, std::vector<std::pair<std::string, std::string>>>;
+// (submodule, [(kind, name), ...], the variable that its hooks read or None) for each module of the
+// tree, the root first.
+using GuardEntry =
+    std::tuple<py::object, std::vector<std::pair<std::string, std::string>>, py::object>;
 
 bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
                const std::string& identity, std::uint64_t version, const py::list& values,
@@ -53,8 +55,11 @@ bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
   auto record = require_record(module);
   record->asked = false;
   auto guard = std::make_unique<ModuleGuard>();
-  for (const auto& [submodule, tensors] : entries) {
+  for (const auto& [submodule, tensors, collector] : entries) {
     guard->add_module(submodule);
+    if (!collector.is_none()) {
+      guard->allow_forward_hooks(collector);
+    }
     for (const auto& [kind, name] : tensors) {
       guard->add_tensor(kind, name);
     }

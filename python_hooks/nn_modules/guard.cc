@@ -27,6 +27,33 @@ py::object dictionary(const py::dict& attributes, const char* name) {
   return py::reinterpret_borrow<py::object>(found);
 }
 
+// Whether there are hooks, and all seem to be those that a module's kernels may know. Python says
+// more exactly whether they are (capturing_hooks.py).
+bool may_be_allowed(PyObject* hooks) noexcept {
+  Py_ssize_t position = 0;
+  PyObject* hook = nullptr;
+  while (PyDict_Next(hooks, &position, nullptr, &hook) != 0) {
+    PyObject* module = PyFunction_Check(hook) ? PyFunction_GET_MODULE(hook) : nullptr;
+    if (module == nullptr || !PyUnicode_Check(module) ||
+        PyUnicode_CompareWithASCIIString(module, "transformers.utils.output_capturing") != 0) {
+      return false;
+    }
+  }
+  return PyDict_GET_SIZE(hooks) != 0;
+}
+
+// Whether the variable is None, an empty dictionary or not set in this context.
+bool is_idle(PyObject* collector) noexcept {
+  PyObject* found = nullptr;
+  if (PyContextVar_Get(collector, nullptr, &found) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const py::object value = py::reinterpret_steal<py::object>(found);
+  return !value || value.is_none() ||
+         (PyDict_Check(value.ptr()) && PyDict_GET_SIZE(value.ptr()) == 0);
+}
+
 }  // namespace
 
 void set_global_hooks(std::vector<py::object> dictionaries) {
@@ -58,6 +85,7 @@ void ModuleGuard::add_module(py::handle module) {
   for (const char* name : kHookDictionaries) {
     owner.hooks.push_back(dictionary(attributes, name));
   }
+  owner.is_refused = may_be_allowed(owner.hooks.front().ptr());
   owner.num_parameters = PyDict_GET_SIZE(owner.parameters.ptr());
   owner.num_buffers = PyDict_GET_SIZE(owner.buffers.ptr());
   Py_ssize_t position = 0;
@@ -71,6 +99,16 @@ void ModuleGuard::add_module(py::handle module) {
   }
   modules_.push_back(module.ptr());
   owners_.push_back(std::move(owner));
+}
+
+void ModuleGuard::allow_forward_hooks(py::object collector) {
+  if (!PyContextVar_CheckExact(collector.ptr())) {
+    throw std::invalid_argument("hooks collect into no variable of the context");
+  }
+  Owner& owner = owners_.at(owners_.size() - 1);
+  owner.is_refused = false;
+  owner.allowed = DictVersion(owner.hooks.front());
+  collector_ = std::move(collector);
 }
 
 std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& name) {
@@ -111,6 +149,23 @@ std::string ModuleGuard::tensor_name(std::size_t slot) const {
   return labels_[slot].kind + " " + name;
 }
 
+ModuleGuard::Verdict ModuleGuard::check_hooks(const Owner& owner) noexcept {
+  PyObject* forward_hooks = owner.hooks.front().ptr();
+  const bool has_any = PyDict_GET_SIZE(forward_hooks) != 0;
+  if (owner.allowed) {
+    if (owner.allowed->is_written()) {
+      return has_any && !may_be_allowed(forward_hooks) ? Verdict::kHooked : Verdict::kChanged;
+    }
+  } else if (has_any) {
+    return may_be_allowed(forward_hooks) && !owner.is_refused ? Verdict::kChanged
+                                                              : Verdict::kHooked;
+  }
+  const bool others =
+      std::any_of(owner.hooks.begin() + 1, owner.hooks.end(),
+                  [](const auto& hooks) { return PyDict_GET_SIZE(hooks.ptr()) != 0; });
+  return others ? Verdict::kHooked : Verdict::kSame;
+}
+
 ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
   for (std::size_t i = 0; i < owners_.size(); ++i) {
     const Owner& owner = owners_[i];
@@ -121,10 +176,8 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
         PyDict_GET_SIZE(owner.buffers.ptr()) != owner.num_buffers) {
       return Verdict::kChanged;
     }
-    for (const py::object& hooks : owner.hooks) {
-      if (PyDict_GET_SIZE(hooks.ptr()) != 0) {
-        return Verdict::kHooked;
-      }
+    if (const Verdict verdict = check_hooks(owner); verdict != Verdict::kSame) {
+      return verdict;
     }
     // In their order, which a forward that goes through them reads.
     Py_ssize_t position = 0;
@@ -153,6 +206,9 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
     slot.current = tensor;
   }
   *requires_grad = any_grad;
+  if (collector_ && !is_idle(collector_.ptr())) [[unlikely]] {
+    return Verdict::kHooked;
+  }
   return values_.same() ? Verdict::kSame : Verdict::kChanged;
 }
 

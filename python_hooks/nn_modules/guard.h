@@ -35,6 +35,11 @@ class ModuleGuard {
   // std::invalid_argument when the object is no ordinary torch.nn.Module.
   void add_module(pybind11::handle module);
 
+  // What the module that was added last has among its forward hooks is known to its kernels, unless
+  // it changes: hooks that do nothing while the context variable `collector` is None or empty.
+  // Throws py::error_already_set or std::invalid_argument.
+  void allow_forward_hooks(pybind11::object collector);
+
   // Adds the tensor `name` of the module added last; `kind` names its dictionary: "parameter",
   // "buffer" or "attribute". Returns its slot. Throws std::invalid_argument when it is not plain or
   // not on the device of the others.
@@ -68,8 +73,10 @@ class ModuleGuard {
     PyTypeObject* type = nullptr;
     unsigned int type_version = 0;
     pybind11::object attributes, parameters, buffers, submodules;
-    DictVersion version;  // of its attributes
-    std::vector<pybind11::object> hooks;
+    DictVersion version;                  // of its attributes
+    std::vector<pybind11::object> hooks;  // the forward hooks first
+    std::optional<DictVersion> allowed;   // of forward hooks that may be there
+    bool is_refused = false;              // has such hooks, which were looked at and not allowed
     Py_ssize_t num_parameters = 0;
     Py_ssize_t num_buffers = 0;
     std::vector<Child> children;
@@ -88,12 +95,15 @@ class ModuleGuard {
     std::string kind;   // as add_tensor() got it
   };
 
+  static Verdict check_hooks(const Owner& owner) noexcept;
+
   std::vector<PyObject*> modules_;
   std::vector<pybind11::object> kept_;  // the submodules without the root
   std::vector<Owner> owners_;
   std::vector<Slot> slots_;
   std::vector<Label> labels_;  // of the slots
   ModuleValues values_;
+  pybind11::object collector_;  // of the hooks that are allowed
 };
 
 // The dictionaries of hooks on all modules (torch.nn.modules.module._global_*_hooks); called once.

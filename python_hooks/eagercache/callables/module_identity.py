@@ -32,6 +32,7 @@ from eagercache.callables.code_values import (
     put_into,
     type_name,
 )
+from eagercache.calls import capturing_hooks
 from eagercache.calls.code_digest import code_digest
 
 FORMAT = 1
@@ -106,18 +107,26 @@ class Identity:
     text: str  # canonical JSON
     slots: tuple[TensorSlot, ...]
     modules: tuple[tuple[str, torch.nn.Module], ...]
+    hooked: frozenset[str]  # those, by their paths, whose forward hooks are in the text
 
     @property
     def digest(self) -> str:
         """SHA-256 of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def guard_entries(self) -> list[tuple[torch.nn.Module, list[tuple[str, str]]]]:
-        """What the core's guard is made of."""
+    def guard_entries(self) -> list[tuple[torch.nn.Module, list[tuple[str, str]], Any]]:
+        """What the core's guard is made of.
+
+        A module, its tensors' kinds and names, and where its hooks are in the text the variable of
+        the context that has to be without a value for them.
+        """
         by_path: dict[str, list[tuple[str, str]]] = {path: [] for path, _ in self.modules}
         for slot in self.slots:
             by_path[slot.path].append((slot.kind, slot.name))
-        return [(module, by_path[path]) for path, module in self.modules]
+        return [
+            (module, by_path[path], capturing_hooks.collector() if path in self.hooked else None)
+            for path, module in self.modules
+        ]
 
 
 def identify(module: torch.nn.Module) -> Identity:
@@ -132,6 +141,9 @@ def identify(module: torch.nn.Module) -> Identity:
         if first.setdefault(id(part), path) == path:
             modules.append((path, part))
     slots = [slot for path, part in modules for slot in _slots_of(path, part)]
+    hooked = frozenset(
+        path for path, part in modules if capturing_hooks.only_capturing(part._forward_hooks)
+    )
     rows: list[Any] = []
     writer = Writer({id(slot.tensor): slot.full_name for slot in reversed(slots)})
     kinds: dict[type, list[Any]] = {}
@@ -142,13 +154,17 @@ def identify(module: torch.nn.Module) -> Identity:
         kind = type(part)
         if kind not in kinds:
             kinds[kind] = _class_row(kind)
-        rows.append([path, kinds[kind], _attributes(writer, path, part), _names(part)])
+        attributes = _attributes(writer, path, part)
+        if path in hooked:
+            hooks = [writer.write(hook, path, 0) for hook in part._forward_hooks.values()]
+            attributes.append(["_forward_hooks", hooks])
+        rows.append([path, kinds[kind], attributes, _names(part)])
     tensors = [_tensor_row(slot) for slot in slots]
     text = json.dumps(
         {"format": FORMAT, "modules": rows, "tensors": tensors, "shared": _sharing(slots)},
         separators=(",", ":"),
     )
-    return Identity(text, tuple(slots), tuple(modules))
+    return Identity(text, tuple(slots), tuple(modules), hooked)
 
 
 def _names(module: torch.nn.Module) -> list[Any]:

@@ -42,6 +42,7 @@ from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
+from eagercache.calls import capturing_hooks
 from eagercache.calls.numerics import move_last_places
 from eagercache.calls.texts import named_line
 
@@ -78,7 +79,11 @@ class _Pickler(Packer):
         kind = type(value)
         if is_model_output(kind) or is_named_tuple(kind) or kind in self.opened:
             return make_object, (kind, dict(fields_of(value)))
-        return parametrized.reduced(value) or super().reducer_override(value)
+        return (
+            parametrized.reduced(value)
+            or capturing_hooks.reduced(value)
+            or super().reducer_override(value)
+        )
 
 
 class _Unpickler(pickle.Unpickler):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from eagercache.calls.capturing_hooks import is_capturing
+
 
 class ModuleNames:
     """Names of modules: "layers.0.mlp", or the class of one that is a part of no other.
@@ -33,23 +35,19 @@ class ModuleNames:
                     self._paths[part] = path
 
 
-_CAPTURING = "transformers.utils.output_capturing"
-
-
 def hooks_of(module: torch.nn.Module) -> str:
     """Where the first hook is that keeps a module's calls from its kernel, and what can be done."""
+    collects = ""
     for path, part in module.named_modules():
         tables = [vars(part).get(name) or {} for name in _HOOKS]
         for hook in (hook for table in tables for hook in list(table.values())):
             where = f"hooks on {path or type(part).__name__}"
+            if is_capturing(hook):
+                collects = collects or f"{where}, by which a model around it collects answers"
+                continue
             name = str(getattr(hook, "__module__", None) or type(hook).__module__)
-            if name != _CAPTURING:
-                return f"{where} ({name})"
-            return (
-                f"{where}: transformers leaves them after a call that asks for hidden states or "
-                "attentions; make such calls with a copy of the model (copy.deepcopy)"
-            )
-    return "hooks that are gone, or on all modules"
+            return f"{where} ({name})"
+    return collects or "hooks that are gone, or on all modules"
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
