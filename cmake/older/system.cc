@@ -32,6 +32,20 @@ int fstat(int file, struct stat* result) noexcept {
   return static_cast<int>(::syscall(SYS_fstat, file, result));
 }
 
+// Headers since libc 2.38 have these called for strtoll and strtoull, as C23 wants them: a number
+// of base 0 or 2 may begin with "0b". Nothing here reads such numbers.
+long long older_strtoll(const char* text, char** end, int base) noexcept __asm__("strtoll");
+unsigned long long older_strtoull(const char* text, char** end, int base) noexcept
+    __asm__("strtoull");
+long long __isoc23_strtoll(  // NOLINT(bugprone-reserved-identifier)
+    const char* text, char** end, int base) noexcept {
+  return older_strtoll(text, end, base);
+}
+unsigned long long __isoc23_strtoull(  // NOLINT(bugprone-reserved-identifier)
+    const char* text, char** end, int base) noexcept {
+  return older_strtoull(text, end, base);
+}
+
 // A wait until a time of the steady clock: by the clock that every libc waits by, in parts short
 // enough that a change of that clock is noticed.
 int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,

@@ -54,6 +54,7 @@ def compile_service(
         workers=workers,
         slots=max(slots or workers, settings.slots),
         cxx=settings.cxx,
+        awaited=True,
         max_bytes=settings.max_bytes,
         allow_untrusted=settings.allow_untrusted,
         revoked=settings.revoked_text,

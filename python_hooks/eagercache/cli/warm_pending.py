@@ -146,6 +146,7 @@ def _service(root: str, text: str, workers: int, gpu: str) -> CompileService:
         workers=1 if gpu else workers,  # kernels are timed on it
         slots=max(workers, settings.slots),
         cxx=settings.cxx,
+        awaited=True,
         max_bytes=settings.max_bytes,
         revoked=settings.revoked_text,
     )

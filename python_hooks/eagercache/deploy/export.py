@@ -48,6 +48,7 @@ class _Worker:
             store_root=str(store),
             environment=environment.environment_text(cxx=settings.cxx),
             cxx=settings.cxx,
+            awaited=True,
             request_timeout=_TIMEOUT,
         )
         self._process = WorkerProcess(self._settings)

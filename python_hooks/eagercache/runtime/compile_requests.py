@@ -34,6 +34,7 @@ def start_service(
         workers=settings.workers,
         slots=settings.slots,
         cxx=settings.cxx,
+        awaited=chosen.on_miss == "wait",
         max_bytes=settings.max_bytes,
         allow_untrusted=settings.allow_untrusted,
         remote=None if store.read_only else remote,

@@ -33,7 +33,8 @@ def machine_is_idle() -> bool:
 class ServiceSettings:
     """What the service needs to know. Seconds throughout.
 
-    ``workers`` and ``slots`` of 0 mean half the cores, ``memory_bytes`` of 0 half of the machine's
+    ``awaited``: somebody waits for the kernels, so that workers are as nice as the program, not
+    nicer. ``workers`` and ``slots`` of 0 mean half the cores, ``memory_bytes`` of 0 half of the machine's
     memory for each of a worker's processes. ``slots_folder`` None is the machine's own.
     ``python`` and ``worker_arguments`` exist for tests.
     """
@@ -53,6 +54,7 @@ class ServiceSettings:
     memory_bytes: int = 0
     slots_folder: Path | None = None
     cxx: str | None = None
+    awaited: bool = False
     # A worker beside a program that uses all cores gets a twentieth of one.
     request_timeout: float = 900.0
     start_timeout: float = 600.0

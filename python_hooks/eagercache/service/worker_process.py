@@ -41,8 +41,8 @@ log = logging.getLogger("eagercache")
 INFO, DEBUG = logging.INFO, logging.DEBUG
 
 
-# How much nicer a worker is than its program: where both want a processor, the worker gets a
-# twentieth of it.
+# How much nicer a worker is than its program, which goes on meanwhile: where both want a processor,
+# the worker gets a twentieth of it.
 NICENESS = 13
 # A process group of its own: Ctrl-C in the terminal does not reach it, and one signal ends it with
 # its compilers. Not a session of its own, between which Linux shares processors first, however nice
@@ -235,9 +235,9 @@ class WorkerProcess:
             self._tether.tie(self._process.pid)
         finally:
             self._tether.let_go_of_far_end()
-        with contextlib.suppress(OSError):  # now, before it imports anything
-            nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
+        self._awaited = True  # it begins as nice as its program
+        self.be_nice(settings)  # now, before it imports anything
+        with contextlib.suppress(OSError):
             if gives_way:
                 os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
                 self.gives_way = True
@@ -265,6 +265,18 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process's number, also its group's."""
         return self._process.pid
+
+    def be_nice(self, settings: ServiceSettings) -> None:
+        """From here on it is nicer than its program, unless that waits for what it makes.
+
+        To be less nice again takes a privilege (setpriority(2)): without, it stays as it is.
+        """
+        if self._awaited == settings.awaited:
+            return
+        with contextlib.suppress(OSError):
+            nice = os.getpriority(os.PRIO_PROCESS, 0) + (0 if settings.awaited else NICENESS)
+            os.setpriority(os.PRIO_PGRP, self._process.pid, min(19, nice))
+        self._awaited = settings.awaited
 
     def alive(self) -> bool:
         """Whether it has not ended."""

@@ -181,11 +181,13 @@ class Workers:
         """A live worker, started when there is none; None when it cannot be."""
         if process is not None:
             if process.alive() and process.served < request.settings.requests_per_worker:
+                process.be_nice(request.settings)
                 return process
             self._discard(process)
         try:
-            gives_way = self._has_room() and not request.replaced
-            process = WorkerProcess(request.settings, gives_way=gives_way)
+            settings = request.settings
+            gives_way = self._has_room() and not request.replaced and not settings.awaited
+            process = WorkerProcess(settings, gives_way=gives_way)
         except Exception as error:  # no memory, no process, no thread, no such program
             if str(error) not in self._said:
                 self._said.add(str(error))

@@ -98,6 +98,20 @@ def test_the_service_and_its_workers_take_no_processor_from_who_wakes_them(bench
     assert os.getpriority(os.PRIO_PROCESS, worker) == min(19, os.nice(0) + NICENESS)
 
 
+def test_a_worker_that_somebody_waits_for_is_no_nicer_than_its_program(bench: Bench) -> None:
+    service = bench.service(awaited=True)
+    service.submit(call(0), lambda _: None)
+    assert service.wait(30)
+    (worker,) = bench.pids("start")
+    assert os.getpriority(os.PRIO_PROCESS, worker) == os.nice(0)
+    assert os.sched_getscheduler(worker) != os.SCHED_IDLE
+    service.reconfigure(awaited=False)
+    service.submit(call(1), lambda _: None)
+    assert service.wait(30)
+    assert bench.pids("start") == [worker]
+    assert os.getpriority(os.PRIO_PROCESS, worker) == min(19, os.nice(0) + NICENESS)
+
+
 def test_a_worker_ignores_the_terminals_interrupt(bench: Bench) -> None:
     service, answers = bench.service(), Answers()
     service.submit(call(1, "slow"), answers)
