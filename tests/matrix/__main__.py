@@ -55,8 +55,11 @@ class Cell:
 def environment(torch: str) -> dict[str, str]:
     """For programs of that torch: no setting of the user's, and nothing goes on behind them."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("EAGERCACHE_")}
+    # A system without cmake has the one that scripts/setup puts beside the interpreter.
+    path = [kept.get("PATH", ""), str(interpreter(torch).parent)]
     return {
         **kept,
+        "PATH": os.pathsep.join(filter(None, path)),
         "TORCH": torch,
         "EAGERCACHE_LINGER": "0",
         # Other programs of this user on the machine compile too: a cell does not wait for them.
