@@ -34,8 +34,8 @@ class ServiceSettings:
     """What the service needs to know. Seconds throughout.
 
     ``awaited``: somebody waits for the kernels, so that workers are as nice as the program, not
-    nicer. ``workers`` and ``slots`` of 0 mean half the cores, ``memory_bytes`` of 0 half of the machine's
-    memory for each of a worker's processes. ``slots_folder`` None is the machine's own.
+    nicer. ``workers`` and ``slots`` of 0 mean half the cores, ``memory_bytes`` of 0 half of the
+    machine's memory for each of a worker's processes. ``slots_folder`` None is the machine's own.
     ``python`` and ``worker_arguments`` exist for tests.
     """
 
