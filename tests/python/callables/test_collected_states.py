@@ -10,9 +10,10 @@ from conftest import run_program
 from eagercache.callables.module_identity import identify
 from eagercache.callables.module_transfer import pack, unpack
 from eagercache.calls import capturing_hooks
+from eagercache.modules import names
 
 BEGIN = """
-import copy, sys
+import copy
 import torch, transformers, eagercache
 from torch.utils import _pytree as pytree
 from eagercache.modules.manager import explain_module
@@ -153,6 +154,8 @@ def test_other_hooks_are_none_of_them() -> None:
     assert capturing_hooks.is_capturing(hook)
     assert not capturing_hooks.is_capturing(other)
     assert not capturing_hooks.is_capturing(pickle.loads)
+    assert names.hooks_of(model) == "hooks on 0, by which a model around it collects answers"
     model[0].register_forward_hook(other)
     assert not capturing_hooks.only_capturing(model[0]._forward_hooks)
     assert identify(model).hooked == frozenset()
+    assert names.hooks_of(model) == f"hooks on 0 ({other.__module__})"
