@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -159,6 +160,12 @@ def run_python(
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
+def seeded(code: str) -> str:
+    """The program with a seed where it first imports torch; its lines keep their numbers."""
+    seed = "import torch; torch.manual_seed(0)"
+    return re.sub(r"(?m)^import (.+, )?torch\b.*", rf"\g<0>; {seed}", code, count=1)
+
+
 def run_program(
     code: str,
     cache: Path | None,
@@ -171,7 +178,7 @@ def run_program(
     """Runs `code` as a program of its own; it may call `report(name=value, ...)` once.
 
     Returns the reported values, plus "stdout", "stderr" and "returncode". For `fills` see
-    `run_python`.
+    `run_python`. torch's random numbers are the same in each run, so that what failed fails again.
     """
     prelude = textwrap.dedent(
         """
@@ -183,7 +190,7 @@ def run_program(
     if cache is not None:
         variables.setdefault("EAGERCACHE_DIR", str(cache))
     done = run_python(
-        prelude + textwrap.dedent(code),
+        prelude + seeded(textwrap.dedent(code)),
         clean_environment(**variables),
         timeout=timeout,
         fills=fills,

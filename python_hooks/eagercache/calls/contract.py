@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 SYMBOL = "eagercache_made_for"
@@ -37,6 +38,14 @@ def definition(contracts: Iterable[str]) -> str:
     lines = "".join(f'    "{contract}\\n"\n' for contract in sorted(set(contracts)))
     attributes = '__attribute__((visibility("default"), used))'
     return f'\nextern "C" {{\n{attributes} char {SYMBOL}[] =\n{lines}    "";\n}}\n'
+
+
+def are_of(contracts: Sequence[str], objects: Sequence[Path]) -> bool:
+    """Whether the files ``objects`` are those of ``contracts``, one for each."""
+    return len(contracts) == len(objects) and all(
+        contract.encode() in path.read_bytes()
+        for contract, path in zip(contracts, objects, strict=True)
+    )
 
 
 def cubin_with(cubin: bytes, contract: str) -> bytes:

@@ -322,6 +322,7 @@ class Decoder(torch.nn.Module):
         scores = self.out(self.tokens(tokens).sin())
         return torch.nn.functional.cross_entropy(scores.view(-1, 20), labels.view(-1)), scores
 model, labels = Decoder(), torch.randint(0, 20, (3, 7))
+labels[0, :2] = torch.tensor([0, 19])
 other = copy.deepcopy(model)
 some = labels.clone()
 some[:, 4:] = -100

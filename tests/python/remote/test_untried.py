@@ -174,6 +174,29 @@ s = eagercache.stats()
 report(hits=s.hits, modules=s.module_hits, compiles=s.compiles, failures=s.failures,
        remote=s.remote.__dict__)
 """
+TRAINED = """
+import torch, eagercache
+@eagercache.op("demo::looked_up", autograd=False)
+def looked_up(table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(table[at]) * 2.0
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+tables = [torch.randn(n + 5, 6) for n in range(6)]
+def calls():
+    answers = [looked_up(table, torch.arange(len(table)) - 2) for table in tables]
+    model.zero_grad()
+    answers.append(model(torch.ones(4, 8)))
+    answers[-1].square().sum().backward()
+    return [*answers, *(p.grad.clone() for p in model.parameters())]
+expected = calls()
+eagercache.enable((), modules=[torch.nn.Sequential], training=True, on_miss="wait", choose="always")
+for _ in range(4):
+    answers = calls()
+eagercache.wait()
+torch.testing.assert_close(answers, expected)
+s = eagercache.stats()
+report(hits=s.hits, modules=s.module_hits, compiles=s.compiles, failures=s.failures,
+       remote=s.remote.__dict__)
+"""
 ONE_CALL = """
 import torch, eagercache
 x = torch.randn(64, 96)
@@ -213,20 +236,26 @@ def entries(world: World, name: str, text: str) -> list[dict[str, Any]]:
     return [entry for entry in store.entries() if not store.withdrawal(entry)]
 
 
+EVERY_FORM = [
+    (CALLS, {"bare", "scalars", "shapes", "module"}, 5),
+    (TRAINED, {"bare", "shapes", "module-training"}, 4),
+]
+
+
+@pytest.mark.parametrize(("program", "forms", "fewest"), EVERY_FORM, ids=["calls", "trained"])
 def test_kernels_of_every_form_are_tried_here_and_not_compiled(
-    world: World, server: RemoteServer
+    world: World, server: RemoteServer, program: str, forms: set[str], fewest: int
 ) -> None:
-    first = run(world, CALLS, "made")
-    assert first["compiles"] > 4 and first["modules"] > 0, first
+    first = run(world, program, "made")
+    assert first["compiles"] >= fewest and first["modules"] > 0, first
     text, _ = sent_as_of_another_kind(world, server.url)
-    second = run(world, CALLS, "here", server.url)
+    second = run(world, program, "here", server.url)
     assert second["compiles"] == 0 and second["failures"] == 0, second
     assert second["hits"] == first["hits"] and second["modules"] == first["modules"]
     assert second["remote"]["untried"] > 0 and "untried_left" not in second["stderr"]
     found = entries(world, "here", text)
     kernels = [entry for entry in found if entry["kind"] == "kernel"]
-    forms = {entry["facts"]["form"] for entry in kernels}
-    assert forms >= {"bare", "scalars", "shapes", "module"}, forms
+    assert {entry["facts"]["form"] for entry in kernels} >= forms
     for entry in kernels:
         facts = entry["facts"]
         assert facts["machine"] == kind_for("CPU") and facts["made_on"] == OTHER, facts
@@ -234,7 +263,7 @@ def test_kernels_of_every_form_are_tried_here_and_not_compiled(
         assert facts["signer"] == _C.public_key(str(world.folder / "own.pub")), facts
         assert "untried" not in facts and facts["numerics"]
     # From then on it is like any other entry, for this machine's kind and in this store.
-    third = run(world, CALLS, "here", server.url)
+    third = run(world, program, "here", server.url)
     assert third["compiles"] == 0 and third["remote"]["hits"] == 0, third
 
 

@@ -17,7 +17,8 @@ from eagercache.worker.inductor.compile import Lowered, Tools
 from eagercache.worker.inductor.shape_plan import ShapePlan
 from eagercache.worker.inductor.size_expressions import evaluate
 from eagercache.worker.jobs.function_job import FunctionJob
-from eagercache.worker.jobs.shape_job import ShapeJob
+from eagercache.worker.jobs.outcome import Built, Outcome
+from eagercache.worker.jobs.shape_job import ShapeJob, with_symbols
 from eagercache.worker.samples.shape_class import ShapeFamily, groups
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 class FunctionShapeJob(FunctionJob, ShapeJob):
     """A job whose kernel answers a shape class of a function's operator."""
-
-    _forms: tuple[str, ...] = ()  # on which sizes one is proved the traced function says
 
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         super().__init__(request, core)
@@ -51,6 +50,13 @@ class FunctionShapeJob(FunctionJob, ShapeJob):
         if not self._ranges and indexes_by_data(graph.graph):
             raise CompileRefused("it indexes by values in a way that is checked for one size alone")
         return graph
+
+    def _untried_sizes(self, kernel: Built) -> Outcome:
+        assert self._family is not None
+        with self._below_autocast():  # what the function indexes by is drawn as its trace says
+            fakes, _, symbols = with_symbols(self._family)
+            self._symbolic_graph(self._family, fakes, symbols.names)
+        return super()._untried_sizes(kernel)
 
     def _lower_shapes(self, family: ShapeFamily, tools: Tools) -> Lowered:
         with self._below_autocast():

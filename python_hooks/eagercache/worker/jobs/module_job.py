@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +50,21 @@ class ModuleJob(Job):
     def _try_or_make(self, tools: Tools) -> tuple[bool, ModuleResult]:
         """(whether the kernel is another kind of machine's, what was found out about it)."""
         untried = self._untried
-        if untried is not None and len(untried.objects) == 1:
-            path = Path(untried.objects[0][1])
+        if untried is not None:
+            made = [Path(path) for _, path in untried.objects]
             try:
-                result = self._compile(tools, path)
+                result = self._compile(tools, made)
             except (ProofFailed, RuntimeError) as error:  # that of a kernel that does not load
                 if is_device_error(error) or is_out_of_memory(error):
                     raise
                 note_left(untried.manifest, one_line(error))
             else:
-                return result.path == path, result
+                return result.path in made, result
         return False, self._compile(tools)
 
-    def _compile(self, tools: Tools, made: Path | None = None) -> ModuleResult:
+    def _compile(self, tools: Tools, made: Sequence[Path] = ()) -> ModuleResult:
         assert self._directory is not None
         if self.description.get("gradients"):
-            return compile_training(self.description, self._directory, tools, self._core)
+            return compile_training(self.description, self._directory, tools, self._core, made)
         judge = JudgeSizes(self.request) if self.description.get("open") else None
         return compile_module(self.description, self._directory, tools, self._core, judge, made)

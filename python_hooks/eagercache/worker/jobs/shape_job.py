@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,12 +127,8 @@ class ShapeJob(FamilyJob):
         """Inductor's text for symbolic sizes, as a plan. Raises CompileRefused."""
         assert self._directory is not None
         begin = time.process_time()
-        fakes, environment = symbolic_shapes.symbolic_tensors(
-            example_inputs(family.call), frozenset(family.symbols)
-        )
-        sizes = tuple(tuple(symbolic_shapes.size_text(n) for n in fake.size()) for fake in fakes)
-        names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
-        graph = self._symbolic_graph(family, fakes, names)
+        fakes, environment, symbols = with_symbols(family)
+        graph = self._symbolic_graph(family, fakes, symbols.names)
         directory = self._directory / "shapes"
         directory.mkdir()
         texts: list[tuple[str, str]] = []
@@ -142,8 +139,8 @@ class ShapeJob(FamilyJob):
         text = read_generated_text(wrapper, kernel)
         admit(text, family.call, checked=bool(self._ranges))
         try:
-            guards = symbolic_shapes.assumptions(environment, names)
-            symbols = Symbols(names, sizes, tuple(guards))
+            guards = symbolic_shapes.assumptions(environment, symbols.names)
+            symbols = replace(symbols, guards=tuple(guards))
             chunked = corrected(kernel)
             plan, exact = self._read_plan(wrapper, chunked, family, symbols), None
             if self._improves(family.call):
@@ -256,3 +253,13 @@ class ShapeJob(FamilyJob):
         elements = elements_of(member, member.invoke(sample.clone().values))
         with timing.machine_to_itself(), self.clock.step("time"):
             return elements, timing.time_call(probe, edge)
+
+
+def with_symbols(family: ShapeFamily) -> tuple[list[torch.Tensor], Any, Symbols]:
+    """(the call's tensors with open sizes, where guards gather, the sizes' names without any)."""
+    fakes, environment = symbolic_shapes.symbolic_tensors(
+        example_inputs(family.call), frozenset(family.symbols)
+    )
+    sizes = tuple(tuple(symbolic_shapes.size_text(n) for n in fake.size()) for fake in fakes)
+    names = tuple(sizes[tensor][dimension] for tensor, dimension in family.symbols)
+    return fakes, environment, Symbols(names, sizes, ())

@@ -33,7 +33,7 @@ from eagercache.callables.surroundings import (
 )
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.callables.written_tensors import marks_of
-from eagercache.calls.contract import module_contracts
+from eagercache.calls.contract import are_of, module_contracts
 from eagercache.calls.numerics import same_bits
 from eagercache.worker.compat import aot_inductor
 from eagercache.worker.graphs.indices import indexes
@@ -72,7 +72,7 @@ def compile_module(
     tools: Tools,
     core: Any,
     judge: Callable[..., ModuleResult] | None = None,
-    made: Path | None = None,
+    made: Sequence[Path] = (),
 ) -> ModuleResult:
     """Makes and judges the kernel that a request describes; ``judge`` stands for `_judge`.
 
@@ -97,8 +97,8 @@ def compile_module(
         try:
             contract = _contract(description, rebuilt, traced, tools)
             # One that calls the program's operators is made here, with them.
-            if made is not None and traced.calls is None and contract.encode() in made.read_bytes():
-                path = made
+            if traced.calls is None and are_of([contract], made):
+                path = made[0]
             else:
                 path = _compile(traced, directory, tools, contract)
         finally:

@@ -26,7 +26,7 @@ from eagercache.callables.surroundings import (
     autocast,
     main_of,
 )
-from eagercache.calls.contract import module_contracts
+from eagercache.calls.contract import are_of, module_contracts
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
@@ -46,9 +46,15 @@ from eagercache.worker.timing.gpu_memory import with_room
 
 
 def compile_training(
-    description: Mapping[str, Any], directory: Path, tools: Tools, core: Any
+    description: Mapping[str, Any],
+    directory: Path,
+    tools: Tools,
+    core: Any,
+    made: Sequence[Path] = (),
 ) -> ModuleResult:
     """Makes and judges the kernels that a request describes.
+
+    Containers ``made`` elsewhere are judged instead, where they are of what is traced here.
 
     Raises CompileRefused (the forward stays, for good), ProofFailed, or CompileFailed.
     """
@@ -81,7 +87,10 @@ def compile_training(
         _check_memory(rebuilt, watched, graphs)
         with _clocked(seconds, "containers"):
             contracts = _contracts(description, graphs, tools)
-            paths = _compile(graphs, directory, tools, seconds, contracts)
+            if are_of(contracts, made):
+                paths = made[0], made[1]
+            else:
+                paths = _compile(graphs, directory, tools, seconds, contracts)
         return _judge(rebuilt, watched, graphs, paths, core, seconds, description["autocast"])
 
 
