@@ -136,19 +136,21 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
                           const std::vector<std::vector<std::int64_t>>& output_strides,
                           const py::object& unflatten, const std::optional<py::dict>& plan,
                           bool differs_on_replicas, bool takes_objects, const Writes& writes,
-                          bool checks, const std::vector<std::string>& contracts) {
+                          bool checks, const std::vector<std::string>& contracts,
+                          const py::list& noise) {
   auto kernel = std::make_unique<ModuleKernel>();
   kernel->device = c10::Device(device);
   ModelContainer* model = kernel->model = open_source(source, kernel->device, 0, contracts);
   std::unique_ptr<const ModuleTraining> training;
-  std::size_t num_drawn = 0;
+  kernel->noise = read_noise(noise);
+  std::size_t num_drawn = kernel->noise.size();
   if (plan.has_value()) {
     ModelContainer* backward = open_source(source, kernel->device, 1, contracts);
     training = read_training_plan(*plan, model->num_inputs(), model->num_outputs(), backward);
     if (training->num_answers != output_strides.size()) {
       throw std::runtime_error("the training plan is for another number of outputs");
     }
-    num_drawn = training->noise.size();
+    num_drawn += training->noise.size();
   }
   // A forward with gradients has more outputs, which its plan explains.
   const bool fits = plan.has_value() ? output_strides.size() <= model->num_outputs()
@@ -194,7 +196,7 @@ void bind_module_kernels(py::module_& module) {
              py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
              py::arg("takes_objects") = false, py::arg("writes") = Writes(),
              py::arg("checks") = false, py::arg("contracts") = std::vector<std::string>(),
-             py::return_value_policy::reference);
+             py::arg("noise") = py::list(), py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

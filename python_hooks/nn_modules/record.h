@@ -20,6 +20,7 @@
 #include "dispatcher/kernels/profile_event.h"
 #include "python_hooks/nn_modules/arguments.h"
 #include "python_hooks/nn_modules/guard.h"
+#include "python_hooks/nn_modules/noise.h"
 #include "python_hooks/nn_modules/replays.h"
 #include "python_hooks/nn_modules/shape_class.h"
 
@@ -64,6 +65,7 @@ struct ModuleKernel {
   std::vector<Input> inputs;
   std::vector<IndexRange> ranges;
   std::vector<Write> writes;
+  std::vector<ModuleNoise> noise;  // behind the inputs, in calls without gradients
   bool checks = false;  // its last output says whether it indexed nothing that is not there
   std::vector<std::vector<std::int64_t>> output_strides;
   ModuleShapeFunction shape = nullptr;  // of a kernel with symbolic sizes

@@ -111,6 +111,7 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     try:
         pickler.dump((module, args, dict(kwargs)))
         pickler.dump((pickler.classes_of_main, pickler.functions_of_main))
+        pickler.dump([part.training for part in module.modules()])
         values = collect(module)
         operators = (
             custom_operators.pickled_of_script(functools.partial(_pickled, pickler.request))
@@ -144,6 +145,7 @@ class Transferred:
         buffers: those of the module that it writes into, as `writes` has them.
         classes, functions: those of the program's `__main__`, by their names.
         key: of the call in the program; empty where it may be another one here.
+        draws: whether a call without gradients draws from torch's generators, once that is known.
     """
 
     module: torch.nn.Module
@@ -158,6 +160,7 @@ class Transferred:
     classes: dict[str, type] = field(default_factory=dict)
     functions: dict[str, types.FunctionType] = field(default_factory=dict)
     key: bytes = b""
+    draws: bool = False
 
     def __post_init__(self) -> None:
         self.objects = CallObjects(self.args, self.kwargs)
@@ -316,6 +319,9 @@ def unpack(text: str) -> Transferred:
     unpickler = _Unpickler(io.BytesIO(body), tensors)
     module, args, kwargs = unpickler.load()
     classes, functions = unpickler.load()
+    # Classes that pickle themselves as their arguments, such as einops' layers, lose it.
+    for part, training in zip(module.modules(), unpickler.load(), strict=False):
+        part.training = training
     for part in module.modules():
         for mark in SHARDING_MARKS & vars(part).keys():
             delattr(part, mark)

@@ -10,8 +10,27 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
-_NUMBERS = (_aten.randn.default, _aten.rand.default)
-_LIKE = (_aten.randn_like.default, _aten.rand_like.default)
+# Operators that make a tensor of numbers: where the sizes stand among the arguments.
+_MADE = {
+    _aten.randn.default: 0,
+    _aten.rand.default: 0,
+    _aten.randint.default: 1,
+    _aten.randint.low: 2,
+    _aten.randperm.default: 0,
+}
+_LIKE = (
+    _aten.randn_like.default,
+    _aten.rand_like.default,
+    _aten.randint_like.default,
+    _aten.randint_like.low_dtype,
+)
+_INTEGERS = (_aten.randint.default, _aten.randint.low, _aten.randperm.default)
+_IN_PLACE = (
+    _aten.bernoulli_.float,
+    _aten.normal_.default,
+    _aten.uniform_.default,
+    _aten.exponential_.default,
+)
 
 
 def generator_of(device: torch.device) -> torch.Generator:
@@ -47,13 +66,15 @@ class Replayed(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _NUMBERS or func in _LIKE:
-            sizes = args[0].size() if func in _LIKE else torch.Size(args[0])
+        if func in _MADE or func in _LIKE:
+            sizes = args[0].size() if func in _LIKE else args[_MADE[func]]
             dtype = (kwargs or {}).get("dtype")
             if dtype is None:
-                dtype = args[0].dtype if func in _LIKE else torch.get_default_dtype()
+                usual = torch.int64 if func in _INTEGERS else torch.get_default_dtype()
+                dtype = args[0].dtype if func in _LIKE else usual
+            sizes = torch.Size([sizes] if isinstance(sizes, int) else sizes)
             return self._next(sizes).to(dtype, copy=True)
-        if func is _aten.bernoulli_.float:
+        if func in _IN_PLACE:
             return args[0].copy_(self._next(args[0].size()))
         if func is _aten.native_dropout.default and args[2] is not False and 0 < args[1] < 1:
             mask = self._next(args[0].size())

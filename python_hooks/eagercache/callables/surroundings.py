@@ -42,9 +42,9 @@ def torch_states() -> list[Any]:
     return states
 
 
-def random_states() -> list[Any]:
-    """What every source of random numbers that a forward may draw from is at."""
-    states: list[Any] = [*torch_states(), random.getstate()]
+def other_states() -> list[Any]:
+    """What the sources of random numbers are at that are not torch's: Python's and numpy's."""
+    states: list[Any] = [random.getstate()]
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         states.append(repr(numpy_random.get_state()))

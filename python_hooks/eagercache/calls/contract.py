@@ -62,6 +62,8 @@ def module_contracts(
     """
     known = ("inputs", "ranges", "outputs", "writes", "checks", "sizes")
     rows: dict[str, Any] = {name: facts.get(name, "") for name in known}
+    if "noise" in facts:
+        rows["noise"] = facts["noise"]
     parts = ["forward"]
     if training is not None:
         rows["training"] = _training_rows(training)

@@ -163,6 +163,7 @@ def load_kernel(digest: str, form: Form, entry: Mapping[str, Any]) -> Any:
         [(bool(kind), index, times) for kind, index, times in json.loads(facts["writes"])],
         facts["checks"] == "1",
         module_contracts(digest, facts, entry["cpu_features"], training),
+        json.loads(facts.get("noise", "[]")),
     )
     note_kernel(form.identity, form.gradients, digest, facts)
     return kernel

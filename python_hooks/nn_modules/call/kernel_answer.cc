@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "dispatcher/base/index_range.h"
+#include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/device/device_stream.h"
 #include "dispatcher/hook/call_trials.h"
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/kernels/container_kernel.h"
 #include "dispatcher/kernels/numerics_rule.h"
 #include "dispatcher/observe/verification.h"
+#include "python_hooks/nn_modules/noise.h"
 #include "python_hooks/nn_modules/objects.h"
 #include "python_hooks/nn_modules/registry.h"
 #include "python_hooks/nn_modules/training/training.h"
@@ -60,9 +62,35 @@ PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strid
   return PyObject_CallFunctionObjArgs(kernel.unflatten.ptr(), list.ptr(), objects.ptr(), nullptr);
 }
 
+// What a call draws before its kernel runs; `tensors` go behind the other inputs.
+struct Drawn {
+  std::vector<at::Tensor> tensors;
+  std::optional<DrawnMasks> masks;
+};
+
+// Whether all is drawn, if there is anything to be.
+bool draw(const ModuleKernel& kernel, Drawn& drawn) {
+  if (kernel.noise.empty()) [[likely]] {
+    return true;
+  }
+  if (is_capturing(kernel.device)) {  // as in answer_with_gradients
+    return false;
+  }
+  const py::gil_scoped_release no_gil;
+  const InsideGuard inside;
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  drawn.masks.emplace(kernel.noise, false, kernel.device, drawn.tensors);
+  return drawn.masks->drawn();
+}
+
 LoadedKernel::Outcome run_container(ModuleKernel& kernel, const ModuleGuard& guard,
-                                    const ModuleCallForm& form, Outputs& outputs) {
+                                    const ModuleCallForm& form, const Drawn& drawn,
+                                    Outputs& outputs) {
   auto handles = take_inputs(kernel, guard, form);
+  for (const at::Tensor& tensor : drawn.tensors) {
+    handles.push_back(new at::Tensor(tensor));
+  }
   const py::gil_scoped_release no_gil;
   const InsideGuard inside;
   const CallersGradMode callers;
@@ -85,13 +113,15 @@ LoadedKernel::Outcome replay(const ContainerGraph& graph, std::span<const at::Te
 
 // Runs the container of a kernel on a GPU, or what was captured of such a call.
 LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& guard,
-                                    const ModuleCallForm& form, Outputs& outputs) {
+                                    const ModuleCallForm& form, const Drawn& drawn,
+                                    Outputs& outputs) {
   void* stream = nullptr;
   if (!current_stream(kernel.device, &stream)) {
     return LoadedKernel::Outcome::kNotStarted;
   }
-  if (kernel.model->calls_operators()) {  // a replay would leave out what they do on the host
-    return run_container(kernel, guard, form, outputs);
+  // A replay would leave out what operators do on the host, and draw nothing.
+  if (kernel.model->calls_operators() || !kernel.noise.empty()) {
+    return run_container(kernel, guard, form, drawn, outputs);
   }
   c10::SmallVector<const at::Tensor*, 64> inputs;
   for (const ModuleKernel::Input& input : kernel.inputs) {
@@ -106,7 +136,7 @@ LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& gua
   if (outcome == LoadedKernel::Outcome::kAnswered) {
     kernel.replays.note_replayed();
   } else if (outcome == LoadedKernel::Outcome::kNotStarted || kernel.writes.empty()) {
-    outcome = run_container(kernel, guard, form, outputs);
+    outcome = run_container(kernel, guard, form, drawn, outputs);
   }
   if (plan.trial != nullptr) {
     plan.trial->end(plan.timed, stream);
@@ -117,10 +147,14 @@ LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& gua
 // The kernel's answer, or nullptr without an exception when the forward has to answer.
 PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
                      const ModuleGuard& guard, const ModuleCallForm& form, bool* failed) {
+  Drawn drawn;
+  if (!draw(kernel, drawn)) [[unlikely]] {
+    return nullptr;
+  }
   Outputs outputs(kernel.model->num_outputs());
   const LoadedKernel::Outcome outcome = kernel.device.is_cuda() && replays_are_made()
-                                            ? run_or_replay(kernel, guard, form, outputs)
-                                            : run_container(kernel, guard, form, outputs);
+                                            ? run_or_replay(kernel, guard, form, drawn, outputs)
+                                            : run_container(kernel, guard, form, drawn, outputs);
   *failed = outcome == LoadedKernel::Outcome::kFailed;
   if (outcome != LoadedKernel::Outcome::kAnswered) {
     return nullptr;
@@ -134,7 +168,11 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
     }
   }
   move_versions(kernel, guard, form);
-  return wrap_outputs(kernel, strides, form, outputs);
+  PyObject* const answer = wrap_outputs(kernel, strides, form, outputs);
+  if (answer != nullptr && drawn.masks) {
+    drawn.masks->use();
+  }
+  return answer;
 }
 
 // The same for a call that needs gradients.
@@ -293,10 +331,10 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
                       : run_kernel(kernel, strides, *record.guard, form, &failed);
   }
   if (result != nullptr) [[likely]] {
-    // A forward that is asked too would change buffers or the call's objects once more, or call
-    // operators.
+    // A forward that is asked too would change buffers or the call's objects once more, call
+    // operators, or draw other numbers.
     if (verification_chosen() && !training && !kernel.takes_objects && kernel.writes.empty() &&
-        !kernel.model->calls_operators()) [[unlikely]] {
+        kernel.noise.empty() && !kernel.model->calls_operators()) [[unlikely]] {
       return verified(record, kernel, call, result);
     }
     if (turn == TrialTurn::kKernel) [[unlikely]] {

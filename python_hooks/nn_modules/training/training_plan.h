@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "dispatcher/kernels/model_container.h"
-#include "python_hooks/nn_modules/training/noise.h"
+#include "python_hooks/nn_modules/noise.h"
 
 namespace eagercache {
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from conftest import Program
 from eagercache.callables import function_transfer, module_transfer
+from eagercache.callables.module_identity import identify
 
 aten = torch.ops.aten
 everything = torch.ops
@@ -63,6 +65,32 @@ def test_a_class_that_travels_again_has_nothing_of_what_it_was() -> None:
     assert function_transfer.unpack(with_gain)().gain == 2.0
     assert not hasattr(function_transfer.unpack(without)(), "gain")
     assert not hasattr(_Kind, "gain")
+
+
+class _Repeated(torch.nn.Module):
+    """Pickled as what it was made with."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"times": self.times}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.repeat(self.times)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_modules_that_pickle_themselves_keep_their_mode(*, training: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), _Repeated(3)).train(training)
+    model[0].train(not training)
+    there = module_transfer.unpack(module_transfer.pack(model, (torch.ones(2, 8),), {})).module
+    assert isinstance(there[1], _Repeated) and there[1].training is training
+    assert identify(there).digest == identify(model).digest
 
 
 def test_what_is_computed_of_tensors_that_are_sent_is_no_call_of_the_program(

@@ -22,8 +22,8 @@ from eagercache.worker.graphs.dropout_masks import (
     take_noise,
 )
 from eagercache.worker.graphs.nodes import operator_name
+from eagercache.worker.graphs.refused_operators import refuse_operators
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.trace import refuse_operators
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -119,8 +119,8 @@ def test_masks_are_inputs_in_the_order_in_which_they_are_drawn() -> None:
     noise = take_noise(made)
     cpu = torch.device("cpu")
     assert noise == [
-        Noise("bernoulli", 0.9, torch.bool, (4, 6), (6, 1), cpu),
-        Noise("bernoulli", 0.75, torch.float32, (4, 1), (1, 1), cpu),
+        Noise("bernoulli", 0.9, 0.0, torch.bool, (4, 6), (6, 1), cpu),
+        Noise("bernoulli", 0.75, 0.0, torch.float32, (4, 1), (1, 1), cpu),
     ]
     names = [node.target for node in made.graph.find_nodes(op="placeholder")]
     assert names == ["primals_1", "primals_noise_0", "primals_noise_1", "tangents_1"]
@@ -138,7 +138,7 @@ def test_masks_are_inputs_in_the_order_in_which_they_are_drawn() -> None:
 
 def test_on_a_gpu_native_draws_from_what_has_the_dtype_of_the_dropped() -> None:
     noise = take_noise(graph_of("cuda"))
-    assert [(n.kind, n.probability, n.dtype) for n in noise] == [
+    assert [(n.kind, n.first, n.dtype) for n in noise] == [
         ("dropout", 0.1, torch.bfloat16),
         ("bernoulli", 0.75, torch.float32),
     ]
@@ -186,7 +186,7 @@ def test_what_attention_draws_is_drawn_between_the_masks_before_and_after_it() -
     assert given["dropout_p"] == 0.1 and given["scale"] == 0.125 and given["attn_bias"] is None
     layout = given["value"]
     assert (layout.sizes, layout.strides) == ((2, 4, 128, 64), (32768, 64, 256, 1))
-    assert isinstance(mask, Noise) and mask.probability == 0.2
+    assert isinstance(mask, Noise) and mask.first == 0.2
 
 
 def test_gradients_of_attention_draw_nothing() -> None:

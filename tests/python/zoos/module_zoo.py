@@ -148,14 +148,14 @@ class Appends(Prints):
 
 
 class Draws(nn.Module):
-    """Draws random numbers in eval mode too."""
+    """Draws random numbers in eval mode too, by its argument."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.weight + torch.rand_like(x)
+        return x * self.weight + torch.bernoulli(x.sigmoid())
 
 
 class Remembers(nn.Module):

@@ -88,6 +88,8 @@ def compile_deployed(
             raise CompileRefused("it writes into its buffers, which no artifact does")
         with autocast(casts), main_of(rebuilt.module), call_hooks.originals():
             traced = trace_module(rebuilt, identity, open_sizes)
+        if traced.noise:
+            raise CompileRefused("it draws random numbers, which no artifact does")
         if traced.checks:
             raise CompileRefused("it computes what it indexes with, which no artifact checks")
         _require_open(traced, open_sizes)

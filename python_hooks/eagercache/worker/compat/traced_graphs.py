@@ -109,7 +109,7 @@ def joint_graph(
     Its inputs are those of ``function`` ("primals") and the gradients of the outputs that need one
     ("tangents"); its outputs those of ``function``, then a gradient or None for each input. Inputs
     may not be written or handed back. The operators are those that Inductor decomposes into, with
-    the casts of the autocast that is on; what draws dropout's masks stays native's. Without
+    the casts of the autocast that is on; what draws masks and numbers stays native's. Without
     ``gradients`` the outputs are those of ``function`` alone.
     """
     import torch
@@ -120,6 +120,8 @@ def joint_graph(
 
     aten = torch.ops.aten
     drawn = {aten.bernoulli.p, aten.bernoulli_.float, aten.native_dropout.default}
+    drawn |= {aten.uniform_.default, aten.normal_.default}
+    drawn |= {aten.exponential.default, aten.exponential_.default}
     table = {op: rule for op, rule in select_decomp_table().items() if op not in drawn}
     # The same formula, of operators that generated code has.
     table[aten._weight_norm_interface_backward.default] = aten._weight_norm_differentiable_backward

@@ -12,7 +12,7 @@ such attention calls all operators that draw itself, one after the other.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from eagercache.callables.replay import generator_of
 from eagercache.calls.numerics import HALF
+from eagercache.worker.graphs.indices import Range
 from eagercache.worker.graphs.nodes import (
     arguments_of,
     called,
@@ -34,7 +35,22 @@ from eagercache.worker.inductor.commands import CompileRefused
 
 _aten = torch.ops.aten
 
-_NUMBERS = {_aten.randn.default: "normal", _aten.rand.default: "uniform"}
+# Operators that draw numbers without a look at any: the kind, and the two numbers that it goes
+# with, or the names of the operator's arguments that are these.
+_NUMBERS: dict[str, tuple[str, Any, Any]] = {
+    "aten::randn": ("normal", 0.0, 1.0),
+    "aten::rand": ("uniform", 0.0, 1.0),
+    "aten::normal_functional": ("normal", "mean", "std"),
+    "aten::uniform": ("uniform", "from", "to"),
+    "aten::exponential": ("exponential", "lambd", 0.0),
+    "aten::randint": ("integers", "low", "high"),
+    "aten::randperm": ("permutation", "n", 0.0),
+}
+_INTEGERS = frozenset(("integers", "permutation"))
+# The same in programs that were not decomposed.
+_DRAWN_IN_PROGRAMS = frozenset(
+    (*_NUMBERS, "aten::randn_like", "aten::rand_like", "aten::randint_like", "aten::normal")
+)
 _DTYPES = (torch.bool, *HALF, torch.float32, torch.float64)
 
 
@@ -42,33 +58,48 @@ _DTYPES = (torch.bool, *HALF, torch.float32, torch.float64)
 class Noise:
     """A mask, or other numbers, that a call draws.
 
-    ``kind`` is "bernoulli", of which an element is one with ``probability`` (``bernoulli_``),
-    "dropout", of which one is dropped with it (``native_dropout``), "normal" (``randn``) or
-    "uniform" (``rand``). ``dtype``, ``sizes`` and
-    ``strides`` are those of the tensor that is written over, or else dropped from: all that the
-    place of a number among those drawn depends on.
+    ``kind`` is "bernoulli", of which an element is one with the probability ``first``
+    (``bernoulli_``), "dropout", of which one is dropped with it (``native_dropout``), "normal",
+    with the mean ``first`` and the deviation ``second``, "uniform" between them, "exponential" of
+    the rate ``first``, "integers" from ``first`` to below ``second``, or "permutation" of
+    ``first`` numbers. ``dtype``, ``sizes`` and ``strides`` are those of the tensor that is written
+    over, or else dropped from: all that the place of a number among those drawn depends on.
     """
 
     kind: str
-    probability: float
+    first: float
+    second: float
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     device: torch.device
 
     def draw(self) -> torch.Tensor:
-        """As nn_modules/training/noise.cc draws it, which calls do."""
+        """As nn_modules/noise.cc draws it, which calls do."""
         given = torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
-        if self.kind == "bernoulli":
-            return given.bernoulli_(self.probability)
-        if self.kind in ("normal", "uniform"):
-            return given.normal_() if self.kind == "normal" else given.uniform_()
-        return torch.native_dropout(given, self.probability, True)[1]
+        if self.kind == "permutation":
+            return torch.randperm(int(self.first), dtype=self.dtype, device=self.device)
+        if self.kind == "dropout":
+            return torch.native_dropout(given, self.first, True)[1]
+        if self.kind in ("bernoulli", "exponential"):
+            named = given.bernoulli_ if self.kind == "bernoulli" else given.exponential_
+            return named(self.first)
+        if self.kind == "integers":
+            return given.random_(int(self.first), int(self.second))
+        by_two = given.normal_ if self.kind == "normal" else given.uniform_
+        return by_two(self.first, self.second)
 
     def row(self) -> list[Any]:
-        """What `read_noise` of nn_modules/training/noise.cc reads."""
+        """What `read_noise` of nn_modules/noise.cc reads."""
         dtype = str(self.dtype).removeprefix("torch.")
-        return [self.kind, self.probability, dtype, list(self.sizes), list(self.strides)]
+        numbers = [self.first, self.second]
+        return [self.kind, *numbers, dtype, list(self.sizes), list(self.strides)]
+
+    def within(self, low: int, high: int) -> bool:
+        """Whether all of its numbers are integers from ``low`` to below ``high``."""
+        if self.kind == "permutation":
+            return low <= 0 and self.first <= high
+        return self.kind == "integers" and low <= self.first and self.second <= high
 
 
 # Attention that drops elements of its weights within its own kernels.
@@ -193,14 +224,14 @@ def take_noise(joint: torch.fx.GraphModule) -> list[Noise]:
     graph = joint.graph
     inputs = graph.find_nodes(op="placeholder")
     tangents = [node for node in inputs if "tangents" in str(node.target)]
-    before = tangents[0] if tangents else inputs[-1].next
+    last = tangents[0].prev if tangents else inputs[-1]
     found: list[Noise] = []
     for node in list(graph.nodes):
         noise = _noise_of(node) or _numbers_of(node)
         if noise is None:
             continue
-        with graph.inserting_before(before):
-            mask = graph.placeholder(f"primals_noise_{len(found)}")
+        with graph.inserting_after(last):
+            last = mask = graph.placeholder(f"primals_noise_{len(found)}")
         found.append(noise)
         if operator_name(node) != "aten::native_dropout":
             mask.meta["val"] = node.meta["val"]
@@ -233,19 +264,65 @@ def number_layouts(graph: torch.fx.Graph) -> list[tuple[int, ...]]:
     Which number lies where depends on them, and what an operator is decomposed into may forget them
     (``randn_like`` of what is channels_last).
     """
-    names = ("aten::randn", "aten::rand", "aten::randn_like", "aten::rand_like")
-    return [node.meta["val"].stride() for node in graph.nodes if operator_name(node) in names]
+    return [
+        node.meta["val"].stride()
+        for node in graph.nodes
+        if operator_name(node).removesuffix("_") in _DRAWN_IN_PROGRAMS
+    ]
+
+
+def noise_as_drawn(
+    made: torch.fx.GraphModule,
+    program: Sequence[tuple[int, ...]],
+    devices: Collection[str],
+) -> list[Noise]:
+    """`take_noise`. Raises CompileRefused for numbers that calls would draw otherwise.
+
+    ``program``: `number_layouts` of what ``made`` was decomposed from. ``devices``: those of the
+    call's tensors, by their types.
+    """
+    if number_layouts(made.graph) != program:
+        raise CompileRefused("the forward draws random numbers in a layout of their own")
+    noise = take_noise(made)
+    if any({one.device.type} != set(devices) for one in noise):
+        raise CompileRefused("the forward draws random numbers on another device")
+    return noise
+
+
+def is_index(noise: Noise) -> bool:
+    """Whether it may be used as indices, which `ranges_of_given` has looked at."""
+    return noise.kind in _INTEGERS
+
+
+def ranges_of_given(
+    ranges: Sequence[Range], given: int, noise: Sequence[Noise]
+) -> tuple[Range, ...]:
+    """Those of the first ``given`` inputs; what is drawn behind them is known.
+
+    Raises CompileRefused where that may be outside of its range.
+    """
+    for place, low, high, _ in ranges:
+        if place >= given and not noise[place - given].within(low, high):
+            raise CompileRefused("the forward indexes with random numbers")
+    return tuple(one for one in ranges if one[0] < given)
 
 
 def _numbers_of(node: torch.fx.Node) -> Noise | None:
-    kind = _NUMBERS.get(node.target) if node.op == "call_function" else None
-    if kind is None:
+    kind, first, second = _NUMBERS.get(operator_name(node), ("", 0.0, 0.0))
+    if not kind:
         return None
-    value = node.meta["val"]
-    if value.dtype not in _DTYPES[1:] or value.numel() == 0:
+    schema: Any = getattr(node.target, "_schema", None)
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    value, given = node.meta["val"], defaults | arguments_of(node)
+    wanted = (torch.int64, torch.int32) if kind in _INTEGERS else _DTYPES[1:]
+    numbers = [given[at] if isinstance(at, str) else at for at in (first, second)]
+    known = all(type(number) in (int, float) for number in numbers)
+    if value.dtype not in wanted or value.numel() == 0 or given.get("generator") or not known:
+        return None
+    if value.dtype != torch.int64 and kind in _INTEGERS and max(map(abs, numbers)) >= 1 << 31:
         return None
     layout = (tuple(value.size()), tuple(value.stride()), value.device)
-    return Noise(kind, 0.0, value.dtype, *layout)
+    return Noise(kind, float(numbers[0]), float(numbers[1]), value.dtype, *layout)
 
 
 def _noise_of(node: torch.fx.Node) -> Noise | None:
@@ -261,12 +338,12 @@ def _noise_of(node: torch.fx.Node) -> Noise | None:
     if name == "aten::bernoulli":
         if node.kwargs or len(node.args) > 2:
             return None  # a generator of the module's own
-        return Noise("bernoulli", probability, value.dtype, *layout)
+        return Noise("bernoulli", probability, 0.0, value.dtype, *layout)
     if list(node.args[2:]) != [True] or node.kwargs or not 0 < probability < 1:
         return None
     if value.device.type == "cpu":  # where nothing is made of the mask in the same step
-        return Noise("bernoulli", 1.0 - probability, torch.bool, *layout)
-    return Noise("dropout", probability, value.dtype, *layout)
+        return Noise("bernoulli", 1.0 - probability, 0.0, torch.bool, *layout)
+    return Noise("dropout", probability, 0.0, value.dtype, *layout)
 
 
 def _drop_by(graph: torch.fx.Graph, node: torch.fx.Node, mask: torch.fx.Node) -> None:

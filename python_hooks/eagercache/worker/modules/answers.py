@@ -13,9 +13,10 @@ from eagercache.callables import call_hooks
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.outputs import build_unflatten, takes_objects
-from eagercache.callables.surroundings import casts_kept
+from eagercache.callables.surroundings import casts_kept, drawing_from, torch_states
 from eagercache.callables.written_tensors import counters
 from eagercache.calls.numerics import ProofFailed
+from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.trace import ModuleGraph
 from eagercache.worker.timing import cuda_timing, timing
@@ -42,6 +43,8 @@ class Answers:
         self._rebuilt = rebuilt
         self._core = core
         self._identity = identity
+        self.noise: tuple[Draw, ...] = ()  # what each call draws
+        self.drawn: list[Any] = []  # what torch's generators were at after the last answer
 
     def install(self, path: Path, traced: ModuleGraph, strides: list[list[int]]) -> None:
         """Makes the kernel answer. Raises ProofFailed when it does not."""
@@ -49,6 +52,7 @@ class Answers:
 
     def load(self, path: Path, traced: ModuleGraph, strides: list[list[int]]) -> Any:
         """The core's kernel out of a container."""
+        self.noise = traced.noise
         return self._core.load_module(
             [str(path)],
             str(traced.device),
@@ -59,6 +63,7 @@ class Answers:
             takes_objects=takes_objects(traced.outputs),
             writes=traced.writes,
             checks=traced.checks,
+            noise=[one.row() for one in traced.noise],
         )
 
     def use(self, member: Transferred) -> None:
@@ -111,7 +116,7 @@ class Answers:
     def by_kernel(self) -> Any:
         """The kernel's answer. Raises ProofFailed when the forward answered."""
         before = self._hits()
-        answer = self._rebuilt.run()
+        answer = self._run()
         if self._hits() != before + 1:
             raise ProofFailed(f"the kernel did not answer: {self._aside()}")
         return answer
@@ -119,7 +124,16 @@ class Answers:
     def by_forward(self) -> Any:
         """The forward's answer."""
         with self.forward_alone():
+            return self._run()
+
+    def _run(self) -> Any:
+        """A call, which draws the same each time."""
+        if not self.noise:
             return self._rebuilt.run()
+        with drawing_from(0):
+            answer = self._rebuilt.run()
+            self.drawn = torch_states()
+        return answer
 
     @contextlib.contextmanager
     def forward_alone(self) -> Iterator[None]:

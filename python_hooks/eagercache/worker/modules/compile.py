@@ -28,8 +28,10 @@ from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.surroundings import (
     Listener,
     autocast,
+    drawing_from,
     main_of,
-    random_states,
+    other_states,
+    torch_states,
 )
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.callables.written_tensors import marks_of
@@ -138,7 +140,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     given = [tensor.clone() for tensor in arguments]
     watched = [*_tensors_of(identity), *arguments]
     marks = marks_of(watched)
-    states = random_states()
+    states = other_states()
     with rebuilt.finds_writes(identity.slots), Reads(watched, gradients=False) as reads:
         rebuilt.run()  # what a first call sets up is not its effect
     reads.check()
@@ -149,21 +151,25 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
         FunctionRecorder(skips_operators=True) as recorder,
+        drawing_from(0),
     ):
+        before_it = torch_states()
         first = rebuilt.run()
+        rebuilt.draws = torch_states() != before_it
     check_names(recorder, rebuilt.attributes)
     if output.wrote or errors.wrote:
         raise Unfit("it prints")
     recorder.check_effects()
-    if random_states() != states:
-        raise Unfit("it draws random numbers")
+    if other_states() != states:
+        raise Unfit("it draws random numbers that are not torch's")
     if identify(module).digest != expected:
         raise Unfit("it changes attributes of its own")
     if any(not same_bits(a, b) for a, b in zip(before, _tensors_of(identity), strict=True)):
         raise Unfit("it writes to its parameters or buffers")
     if any(not same_bits(a, b) for a, b in zip(given, arguments, strict=True)):
         raise Unfit("it writes to its arguments")
-    another = rebuilt.run()
+    with drawing_from(0):
+        another = rebuilt.run()
     refuse_lasting(first, another, rebuilt.objects.found)
     if not equal_answers(first, another):
         raise Unfit("its answers differ from run to run")
@@ -270,7 +276,7 @@ def _compile(traced: ModuleGraph, directory: Path, tools: Tools, contract: str) 
             raise CompileRefused(text.proxy_reason)
         if traced.calls is not None:
             traced.calls.check(proxied)
-        if text.num_inputs != len(traced.inputs):
+        if text.num_inputs != len(traced.examples):
             raise CompileRefused("the generated code takes another number of tensors")
         if text.checks_values and not traced.ranges and not indexes(traced.graph.graph):
             raise CompileRefused("the generated code checks values")

@@ -37,7 +37,10 @@ def kernel_facts(
 
 def call_facts(form: str, traced: ModuleGraph | TrainingGraphs) -> dict[str, str]:
     """Those of them that say how the kernel is called."""
+    drawn = traced.noise if isinstance(traced, ModuleGraph) else ()  # else the plan has it
+    noise = {"noise": json.dumps([one.row() for one in drawn])} if drawn else {}
     return {
+        **noise,
         "form": form,
         "inputs": json.dumps([[int(kind), index] for kind, index in traced.inputs]),
         "ranges": json.dumps(traced.ranges),

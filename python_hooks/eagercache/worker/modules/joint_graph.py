@@ -27,14 +27,15 @@ from eagercache.worker.graphs.dropout_masks import (
     drawn_layouts,
     drawn_within,
     keep_draws,
+    noise_as_drawn,
     number_layouts,
-    take_noise,
 )
 from eagercache.worker.graphs.indices import refuse_data_checks
 from eagercache.worker.graphs.layout import in_strides, use_channels_last
 from eagercache.worker.graphs.nodes import operator_name
 from eagercache.worker.graphs.pool_gradients import use_pools_for_gradients
 from eagercache.worker.graphs.rebuilt import read_as
+from eagercache.worker.graphs.refused_operators import refuse_operators
 from eagercache.worker.graphs.two_pass_variance import use_two_passes
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.class_rows import class_rows
@@ -47,7 +48,6 @@ from eagercache.worker.modules.opened import (
     with_objects,
     without_empty_parts,
 )
-from eagercache.worker.modules.trace import refuse_operators
 from eagercache.worker.modules.training_graphs import TrainingGraphs
 
 
@@ -110,7 +110,8 @@ def trace_training(
     written = _keep_written(joint, len(answers), buffers)
     draws = drawn_within(joint.graph)
     if not draws:
-        inputs.add_noise(_noise_as_drawn(joint, program, inputs))
+        devices = {value.device.type for value in inputs.values}
+        inputs.add_noise(noise_as_drawn(joint, number_layouts(program.graph), devices))
     refuse_operators(joint.graph, draws=bool(draws))
     # Both are to be done.
     if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
@@ -254,19 +255,6 @@ def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:
     output.args = (values,)
     graph.eliminate_dead_code()
     joint.recompile()
-
-
-def _noise_as_drawn(
-    joint: torch.fx.GraphModule, program: torch.export.ExportedProgram, inputs: Inputs
-) -> list[Noise]:
-    """`take_noise`. Raises CompileRefused for numbers that calls would draw otherwise."""
-    if number_layouts(joint.graph) != number_layouts(program.graph):
-        raise CompileRefused("the forward draws random numbers in a layout of their own")
-    places = {value.device.type for value in inputs.values}
-    noise = take_noise(joint)
-    if any({one.device.type} != places for one in noise):
-        raise CompileRefused("the forward draws random numbers on another device")
-    return noise
 
 
 def _keep_written(joint: torch.fx.GraphModule, answers: int, buffers: Sequence[int]) -> list[int]:

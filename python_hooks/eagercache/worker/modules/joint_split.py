@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from eagercache.worker.graphs.dropout_masks import Draw, Noise
+from eagercache.worker.graphs.dropout_masks import Draw, Noise, ranges_of_given
 from eagercache.worker.graphs.indices import (
     INDEXING,
     Range,
@@ -99,11 +99,13 @@ class Splitter:
         self._check_indices(backward, roots, ranges)
         examples = tuple(self._inputs.values[index] for index in self._given)
         sources = [self._inputs.sources[index] for index in self._given]
+        given = tuple(source for source in sources if isinstance(source, tuple))
+        noise = tuple(source for source in sources if isinstance(source, Noise))
         return TrainingGraphs(
             forward=forward,
             backward=backward,
-            inputs=tuple(source for source in sources if isinstance(source, tuple)),
-            noise=tuple(source for source in sources if isinstance(source, Noise)),
+            inputs=given,
+            noise=noise,
             draws=tuple(draws),
             examples=examples,
             backward_examples=tuple(
@@ -113,7 +115,7 @@ class Splitter:
                     *((Saved("tangent", 0), node) for node in into[len(passed) :]),
                 ]
             ),
-            ranges=ranges,
+            ranges=ranges_of_given(ranges, len(given), noise),
             outputs=outputs,
             differentiable=tuple(differentiable),
             in_objects=self.in_objects,

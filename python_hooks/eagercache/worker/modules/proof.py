@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,10 @@ from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity, identify
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, map_tensors
+from eagercache.callables.replay import Replayed
+from eagercache.callables.surroundings import drawing_from
+from eagercache.calls.numerics import ProofFailed
+from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.modules.answers import Answers
 from eagercache.worker.modules.comparison import Moved, compare, equal_answers, tensor_leaves
 from eagercache.worker.modules.wide_reference import in_float64, wide_copy
@@ -34,13 +39,15 @@ def prove_calls(
     for seed, spread in draws:
         draw = partial(rebuilt.draw, seed, spread)
         draw()
-        native, answer = answers.by_forward(), answers.by_kernel()
-        where = f"draw {seed}"
+        native, drawn = answers.by_forward(), answers.drawn
+        answer, where = answers.by_kernel(), f"draw {seed}"
+        if answers.drawn != drawn:
+            raise ProofFailed("native draws other numbers than the kernel's calls do")
         compare_structure(native, answer, where)
         if equal_answers(native, answer):
             continue
         numerics = "accurate"
-        reference = _reference(rebuilt)
+        reference = _reference(rebuilt, answers.noise)
         length = _longest_sum(rebuilt, identity)
         moved = Moved(rebuilt, lambda: tensor_leaves(answers.by_forward()), draw)
         for index, (mine, natives, wide) in enumerate(
@@ -71,8 +78,8 @@ def wide(value: Any) -> Any:
     return value
 
 
-def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
-    """The answer of a float64 copy of the module."""
+def _reference(rebuilt: Transferred, noise: Sequence[Draw]) -> list[torch.Tensor]:
+    """The answer of a float64 copy of the module to a call that draws that ``noise``."""
 
     def run() -> list[torch.Tensor]:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
@@ -80,7 +87,10 @@ def _reference(rebuilt: Transferred) -> list[torch.Tensor]:
             # Copies, as the forward may write.
             args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), lambda t: wide(t).clone())
             objects = CallObjects(args, kwargs)
-            outcome = outcome_of(module(*args, **kwargs), objects)
+            with drawing_from(0):  # as `Answers`
+                drawn = [one.draw() for one in noise]
+            with Replayed(drawn) if drawn else contextlib.nullcontext():
+                outcome = outcome_of(module(*args, **kwargs), objects)
             tensors = argument_tensors(args, kwargs)
             slots = identify(module).slots if rebuilt.buffers else ()
             written = (

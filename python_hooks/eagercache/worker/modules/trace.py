@@ -26,7 +26,13 @@ from eagercache.worker.graphs.constants import (
     inputs_as_constants,
     make_constant,
 )
-from eagercache.worker.graphs.custom_calls import CustomCalls, is_custom, take_custom_calls
+from eagercache.worker.graphs.custom_calls import CustomCalls, take_custom_calls
+from eagercache.worker.graphs.dropout_masks import (
+    Noise,
+    noise_as_drawn,
+    number_layouts,
+    ranges_of_given,
+)
 from eagercache.worker.graphs.indices import (
     Range,
     check_inside,
@@ -36,12 +42,7 @@ from eagercache.worker.graphs.indices import (
     trap_negative_indices,
 )
 from eagercache.worker.graphs.labels import picks_by_labels
-from eagercache.worker.graphs.nodes import (
-    counts_from_the_storage,
-    does_in_a_block,
-    draws_numbers,
-    operator_name,
-)
+from eagercache.worker.graphs.refused_operators import refuse_operators
 from eagercache.worker.graphs.writes import (
     holds_blocks_of_autocast,
     is_write,
@@ -93,6 +94,7 @@ class ModuleGraph:
         checks: whether its last output, which is not of the answer, says if all indices were
             inside (`indices.check_inside`).
         calls: of custom operators, which the graph calls; `CustomCalls.close` is the taker's.
+        noise: the graph's further inputs, with examples too: what a call draws before it.
     """
 
     graph: torch.fx.GraphModule
@@ -105,6 +107,7 @@ class ModuleGraph:
     writes: tuple[tuple[bool, int, int], ...] = ()
     checks: bool = False
     calls: CustomCalls | None = None
+    noise: tuple[Noise, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -143,7 +146,9 @@ def trace_module(
         args, kwargs = tuple(arguments), {}
     casts = _has_casts(rebuilt, open_sizes)
     program, guards = _export(module, args, kwargs, opens, rebuilt, casts)
-    _refuse_effects(program, casts, custom=operators is not None)
+    if rebuilt.draws and open_sizes:
+        raise CompileRefused("the forward draws random numbers, of sizes that are open")
+    _refuse_effects(program, casts, custom=operators is not None, draws=rebuilt.draws)
     graph = program.graph_module.graph
     without_empty_parts(graph)
     read = _read_inputs(program, list(user_leaves(program, args, kwargs)), identity, arguments)
@@ -166,17 +171,25 @@ def trace_module(
     graph.lint()
     program.graph_module.recompile()
     plain = torch.fx.GraphModule(program.graph_module, graph)
-    if casts or (not open_sizes and not rebuilt.writes and picks_by_labels(graph)):
+    noise: Sequence[Noise] = ()
+    by_labels = not open_sizes and not rebuilt.writes and picks_by_labels(graph)
+    if casts or rebuilt.draws or by_labels:
         places = return_writes(plain.graph)  # no graph that is decomposed writes its inputs
         plain = _decomposed(plain, tuple(examples), casts)
+        noise = noise_as_drawn(plain, number_layouts(graph), {e.device.type for e in examples})
+        refuse_operators(plain.graph)
         write_returned(plain.graph, places)
+    if rebuilt.draws and not noise:
+        raise CompileRefused("it draws random numbers that its graph does not show")
     ranges, checks = _look_at_indices(plain, rebuilt, examples)
+    ranges = ranges_of_given(ranges, len(inputs), noise)
+    examples.extend(one.draw() for one in noise)
     if symbolic is not None:
         symbolic.see_outputs(graph)
     calls = take_custom_calls(plain.graph, operators, _why_no_operators(rebuilt, casts, symbolic))
     plain.recompile()
     writes = tuple((write.of_module, write.index, write.times) for write in rebuilt.writes)
-    found = (ranges, outputs, symbolic, guards, writes, checks, calls)
+    found = (ranges, outputs, symbolic, guards, writes, checks, calls, tuple(noise))
     return ModuleGraph(plain, tuple(inputs), tuple(examples), *found)
 
 
@@ -351,11 +364,12 @@ def _decomposed(
         where = " under autocast" if casts else ""
         raise CompileRefused(f"it cannot be traced{where}: {named_line(error)}") from error
     inputs_as_constants(made, constants)
-    refuse_operators(made.graph)
     return made
 
 
-def _refuse_effects(program: torch.export.ExportedProgram, casts: bool, *, custom: bool) -> None:
+def _refuse_effects(
+    program: torch.export.ExportedProgram, casts: bool, *, custom: bool, draws: bool
+) -> None:
     for spec in program.graph_signature.output_specs:
         kind = spec.kind.name
         if kind != "USER_OUTPUT" and not is_write(spec):
@@ -363,37 +377,4 @@ def _refuse_effects(program: torch.export.ExportedProgram, casts: bool, *, custo
             raise CompileRefused(f"the forward writes to its state or arguments{target}")
     refuse_data_checks(program.graph_module)
     if not casts:  # else they are looked at where there are no blocks of autocast any more
-        refuse_operators(program.graph, custom=custom)
-
-
-def refuse_operators(graph: torch.fx.Graph, *, draws: bool = False, custom: bool = False) -> None:
-    """Raises CompileRefused for a graph that does more than compute.
-
-    It may draw where it ``draws``, and call ``custom`` operators.
-    """
-    for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        target = node.target
-        if isinstance(target, torch._ops.HigherOrderOperator):
-            raise CompileRefused(f"the forward {does_in_a_block(target)} ({target})")
-        tags = getattr(target, "tags", ())
-        if not draws and draws_numbers(node):
-            raise CompileRefused(f"the forward draws random numbers ({target})")
-        shapes_vary = (
-            torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
-        )
-        if shapes_vary and operator_name(node) != "aten::index":  # looked at by its indices
-            raise CompileRefused(f"the forward's shapes depend on data ({target})")
-        if counts_from_the_storage(node):
-            raise CompileRefused(f"it reads an argument's storage from its start ({target})")
-        schema = getattr(target, "_schema", None)
-        if schema is None:
-            of_a_size = getattr(target, "__name__", "").startswith("sym_")
-            if of_a_size or getattr(target, "__module__", "") in ("_operator", "builtins", "math"):
-                continue
-            raise CompileRefused(f"the forward uses {target}")
-        if schema.is_mutable and not schema.name.startswith("aten::"):
-            raise CompileRefused(f"the forward writes through {target}")
-        if not schema.name.startswith(("aten::", "prims::")) and not (custom and is_custom(node)):
-            raise CompileRefused(f"the forward calls the custom operator {target}")
+        refuse_operators(program.graph, custom=custom, draws=draws)

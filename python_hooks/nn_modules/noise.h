@@ -1,6 +1,6 @@
 #pragma once
 
-// Random masks that a call of a training kernel draws before it. The kernel's plan owns the
+// Random masks and numbers that a call of a kernel draws before it. The kernel owns the
 // descriptions; a call owns its masks and puts the generator back unless it was answered.
 
 #include <pybind11/pybind11.h>
@@ -17,9 +17,20 @@ namespace eagercache {
 // A random mask, or other numbers, that a call draws as its module's own forward would have
 // (dropout_masks.py): with native's operator and from the program's generator. Never changes.
 struct ModuleNoise {
-  enum class Kind : std::uint8_t { kBernoulli, kDropout, kNormal, kUniform };
+  // With `first` and `second`: of a one; of an element that is dropped; mean and standard
+  // deviation; the bounds of [first, second), of integers, too; rate; how many are permuted.
+  enum class Kind : std::uint8_t {
+    kBernoulli,
+    kDropout,
+    kNormal,
+    kUniform,
+    kExponential,
+    kIntegers,
+    kPermutation
+  };
   Kind kind = Kind::kBernoulli;
-  double probability = 0;  // of a one; of an element that is dropped; 0 for numbers
+  double first = 0;
+  double second = 0;
   c10::ScalarType dtype = c10::ScalarType::Bool;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;

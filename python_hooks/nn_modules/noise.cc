@@ -1,13 +1,15 @@
-#include "python_hooks/nn_modules/training/noise.h"
+#include "python_hooks/nn_modules/noise.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <c10/core/ScalarType.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "dispatcher/plans/plan_fields.h"
@@ -19,26 +21,29 @@ namespace py = pybind11;
 
 c10::ScalarType read_dtype(const std::string& name) {
   const auto dtype = dtype_by_name(name);
-  if (!dtype || (*dtype != c10::ScalarType::Bool && !c10::isFloatingType(*dtype))) {
-    throw std::invalid_argument("the training plan draws masks of " + name);
+  if (!dtype || c10::isComplexType(*dtype) || c10::isQIntType(*dtype)) {
+    throw std::invalid_argument("a kernel draws masks of " + name);
   }
   return *dtype;
 }
 
-ModuleNoise::Kind read_kind(const std::string& name) {
-  if (name == "bernoulli") {
-    return ModuleNoise::Kind::kBernoulli;
+ModuleNoise::Kind read_kind(std::string_view name) {
+  using Kind = ModuleNoise::Kind;
+  static constexpr std::array<std::pair<std::string_view, Kind>, 7> kKinds{{
+      {"bernoulli", Kind::kBernoulli},
+      {"dropout", Kind::kDropout},
+      {"normal", Kind::kNormal},
+      {"uniform", Kind::kUniform},
+      {"exponential", Kind::kExponential},
+      {"integers", Kind::kIntegers},
+      {"permutation", Kind::kPermutation},
+  }};
+  for (const auto& [known, kind] : kKinds) {
+    if (known == name) {
+      return kind;
+    }
   }
-  if (name == "dropout") {
-    return ModuleNoise::Kind::kDropout;
-  }
-  if (name == "normal") {
-    return ModuleNoise::Kind::kNormal;
-  }
-  if (name != "uniform") {
-    throw std::invalid_argument("the training plan draws " + name);
-  }
-  return ModuleNoise::Kind::kUniform;
+  throw std::invalid_argument("a kernel draws " + std::string(name));
 }
 
 // A state that cannot be read is left to itself.
@@ -58,13 +63,19 @@ at::Tensor ModuleNoise::draw(c10::Device device) const {
       at::empty_strided(sizes, strides, at::TensorOptions().dtype(dtype).device(device));
   switch (kind) {
     case Kind::kBernoulli:
-      return like.bernoulli_(probability);
+      return like.bernoulli_(first);
     case Kind::kDropout:
-      return std::get<1>(at::native_dropout(like, probability, true));
+      return std::get<1>(at::native_dropout(like, first, true));
     case Kind::kNormal:
-      return like.normal_();
+      return like.normal_(first, second);
     case Kind::kUniform:
-      return like.uniform_();
+      return like.uniform_(first, second);
+    case Kind::kExponential:
+      return like.exponential_(first);
+    case Kind::kIntegers:
+      return like.random_(static_cast<std::int64_t>(first), static_cast<std::int64_t>(second));
+    case Kind::kPermutation:
+      return at::randperm(static_cast<std::int64_t>(first), like.options());
   }
   throw std::logic_error("a mask of no kind");
 }
@@ -73,15 +84,15 @@ std::vector<ModuleNoise> read_noise(const py::handle& rows) {
   std::vector<ModuleNoise> noise;
   for (const py::handle& row : rows) {
     const auto fields = py::cast<py::tuple>(row);
-    const auto kind = py::cast<std::string>(fields[0]);
     ModuleNoise one;
-    one.kind = read_kind(kind);
-    one.probability = py::cast<double>(fields[1]);
-    one.dtype = read_dtype(py::cast<std::string>(fields[2]));
-    one.sizes = py::cast<std::vector<std::int64_t>>(fields[3]);
-    one.strides = py::cast<std::vector<std::int64_t>>(fields[4]);
+    one.kind = read_kind(py::cast<std::string>(fields[0]));
+    one.first = py::cast<double>(fields[1]);
+    one.second = py::cast<double>(fields[2]);
+    one.dtype = read_dtype(py::cast<std::string>(fields[3]));
+    one.sizes = py::cast<std::vector<std::int64_t>>(fields[4]);
+    one.strides = py::cast<std::vector<std::int64_t>>(fields[5]);
     if (one.sizes.size() != one.strides.size()) {
-      throw std::invalid_argument("the training plan draws a mask of no layout");
+      throw std::invalid_argument("a kernel draws a mask of no layout");
     }
     noise.push_back(std::move(one));
   }
