@@ -120,8 +120,10 @@ def joint_graph(
 
     aten = torch.ops.aten
     drawn = {aten.bernoulli.p, aten.bernoulli_.float, aten.native_dropout.default}
-    drawn |= {aten.uniform_.default, aten.normal_.default}
-    drawn |= {aten.exponential.default, aten.exponential_.default}
+    # Which of these have rules differs between versions of torch.
+    for name in ("uniform", "uniform_", "normal_", "normal_functional", "exponential_"):
+        drawn.add(getattr(aten, name).default)
+    drawn.add(aten.exponential.default)
     table = {op: rule for op, rule in select_decomp_table().items() if op not in drawn}
     # The same formula, of operators that generated code has.
     table[aten._weight_norm_interface_backward.default] = aten._weight_norm_differentiable_backward
