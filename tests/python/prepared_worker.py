@@ -235,7 +235,7 @@ def _share_headers(folder: Path) -> None:
             with (folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if unfinished.exists():  # by a worker that was killed
-                    for made in (*folder.glob("*.gch"), *folder.glob("*.o")):
+                    for made in (*folder.glob("*/*.gch"), *folder.glob("wrapper*/*.o")):
                         made.unlink()
                 unfinished.touch()
                 try:
@@ -243,32 +243,12 @@ def _share_headers(folder: Path) -> None:
                 finally:
                     unfinished.unlink()
 
-        def _link_command(self, words: list[str]) -> list[str]:
-            return _without_reading_torch(super()._link_command(words), folder)
-
     class Tools(compile.Tools):
         def __init__(self, compiler: Any, isa: Any, private: Any, store: Any = None) -> None:
             super().__init__(compiler, isa, private, folder)
             self.commands = Commands(compiler, isa, folder)
 
     compile.Tools = Tools  # type: ignore[misc]
-
-
-def _without_reading_torch(words: list[str], folder: Path) -> list[str]:
-    """A link command on CPU with empty libraries, which are made in `folder`, in torch's place."""
-    names = [word for word in words if word in ("-ltorch", "-ltorch_cpu")]
-    if not names or "-ltorch_cuda" in words:
-        return words
-    for name in names:
-        target = folder / f"lib{name[2:]}.so"
-        if not target.exists():
-            made = folder / f"{target.name}.{os.getpid()}"
-            command = [words[0], "-shared", "-nostdlib", f"-Wl,-soname,{target.name}"]
-            subprocess.run([*command, "-x", "c++", "/dev/null", "-o", str(made)], check=True)
-            made.rename(target)
-    place, rest = words.index(names[0]), [word for word in words if word not in names]
-    needed = ["-Wl,--push-state,--no-as-needed", *names, "-Wl,--pop-state"]
-    return [*rest[:place], f"-L{folder}", *needed, *rest[place:]]
 
 
 def _shorten_timings() -> None:

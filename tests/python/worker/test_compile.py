@@ -216,6 +216,7 @@ def test_wrapper_and_kernel_are_compiled_side_by_side(
 def test_headers_are_precompiled_once_enough_kernels_were_built(
     commands: BuildCommands, tmp_path: Path
 ) -> None:
+    compiler_script(tmp_path, MAKES_FILES)
     for index in range(container.KERNELS_BEFORE_HEADERS):
         run_build(commands, tmp_path, index)
     assert "-include" not in (tmp_path / "calls").read_text()
@@ -223,8 +224,8 @@ def test_headers_are_precompiled_once_enough_kernels_were_built(
     lines = (tmp_path / "calls").read_text().splitlines()[-7:]
     assert sum("c++-header" in line for line in lines) == 2
     assert sum("-include" in line for line in lines) == 2
-    assert lines[-1].rstrip().endswith("headers/regex.o")
-    header = (tmp_path / "headers" / "wrapper.h").read_text()
+    assert lines[-1].rstrip().endswith("headers/wrapper/regex.o")
+    header = (tmp_path / "headers" / "wrapper" / "wrapper.h").read_text()
     assert header.startswith("#include <torch/csrc/inductor/aoti_include/cpu.h>\n")
     assert "extern template class std::basic_regex<char>;" in header
 

@@ -110,7 +110,7 @@ class BareBuilder:
         except CompileFailed:
             self._private = None  # no header is no reason to have no kernel
             return None
-        shared = self._shared.put(header, dependencies) if self._shared is not None else None
+        shared = self._shared.put(header, [dependencies]) if self._shared is not None else None
         return shared or header
 
     def _drop_header(self) -> None:

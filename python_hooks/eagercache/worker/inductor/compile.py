@@ -66,8 +66,8 @@ def triton_compilers(processors: int = 0) -> int:
 class Tools:
     """What one worker process compiles with. Not thread-safe: one compile at a time.
 
-    ``private`` is a directory that lives as long as the object, for precompiled headers; that of
-    bare kernels is kept in ``store``, the store's directory, for other workers.
+    ``private`` is a directory that lives as long as the object, for precompiled headers, which are
+    kept in ``store``, the store's directory, for other workers.
     """
 
     processors = 0  # that compiling may use at once; 0 where nobody said
@@ -76,7 +76,7 @@ class Tools:
         self, compiler: Compiler, isa: Isa, private: Path | None, store: Path | None = None
     ) -> None:
         self.cpu_features = tuple(isa.features)  # what its code needs of a processor
-        self.commands = BuildCommands(compiler, isa, private)
+        self.commands = BuildCommands(compiler, isa, private, store)
         self.bare = BareBuilder(compiler, isa, private, store)
         self._taker: TextTaker | TextChecker | TextReader | None = None
         aot_inductor.set_text_handler(self._take)

@@ -12,6 +12,7 @@ from eagercache.base.toolchain import Compiler, Isa, rewrite_command
 from eagercache.worker.compat import aot_inductor, encoder_layers, lowerings
 from eagercache.worker.inductor import common_parts
 from eagercache.worker.inductor.commands import Command, CompileFailed
+from eagercache.worker.inductor.container_headers import ContainerHeaders, source_of
 from eagercache.worker.inductor.cuda_container import CudaBuild
 
 # Kernels built before the precompiled headers and the common objects are made. Together those cost
@@ -73,18 +74,24 @@ class BuildCommands:
     """Runs AOTInductor's compiler commands for one worker process.
 
     Not thread-safe: one compile at a time. ``headers`` is a private directory that lives as long as
-    the object; precompiled headers go there once enough kernels have been built to pay for them.
+    the object, for what is precompiled; that is taken from ``store``, the store's directory, where
+    another worker left it there, or made once enough kernels have been built to pay for it.
     """
 
-    def __init__(self, compiler: Compiler, isa: Isa, headers: Path | None) -> None:
+    def __init__(
+        self, compiler: Compiler, isa: Isa, headers: Path | None, store: Path | None = None
+    ) -> None:
         self._compiler = compiler
         self._isa = isa
-        self._headers = headers
+        self._private = headers
+        self._headers: ContainerHeaders | None = None
+        if headers is not None:
+            self._headers = ContainerHeaders(compiler, headers, store, self._run_at_once)
         self._finished_kernels = 0
         self._directory = Path()
-        self._running: list[Command] = []
+        # With the command without a header, if it has one, and the text that this compiles.
+        self._running: list[tuple[Command, list[str] | None, str]] = []
         self._common: list[Path] = []  # objects that the kernel in work is linked with
-        self._interface_stays = False  # in the wrapper: it does not compile outside of it
         self._cuda: CudaBuild | None = None  # once there was a container for a GPU
         self._for_gpu = False
         self._seams = False
@@ -106,7 +113,7 @@ class BuildCommands:
         With ``seams`` the wrapper's text has `SEAMS`.
         """
         if for_gpu and self._cuda is None:
-            folder = (self._headers or directory) / "cuda"
+            folder = (self._private or directory) / "cuda"
             folder.mkdir()
             self._cuda = CudaBuild(self._compiler.path, folder)
         self._for_gpu = for_gpu
@@ -121,7 +128,7 @@ class BuildCommands:
 
     def abandon(self) -> None:
         """Ends what still runs. For every way out of a compile."""
-        for command in self._running:
+        for command, _, _ in self._running:
             command.kill()
         self._running.clear()
 
@@ -132,11 +139,13 @@ class BuildCommands:
             words = self._cuda.rewrite(words)
         step = self._step(words)
         if step == "wrapper":
-            _leave_out_checks(Path(_source(words)))
+            _leave_out_checks(Path(source_of(words)))
         if step in ("wrapper", "kernel"):
-            words = self._with_header(words, step)
+            text = Path(source_of(words)).read_text()
+            told = self._with_header(words, step)
             # Their objects are first needed by the linker, so the two run side by side.
-            self._running.append(Command(step, words, self._directory))
+            command = Command(step, told, self._directory)
+            self._running.append((command, None if told == words else words, text))
             return
         if step == "link":
             self._finish_running()
@@ -145,12 +154,30 @@ class BuildCommands:
 
     def _link_command(self, words: list[str]) -> list[str]:
         seams = _SEAM_FLAGS if self._seams else ()
-        return [*words, *map(str, self._common), *seams]
+        return [*self._without_reading_torch(words), *map(str, self._common), *seams]
+
+    def _without_reading_torch(self, words: list[str]) -> list[str]:
+        """On CPU with empty libraries in the place of torch's, which take 0.25 s to read."""
+        names = [word for word in words if word in ("-ltorch", "-ltorch_cpu")]
+        if self._private is None or not names or "-ltorch_cuda" in words:
+            return words
+        for name in names:
+            library = self._private / f"lib{name[2:]}.so"
+            if not library.exists():
+                empty = library.with_suffix(".c")
+                empty.write_text("")
+                made = library.with_suffix(f".{os.getpid()}")
+                told = [words[0], "-shared", "-nostdlib", f"-Wl,-soname,{library.name}"]
+                self._run_at_once("link", [*told, "-x", "c", str(empty), "-o", str(made)])
+                made.rename(library)
+        place, rest = words.index(names[0]), [word for word in words if word not in names]
+        needed = ["-Wl,--push-state,--no-as-needed", *names, "-Wl,--pop-state"]
+        return [*rest[:place], f"-L{self._private}", *needed, *rest[place:]]
 
     def _step(self, words: Sequence[str]) -> str:
         if "-c" not in words:
             return "link"
-        source = _source(words)
+        source = source_of(words)
         for step in ("wrapper", "kernel"):
             if source.endswith(f"{step}.cpp"):
                 return step
@@ -158,55 +185,49 @@ class BuildCommands:
 
     def _finish_running(self) -> None:
         while self._running:
-            self._record(self._running.pop(0))
+            command, plain, text = self._running.pop(0)
+            try:
+                self._record(command)
+            except CompileFailed as error:
+                if plain is None or error.transient:
+                    raise
+                self._run_plain(command.step, plain, text)
+
+    def _run_at_once(self, step: str, words: list[str]) -> None:
+        self._record(Command(step, words, self._directory))
 
     def _record(self, command: Command) -> None:
         command.wait()
         self.seconds[command.step] = round(self.seconds.get(command.step, 0.0) + command.seconds, 4)
 
     def _with_header(self, words: list[str], step: str) -> list[str]:
-        headers = self._headers
-        if headers is None or self._finished_kernels < KERNELS_BEFORE_HEADERS:
+        """The command with what is precompiled for it; a wrapper's text has less then."""
+        if self._headers is None:
             return words
-        header = headers / (f"{step}_cuda.h" if self._for_gpu else f"{step}.h")
-        if not header.with_suffix(".h.gch").exists():
-            include = next(_includes(Path(_source(words))), None)
-            if include is None or not headers.is_dir():
+        kind = f"{step}_cuda" if self._for_gpu else step
+        source = Path(source_of(words))
+        rest = common_parts.without_interface(source.read_text()) if step == "wrapper" else None
+        made = self._headers.find(kind, words)
+        if made is None:
+            include = next(_includes(source), None)
+            if self._finished_kernels < KERNELS_BEFORE_HEADERS or include is None:
                 return words
-            extern = common_parts.regex_templates("extern ") if step == "wrapper" else ""
-            header.write_text(f"#include <{include}>\n{extern}")
-            self._record(Command("headers", _header_command(words, header), self._directory))
+            stands_alone = rest is not None and not self._for_gpu
+            made = self._headers.make(kind, words, include, interface=stands_alone)
+        self._common += [made.objects[name] for name in ("regex",) if name in made.objects]
+        if rest is not None and not self._for_gpu and "interface" in made.objects:
+            source.write_text(rest)
+            self._common.append(made.objects["interface"])
+        return [words[0], "-include", str(made.header), *words[1:]]
+
+    def _run_plain(self, step: str, words: list[str], text: str) -> None:
+        """Compiles a part without what is precompiled, which nobody uses any more if that helps."""
+        Path(source_of(words)).write_text(text)
+        self._record(Command(step, words, self._directory))
         if step == "wrapper":
-            self._common = [self._common_object("regex", common_parts.regex_templates(""), words)]
-            self._take_interface([words[0], "-include", str(header), *words[1:]])
-        return [words[0], "-include", str(header), *words[1:]]
-
-    def _take_interface(self, words: Sequence[str]) -> None:
-        """Leaves out of the wrapper what is the same in all of them, if that can stand alone."""
-        wrapper = Path(_source(words))
-        rest = common_parts.without_interface(wrapper.read_text())
-        if rest is None or self._for_gpu or self._interface_stays:
-            return
-        try:
-            made = self._common_object("interface", common_parts.interface_text(), words)
-        except CompileFailed as error:
-            if error.transient:
-                raise
-            self._interface_stays = True
-            return
-        wrapper.write_text(rest)
-        self._common.append(made)
-
-    def _common_object(self, name: str, text: str, words: Sequence[str]) -> Path:
-        assert self._headers is not None
-        target = self._headers / f"{name}.o"
-        if not target.exists():
-            source = target.with_suffix(".cpp")
-            source.write_text(text)
-            command = _replaced(words, [str(source)], str(target), keep=("-c",))
-            command.append(f"-ffile-prefix-map={self._headers}=.")
-            self._record(Command("headers", command, self._directory))
-        return target
+            self._common = []
+        if self._headers is not None:
+            self._headers.drop(f"{step}_cuda" if self._for_gpu else step)
 
 
 def _leave_out_checks(wrapper: Path) -> None:
@@ -218,34 +239,3 @@ def _includes(source: Path) -> Iterator[str]:
         found = re.match(r"\s*#include <(torch/csrc/inductor/[^>]+)>", line)
         if found:
             yield found[1]
-
-
-def _source(words: Sequence[str]) -> str:
-    return next((word for word in words[1:] if word.endswith((".cpp", ".S"))), "")
-
-
-def _header_command(words: Sequence[str], header: Path) -> list[str]:
-    """The command that precompiles ``header`` for exactly the flags of ``words``."""
-    return _replaced(words, ["-x", "c++-header", str(header)], f"{header}.gch")
-
-
-def _replaced(
-    words: Sequence[str], source: Sequence[str], target: str, keep: Sequence[str] = ()
-) -> list[str]:
-    """A compile command with another source and target.
-
-    Without its prefix map, which names a folder that the next command does not have.
-    """
-    old_source = _source(words)
-    command: list[str] = []
-    skip = False
-    for word in words:
-        if skip or word.startswith("-ffile-prefix-map="):
-            skip = False
-        elif word == "-o":
-            skip = True
-        elif word == old_source:
-            command.extend(source)
-        elif word != "-c" or "-c" in keep:
-            command.append(word)
-    return [*command, "-o", target]

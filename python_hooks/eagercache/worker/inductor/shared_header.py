@@ -1,9 +1,10 @@
-"""The precompiled header of bare kernels, kept in the store's directory for all workers.
+"""Precompiled headers, kept in the store's directory for all workers.
 
-It costs 5 s of CPU time and 120 MB, and each compile without it 2 s. In the folder HEADERS there is
-one folder for a compiler and its flags, with the header, what the compiler made of it, and the
-identity of every file that it was made from; where one of those has changed it is made anew. What
-is there may be deleted at any time.
+That of bare kernels costs 5 s of CPU time and 120 MB, and each compile without it 2 s; for those of
+containers see `container_headers`. In the folder HEADERS there is one folder for a compiler and its
+flags, with the header, what the compiler made of it, objects that go with it, and the identity of
+every file that they were made from; where one of those has changed it is made anew. What is there
+may be deleted at any time.
 
 What the compiler makes of a header is code in every kernel. So it is used only where every folder
 and file on the way belongs to this user or root, nobody else may write it, and it has the bytes
@@ -39,17 +40,18 @@ class SharedHeader:
     """The header for one compiler and its flags. Not thread-safe; processes may share the folder.
 
     ``store`` is the store's directory. Where others than this user may write there, nothing is
-    shared: `find` and `put` find and put nothing.
+    shared: `find` and `put` find and put nothing. ``name`` is the header's.
     """
 
-    def __init__(self, store: Path, compiler: str, words: Sequence[str]) -> None:
-        name = hashlib.sha256("\0".join([compiler, *words]).encode()).hexdigest()[:32]
+    def __init__(self, store: Path, compiler: str, words: Sequence[str], name: str = NAME) -> None:
+        told = hashlib.sha256("\0".join([compiler, *words]).encode()).hexdigest()[:32]
+        self._name = name
         self._store = store
-        self._folder = store / HEADERS_FOLDER / name
+        self._folder = store / HEADERS_FOLDER / told
 
     def find(self) -> Path | None:
         """The header, if it is there and what it was made from is what it was."""
-        header = self._folder / NAME
+        header = self._folder / self._name
         if not self._is_private():
             return None
         try:
@@ -58,27 +60,38 @@ class SharedHeader:
                 return None
             if any(_digest(self._folder / n) != known for n, known in sources["digests"].items()):
                 return None
-            if sources["digests"].keys() != {NAME, compiled(header).name}:
+            # Nothing lies there that nobody knows, which might be linked.
+            there = {path.name for path in self._folder.iterdir()} - {_SOURCES}
+            if not {header.name, compiled(header).name} <= there == sources["digests"].keys():
                 return None
             os.utime(self._folder)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return header
 
-    def put(self, header: Path, dependencies: Path) -> Path | None:
-        """Moves a header's folder here; ``dependencies`` is the compiler's own list of them (-MF).
+    def put(
+        self, header: Path, dependencies: Sequence[Path], objects: Sequence[Path] = ()
+    ) -> Path | None:
+        """Moves a header's folder here, with the ``objects`` in it and nothing else.
 
-        The header's new place, or that of another worker's, who was quicker; None, with the folder
-        where it was, when it cannot be moved.
+        ``dependencies`` are the compiler's own lists of what it read (-MF). The header's new place,
+        or that of another worker's, who was quicker; None, with the folder where it was, when it
+        cannot be moved.
         """
         if not private_file.is_private(self._store):
             return None
         try:
-            files = {path: _identity(path) for path in _read_dependencies(dependencies, header)}
-            digests = {path.name: _digest(path) for path in (header, compiled(header))}
+            read = [
+                name for rule in dependencies for name in _read_dependencies(rule, header.parent)
+            ]
+            files = {path: _identity(path) for path in read}
+            kept = (header, compiled(header), *objects)
+            digests = {path.name: _digest(path) for path in kept}
+            for path in set(header.parent.iterdir()) - set(kept):
+                path.unlink()
             known = header.parent / _SOURCES
             known.write_text(json.dumps({"digests": digests, "files": files}))
-            for path in (known, header, compiled(header)):
+            for path in (known, *kept):
                 path.chmod(0o600)
             header.parent.chmod(0o700)
             self._folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -126,7 +139,8 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_dependencies(dependencies: Path, header: Path) -> list[str]:
-    """The files that a rule of make names, but for the header itself."""
+def _read_dependencies(dependencies: Path, folder: Path) -> list[str]:
+    """The files that a rule of make names, but for those in the header's own folder."""
     _, _, files = dependencies.read_text().partition(":")
-    return [path for path in shlex.split(files.replace("\\\n", " ")) if path != str(header)]
+    named = shlex.split(files.replace("\\\n", " "))
+    return [path for path in named if Path(path).parent != folder]
