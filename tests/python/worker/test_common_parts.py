@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,23 @@ def test_a_worker_takes_what_another_one_precompiled(workers: Workers) -> None:
     assert CALLED not in workers.wrapper.read_text()
     there = {path.name for path in wrapper.parent.iterdir()}
     assert there == {"wrapper.h", "wrapper.h.gch", "regex.o", "interface.o", "sources"}
+
+
+def test_of_workers_that_begin_together_one_precompiles(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "KERNELS_BEFORE_HEADERS", 0)
+    workers.source.write_text("// another one")
+    locks = [path.open() for path in workers.store.glob("HEADERS/*.lock")]
+    assert len(locks) == 2
+    for lock in locks:  # as while another worker is at it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    told = workers.build()
+    assert len(told) == 4 and including(told) == 0, told
+    for lock in locks:
+        lock.close()
+    assert sum("c++-header" in line for line in workers.build()) == 2
+    assert including(workers.build()) == 2
 
 
 @pytest.mark.parametrize("spoilt", ["source", "object", "another object", "folder"])

@@ -88,7 +88,7 @@ class BareBuilder:
         if self._header is None or not compiled(self._header).exists():
             self._header = None
             if self._units >= UNITS_BEFORE_HEADER and self._private.is_dir():
-                self._header = self._make_header(self._private, directory)
+                self._header = self._make_header_alone(self._private, directory)
         return self._header
 
     def _sharing(self, store: Path, directory: Path) -> SharedHeader:
@@ -97,6 +97,14 @@ class BareBuilder:
             words = [word for word in self._compile_flags(directory) if place not in word]
             self._shared = SharedHeader(store, repr(self._compiler), [*words, _PROLOGUE])
         return self._shared
+
+    def _make_header_alone(self, private: Path, directory: Path) -> Path | None:
+        """The same, made now, by this worker or, a moment ago, by another; None while one does."""
+        if self._store is None:
+            return self._make_header(private, directory)
+        shared = self._sharing(self._store, directory)
+        with shared.making() as alone:
+            return shared.find() or self._make_header(private, directory) if alone else None
 
     def _make_header(self, private: Path, directory: Path) -> Path | None:
         folder = private / "bare"

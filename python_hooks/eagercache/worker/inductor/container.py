@@ -214,6 +214,8 @@ class BuildCommands:
                 return words
             stands_alone = rest is not None and not self._for_gpu
             made = self._headers.make(kind, words, include, interface=stands_alone)
+        if made is None:
+            return words
         self._common += [made.objects[name] for name in ("regex",) if name in made.objects]
         if rest is not None and not self._for_gpu and "interface" in made.objects:
             source.write_text(rest)

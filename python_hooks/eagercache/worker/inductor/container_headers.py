@@ -56,12 +56,31 @@ class ContainerHeaders:
             self._known[kind] = known
         return known
 
-    def make(self, kind: str, words: Sequence[str], include: str, *, interface: bool) -> Made:
-        """The same, made now. Raises CompileFailed.
+    def make(
+        self, kind: str, words: Sequence[str], include: str, *, interface: bool
+    ) -> Made | None:
+        """The same, made now; None while another worker does so. Raises CompileFailed.
 
         ``include`` is the header's own; of a wrapper the functions by which a container is called
         are made too where there is an ``interface``, and left out where they cannot stand alone.
         """
+        shared = self._sharing(kind, words)
+        if shared is None:
+            self._known[kind] = self._make(kind, words, include, interface=interface)
+            return self._known[kind]
+        with shared.making() as alone:
+            if not alone:
+                return None
+            made = self._left_by_others(kind, words)  # a moment ago
+            if made is None:
+                made = self._make(kind, words, include, interface=interface)
+                rules = sorted(made.header.parent.glob("*.d"))
+                place = shared.put(made.header, rules, sorted(made.objects.values()))
+                made = made if place is None else _in_folder(place.parent, kind)
+            self._known[kind] = made
+        return made
+
+    def _make(self, kind: str, words: Sequence[str], include: str, *, interface: bool) -> Made:
         folder = self._private / kind
         folder.mkdir(exist_ok=True)
         header = folder / f"{kind}.h"
@@ -80,13 +99,7 @@ class ContainerHeaders:
         source, target = ["-x", "c++-header", str(header)], str(compiled(header))
         rules = ["-MD", "-MF", str(folder / f"{kind}.d")]
         self._run("headers", [*replaced(words, source, target), *rules])
-        made = _in_folder(folder, kind)
-        shared = self._sharing(kind, words)
-        if shared is not None:
-            place = shared.put(header, sorted(folder.glob("*.d")), sorted(made.objects.values()))
-            made = made if place is None else _in_folder(place.parent, kind)
-        self._known[kind] = made
-        return made
+        return _in_folder(folder, kind)
 
     def drop(self, kind: str) -> None:
         """They do not work: nobody is to use them."""

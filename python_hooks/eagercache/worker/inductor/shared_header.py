@@ -14,13 +14,14 @@ that were noted when it was made.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eagercache.base import private_file
@@ -107,6 +108,25 @@ class SharedHeader:
             return None
         return self._folder / header.name
 
+    @contextlib.contextmanager
+    def making(self) -> Iterator[bool]:
+        """A block in which this worker makes the header; False where another one does so now.
+
+        Many workers that start at once on an empty store would all make it.
+        """
+        with contextlib.ExitStack() as held:
+            alone = True
+            with contextlib.suppress(OSError):
+                if private_file.is_private(self._store):
+                    self._folder.parent.mkdir(mode=0o700, exist_ok=True)
+                    lock = os.open(f"{self._folder}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+                    held.callback(os.close, lock)
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        alone = False
+            yield alone
+
     def _is_private(self) -> bool:
         return (
             private_file.is_private(self._store)
@@ -122,7 +142,7 @@ class SharedHeader:
     def _remove_unused(self) -> None:
         for folder in self._folder.parent.iterdir():
             with contextlib.suppress(OSError):
-                if time.time() - folder.stat().st_mtime > _UNUSED_SECONDS:
+                if time.time() - folder.stat().st_mtime > _UNUSED_SECONDS and folder.is_dir():
                     shutil.rmtree(folder, ignore_errors=True)
 
 
