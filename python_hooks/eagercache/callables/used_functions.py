@@ -337,6 +337,8 @@ class FunctionRecorder:
             name = str(namespace.get("__name__", ""))
             if is_covered(name):
                 continue
+            if name == MARK:  # as what einx generates
+                raise Unfit(f"it runs {code.co_name}, which was executed outside of any module")
             if name not in indexes:
                 of_objects = (kind for kind in given if kind.__module__ == name)
                 of_main = classes_of_main.values() if name == "__main__" else ()

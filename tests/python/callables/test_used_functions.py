@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
+from typing import Any
 
 import module_world_parts
 import module_zoo
 import pytest
+import torch
+from eagercache.callables.module_identity import Unfit
 from eagercache.callables.used_functions import (
     CodeIndex,
     FunctionRecorder,
@@ -148,6 +151,15 @@ def test_rows_that_end_early_are_a_value_error() -> None:
     text = rows_text([["module", "path", str(number), "values"] for number in range(500)])
     with pytest.raises(ValueError):
         rows_in(text[:-40])
+
+
+def test_code_that_was_executed_outside_of_any_module_is_not_found_again() -> None:
+    namespace: dict[str, Any] = {}
+    exec("def made(x):\n    return x + 1\n", namespace)
+    with FunctionRecorder() as recorder:
+        namespace["made"](1)
+    with pytest.raises(Unfit, match="made, which was executed outside of any module"):
+        recorder.used(torch.nn.Identity())
 
 
 def test_code_that_differs_in_where_a_try_begins_or_how_it_may_be_called_is_other_code() -> None:

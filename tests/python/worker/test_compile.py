@@ -356,7 +356,9 @@ def replace_by_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [make_writable, give_away, replace_by_link])
-@pytest.mark.parametrize("place", ["HEADERS", "HEADERS/*[!k]", "HEADERS/*/*.gch", "HEADERS/*/sources"])
+@pytest.mark.parametrize(
+    "place", ["HEADERS", "HEADERS/*[!k]", "HEADERS/*/*.gch", "HEADERS/*/sources"]
+)
 def test_a_header_that_was_planted_while_others_could_write_is_not_used(
     builds: Builds, spoil: Callable[[Path], None], place: str
 ) -> None:
