@@ -84,6 +84,8 @@ def plain_value(value: Any) -> Any:
         return ["torch.Size", *map(int, value)]
     if isinstance(value, enum.Enum):
         return ["enum", type_name(value), value.name]
+    if is_covered(kind.__module__) and isinstance(getattr(kind, "__members__", None), dict):
+        return ["enum", type_name(value), str(value.name)]  # one of C++, such as an SDPBackend
     if isinstance(value, type):
         return ["type", value.__module__, value.__qualname__]
     if isinstance(value, types.ModuleType):

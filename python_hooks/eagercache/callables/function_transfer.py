@@ -69,8 +69,13 @@ class Packer(cloudpickle.Pickler):
             return _cached_property, (value.func, value.attrname)
         if type(value) is _Cached and value.__module__ == "__main__":
             return _cached_function, (value.__wrapped__, value.cache_parameters())
+        if isinstance(value, type) and _is_enum_of_torch(value):
+            return _enum_of_torch, (value.__qualname__,)
         if isinstance(value, type):
             return self._class(value, super().reducer_override(value))
+        kind = type(value)
+        if _is_enum_of_torch(kind):
+            return _enum_of_torch, (kind.__qualname__, value.name)
         if isinstance(value, _Ops):
             return getattr, (torch, "ops")
         if isinstance(value, _OpNamespace):
@@ -101,6 +106,18 @@ class Packer(cloudpickle.Pickler):
             reduced[1][3]["__qualname__"] = kind.__qualname__
         *arguments, tracked, extra = reduced[1]
         return reduced[0], (*arguments, f"{self.request}-{tracked}", extra), *reduced[2:]
+
+
+def _is_enum_of_torch(kind: type) -> bool:
+    """Whether it is one of C++, such as SDPBackend, which names a module that it is not in."""
+    name = kind.__qualname__
+    return hasattr(kind, "__members__") and getattr(torch._C, name, None) is kind
+
+
+def _enum_of_torch(kind: str, name: str = "") -> Any:
+    """Such an enum, or a member of it."""
+    found = getattr(torch._C, kind)
+    return getattr(found, name) if name else found
 
 
 def _cached_property(function: Any, name: str | None) -> functools.cached_property[Any]:

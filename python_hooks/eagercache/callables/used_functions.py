@@ -6,6 +6,7 @@ kernel is used elsewhere; what they do besides computing keeps a call from havin
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import logging
@@ -56,6 +57,8 @@ _NO_KEY_HAS = frozenset(
 )
 # What code may ask a function or class for that is no guard's.
 _NO_GUARD_HAS = frozenset(("__annotations__", "__doc__"))
+# A context manager that is made of a function has that one's.
+_KEEPS_DOCUMENTATION = frozenset((contextlib._GeneratorContextManagerBase.__init__.__code__,))
 _WARNING = (warnings.warn, warnings.warn_explicit)  # functions of C
 # How Python calls an operator by its name.
 _OPERATOR_CALLS = frozenset(
@@ -275,7 +278,8 @@ class FunctionRecorder:
             if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _NOTHING_OF_THE_CALL:
                 return
             self._codes.setdefault(frame.f_code, frame.f_globals)
-            if not self._effect and not _NO_GUARD_HAS.isdisjoint(frame.f_code.co_names):
+            reads = not _NO_GUARD_HAS.isdisjoint(frame.f_code.co_names)
+            if not self._effect and reads and frame.f_code not in _KEEPS_DOCUMENTATION:
                 self._see("it reads annotations or documentation", _outside_of_python(frame))
             if not self._effect and matches_by_place(frame.f_code):
                 self._see("it matches a class by places", _outside_of_python(frame))

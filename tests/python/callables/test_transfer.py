@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from conftest import Program
 from eagercache.callables import function_transfer, module_transfer
 from eagercache.callables.module_identity import identify
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 aten = torch.ops.aten
 everything = torch.ops
@@ -91,6 +94,24 @@ def test_modules_that_pickle_themselves_keep_their_mode(*, training: bool) -> No
     there = module_transfer.unpack(module_transfer.pack(model, (torch.ones(2, 8),), {})).module
     assert isinstance(there[1], _Repeated) and there[1].training is training
     assert identify(there).digest == identify(model).digest
+
+
+class _Chosen(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = functools.partial(sdpa_kernel, [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.kernels():
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_members_of_enums_of_torchs_own_travel() -> None:
+    there = module_transfer.unpack(module_transfer.pack(_Chosen(), (torch.ones(2, 8),), {})).module
+    assert there.kernels.args == _Chosen().kernels.args
+    first, second = _Chosen(), _Chosen()
+    second.kernels = functools.partial(sdpa_kernel, [SDPBackend.MATH])
+    assert identify(there).digest == identify(first).digest != identify(second).digest
 
 
 def test_what_is_computed_of_tensors_that_are_sent_is_no_call_of_the_program(

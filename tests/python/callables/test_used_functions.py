@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import module_world_parts
@@ -151,6 +153,27 @@ def test_rows_that_end_early_are_a_value_error() -> None:
     text = rows_text([["module", "path", str(number), "values"] for number in range(500)])
     with pytest.raises(ValueError):
         rows_in(text[:-40])
+
+
+@contextlib.contextmanager
+def _block() -> Iterator[None]:
+    """Somewhere."""
+    yield
+
+
+def test_context_managers_that_are_functions_may_be_entered_and_not_be_asked() -> None:
+    def enters() -> None:
+        with _block():
+            pass
+
+    def asks() -> None:
+        assert _block.__doc__
+
+    for called, effect in ((enters, False), (asks, True)):
+        with FunctionRecorder() as recorder:
+            called()
+        with pytest.raises(Unfit, match="documentation") if effect else contextlib.nullcontext():
+            recorder.check_effects()
 
 
 def test_code_that_was_executed_outside_of_any_module_is_not_found_again() -> None:
