@@ -319,7 +319,9 @@ def _numbers_of(node: torch.fx.Node) -> Noise | None:
     known = all(type(number) in (int, float) for number in numbers)
     if value.dtype not in wanted or value.numel() == 0 or given.get("generator") or not known:
         return None
-    if value.dtype != torch.int64 and kind in _INTEGERS and max(map(abs, numbers)) >= 1 << 31:
+    # What a row of a plan, or the dtype, has exactly.
+    largest = 1 << (53 if value.dtype == torch.int64 else 31)
+    if kind in _INTEGERS and max(map(abs, numbers)) >= largest:
         return None
     layout = (tuple(value.size()), tuple(value.stride()), value.device)
     return Noise(kind, float(numbers[0]), float(numbers[1]), value.dtype, *layout)

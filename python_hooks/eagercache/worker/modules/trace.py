@@ -174,13 +174,7 @@ def trace_module(
     noise: Sequence[Noise] = ()
     by_labels = not open_sizes and not rebuilt.writes and picks_by_labels(graph)
     if casts or rebuilt.draws or by_labels:
-        places = return_writes(plain.graph)  # no graph that is decomposed writes its inputs
-        plain = _decomposed(plain, tuple(examples), casts)
-        noise = noise_as_drawn(plain, number_layouts(graph), {e.device.type for e in examples})
-        refuse_operators(plain.graph)
-        write_returned(plain.graph, places)
-    if rebuilt.draws and not noise:
-        raise CompileRefused("it draws random numbers that its graph does not show")
+        plain, noise = _as_it_runs(plain, examples, casts, draws=rebuilt.draws)
     ranges, checks = _look_at_indices(plain, rebuilt, examples)
     ranges = ranges_of_given(ranges, len(inputs), noise)
     examples.extend(one.draw() for one in noise)
@@ -350,6 +344,24 @@ def _structure_of_new(answer: Any, rebuilt: Transferred, changes: Sequence[Chang
         return structure_of(answer, rebuilt.objects, changes)
     except Unfit as error:
         raise CompileRefused(str(error)) from error
+
+
+def _as_it_runs(
+    plain: torch.fx.GraphModule, examples: Sequence[torch.Tensor], casts: bool, *, draws: bool
+) -> tuple[torch.fx.GraphModule, list[Noise]]:
+    """The graph as it runs below autocast, and what a call draws for it, its last inputs.
+
+    Raises CompileRefused.
+    """
+    layouts = number_layouts(plain.graph)
+    places = return_writes(plain.graph)  # no graph that is decomposed writes its inputs
+    made = _decomposed(plain, tuple(examples), casts)
+    noise = noise_as_drawn(made, layouts, {example.device.type for example in examples})
+    refuse_operators(made.graph)
+    write_returned(made.graph, places)
+    if draws and not noise:
+        raise CompileRefused("it draws random numbers that its graph does not show")
+    return made, noise
 
 
 def _decomposed(
