@@ -146,8 +146,6 @@ def trace_module(
         args, kwargs = tuple(arguments), {}
     casts = _has_casts(rebuilt, open_sizes)
     program, guards = _export(module, args, kwargs, opens, rebuilt, casts)
-    if rebuilt.draws and open_sizes:
-        raise CompileRefused("the forward draws random numbers, of sizes that are open")
     _refuse_effects(program, casts, custom=operators is not None, draws=rebuilt.draws)
     graph = program.graph_module.graph
     without_empty_parts(graph)
@@ -315,6 +313,8 @@ def _export(
     casts: bool,
 ) -> tuple[torch.export.ExportedProgram, tuple[tuple[str, ...], ...]]:
     """The program, without writes and blocks of autocast where these matter, and its guards."""
+    if rebuilt.draws and opens.traced:
+        raise CompileRefused("the forward draws random numbers, of sizes that are open")
     try:
         shapes = dynamic_shapes(module, args, kwargs, opens.tensors, opens.traced)
     except Exception as error:
