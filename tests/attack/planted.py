@@ -124,7 +124,7 @@ def headers(arena: Arena) -> Row:
         if not arena.quick:
             spoils += [(_spoil_text, True), (_spoil_text, False), (_spoil_compiled, False)]
         for number, (spoil, foreign) in enumerate(spoils):
-            for folder in store.glob("HEADERS/*"):
+            for folder in [header.parent for header in store.glob("HEADERS/*/bare.h")]:
                 spoil(folder, mark)
                 if foreign:
                     _fit_digests(folder)
