@@ -128,7 +128,7 @@ KINDS = [Sampled, Dropped, Diffused, Chosen, Shaken, Mixed, Hinted, Beyond, Look
 KINDS += [ByData, ByPython]
 """
 COMPARED = """
-import random, sys
+import random
 seen = {}
 for kind in KINDS:
     model, x = kind(), torch.randn(5, 8).clamp(-0.09, 0.09)
@@ -145,7 +145,7 @@ report(seen=seen)
 """
 # Of seven calls the first of a kind waits for its kernel: plain, in inference mode, under autocast.
 TRAINED = {"Sampled", "Dropped", "Diffused", "Chosen", "Shaken"}
-PLAIN = TRAINED | {"Mixed", "Hinted"}  # trained they would keep more of what they are given
+PLAIN = TRAINED | {"Mixed", "Hinted", "Looked"}  # trained they would keep more of what they are given
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["plain", "trained"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ from pathlib import Path
 from eagercache.base.toolchain import Compiler, Isa, rewrite_command
 from eagercache.worker.compat import aot_inductor, encoder_layers, lowerings
 from eagercache.worker.inductor import common_parts
-from eagercache.worker.inductor.commands import Command, CompileFailed
+from eagercache.worker.inductor.commands import Command, CompileFailed, empty_library
 from eagercache.worker.inductor.container_headers import ContainerHeaders, source_of
 from eagercache.worker.inductor.cuda_container import CudaBuild
 
@@ -162,14 +163,8 @@ class BuildCommands:
         if self._private is None or not names or "-ltorch_cuda" in words:
             return words
         for name in names:
-            library = self._private / f"lib{name[2:]}.so"
-            if not library.exists():
-                empty = library.with_suffix(".c")
-                empty.write_text("")
-                made = library.with_suffix(f".{os.getpid()}")
-                told = [words[0], "-shared", "-nostdlib", f"-Wl,-soname,{library.name}"]
-                self._run_at_once("link", [*told, "-x", "c", str(empty), "-o", str(made)])
-                made.rename(library)
+            run = functools.partial(self._run_at_once, "link")
+            empty_library(words[0], self._private, f"lib{name[2:]}.so", run)
         place, rest = words.index(names[0]), [word for word in words if word not in names]
         needed = ["-Wl,--push-state,--no-as-needed", *names, "-Wl,--pop-state"]
         return [*rest[:place], f"-L{self._private}", *needed, *rest[place:]]
@@ -204,7 +199,7 @@ class BuildCommands:
         """The command with what is precompiled for it; a wrapper's text has less then."""
         if self._headers is None:
             return words
-        kind = f"{step}_cuda" if self._for_gpu else step
+        kind = self._kind(step)
         source = Path(source_of(words))
         rest = common_parts.without_interface(source.read_text()) if step == "wrapper" else None
         made = self._headers.find(kind, words)
@@ -216,7 +211,8 @@ class BuildCommands:
             made = self._headers.make(kind, words, include, interface=stands_alone)
         if made is None:
             return words
-        self._common += [made.objects[name] for name in ("regex",) if name in made.objects]
+        if "regex" in made.objects:
+            self._common.append(made.objects["regex"])
         if rest is not None and not self._for_gpu and "interface" in made.objects:
             source.write_text(rest)
             self._common.append(made.objects["interface"])
@@ -229,7 +225,10 @@ class BuildCommands:
         if step == "wrapper":
             self._common = []
         if self._headers is not None:
-            self._headers.drop(f"{step}_cuda" if self._for_gpu else step)
+            self._headers.drop(self._kind(step))
+
+    def _kind(self, step: str) -> str:
+        return f"{step}_cuda" if self._for_gpu else step
 
 
 def _leave_out_checks(wrapper: Path) -> None:
