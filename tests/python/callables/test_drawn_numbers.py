@@ -145,7 +145,11 @@ report(seen=seen)
 """
 # Of seven calls the first of a kind waits for its kernel: plain, in inference mode, under autocast.
 TRAINED = {"Sampled", "Dropped", "Diffused", "Chosen", "Shaken"}
-PLAIN = TRAINED | {"Mixed", "Hinted", "Looked"}  # trained they would keep more of what they are given
+PLAIN = TRAINED | {
+    "Mixed",
+    "Hinted",
+    "Looked",
+}  # trained they would keep more of what they are given
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["plain", "trained"])
