@@ -21,7 +21,8 @@ from eagercache.base.facts import Facts
 
 MINIMUM_GCC = 12
 
-# Words that stand before the compiler in CXX and only pass it on.
+# Words that stand before the compiler in CXX and only pass it on. Folders of links to them, named
+# as compilers are, come before the compilers' own on many a PATH (/usr/lib64/ccache on Fedora).
 _LAUNCHERS = frozenset({"ccache", "sccache", "distcc", "icecc"})
 
 _BASELINE = ("sse", "sse2")
@@ -96,7 +97,7 @@ def find_compiler(
             f"{source}={command!r} is not the name of one compiler; "
             "set EAGERCACHE_CXX to the path of g++"
         )
-    found = shutil.which(words[0], path=_search_path(environ))
+    found = _behind_launchers(words[0], _search_path(environ))
     if found is None:
         raise ToolchainError(
             f"no C++ compiler: {words[0]!r} (from {source}) is not on PATH; "
@@ -112,6 +113,20 @@ def find_compiler(
     if facts is None or not _is_program(real):
         return Compiler(**ask())  # type: ignore[arg-type]
     return Compiler(**facts.recall("compiler", [real], ask))
+
+
+def _behind_launchers(name: str, path: str) -> str | None:
+    """The first program of this name that is no link to one of _LAUNCHERS.
+
+    A launcher tells by the name that it is called by what to start, and a compiler's real path is
+    asked for and started: under its own name a launcher is no compiler.
+    """
+    given = shutil.which(name, path=path)
+    if given is None or Path(given).resolve().name not in _LAUNCHERS:
+        return given
+    folders = path.split(os.pathsep)
+    found = (shutil.which(Path(name).name, path=folder) for folder in folders)
+    return next((f for f in found if f and Path(f).resolve().name not in _LAUNCHERS), None)
 
 
 def _search_path(environ: Mapping[str, str]) -> str:

@@ -52,6 +52,21 @@ def test_links_are_followed_to_the_real_file(tmp_path: Path) -> None:
     assert toolchain.find_compiler(None, {"PATH": f"{tmp_path}:/usr/bin:/bin"}).path == str(real)
 
 
+@pytest.mark.parametrize("launcher", ["ccache", "distcc"])
+def test_a_launcher_by_the_compilers_name_is_looked_behind(tmp_path: Path, launcher: str) -> None:
+    """As with /usr/lib/ccache on PATH, where Debian and Fedora have links to ccache."""
+    (tmp_path / "links").mkdir()
+    (tmp_path / "bin").mkdir()
+    link = tmp_path / "links" / "g++"
+    link.symlink_to(fake_compiler(tmp_path / "bin", launcher, "no compiler", status=1))
+    real = fake_compiler(tmp_path / "bin", "g++", GCC_13)
+    path = f"{tmp_path}/links:{tmp_path}/bin"
+    for environ in ({"PATH": path}, {"PATH": path, "CXX": str(link)}):
+        assert toolchain.find_compiler(None, environ).path == str(real)
+    with pytest.raises(ToolchainError, match=r"no C\+\+ compiler: 'g\+\+'"):
+        toolchain.find_compiler(None, {"PATH": f"{tmp_path}/links"})
+
+
 def test_an_empty_entry_of_path_is_not_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
