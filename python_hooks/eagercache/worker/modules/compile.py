@@ -150,8 +150,8 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     with (
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
+        drawing_from(0),  # not recorded: a first seed asks for the variables of GPUs
         FunctionRecorder(skips_operators=True) as recorder,
-        drawing_from(0),
     ):
         before_it = torch_states()
         first = rebuilt.run()
