@@ -306,7 +306,7 @@ def test_any_calls_agree_with_the_forward(seed: int) -> None:
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
     store = torch.randn(64, 16, WIDTH, device="cuda")
     torch.cuda.synchronize()
-    for step in range(2500):
+    for _ in range(2500):
         model = draw.choice(models)
         stream = streams[0] if draw.random() < 0.9 else streams[1]
         with torch.cuda.stream(stream):

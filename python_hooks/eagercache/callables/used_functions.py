@@ -33,17 +33,6 @@ _LOGGING = frozenset(
         *("isEnabledFor", "handle"),
     )
 )
-# Whoever asks for these does something else where a compiler traces it.
-_ASKS_FOR_THE_TRACER = frozenset(
-    function.__code__
-    for function in (
-        torch.compiler.is_compiling,
-        torch.compiler.is_dynamo_compiling,
-        torch.compiler.is_exporting,
-    )
-)
-# What transformers leaves out of a trace are shortcuts that depend on data, with equal answers.
-_EQUAL_IN_A_TRACE = frozenset({"transformers"})
 # Tells torch of a class, unless it did so before: its table is another one in each process.
 _NOTHING_OF_THE_CALL = frozenset(
     (("transformers.utils.generic", "_register_model_output_pytree_node"),)
@@ -285,23 +274,16 @@ class FunctionRecorder:
                 self._see("it matches a class by places", _outside_of_python(frame))
             if frame.f_code in _LOGGING:
                 self._see("it logs", frame.f_back)
-            elif frame.f_code in _ASKS_FOR_THE_TRACER:
-                self._see("it asks whether it is being compiled", frame.f_back, _EQUAL_IN_A_TRACE)
         elif event == "c_call" and argument in _WARNING:
             self._see("it warns", frame)
         elif event == "c_call" and _is_of_no_key(argument):
             self._see("it asks torch how autocast is set", frame)
 
-    def _see(
-        self,
-        effect: str,
-        caller: types.FrameType | None,
-        trusted: frozenset[str] = frozenset(),
-    ) -> None:
+    def _see(self, effect: str, caller: types.FrameType | None) -> None:
         # What torch itself says once a process is no effect of the forward.
         name = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
         top = name.partition(".")[0]
-        if not self._effect and top not in {"torch", "eagercache", "logging", "warnings", *trusted}:
+        if not self._effect and top not in {"torch", "eagercache", "logging", "warnings"}:
             self._effect = effect
 
     def check_effects(self) -> None:
