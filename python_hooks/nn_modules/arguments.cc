@@ -299,9 +299,13 @@ const char* module_aside_name(ModuleAside reason) noexcept {
 }
 
 bool is_plain(const c10::TensorImpl& impl) noexcept {
+  return impl.numel() > 0 && is_plain_or_empty(impl);
+}
+
+bool is_plain_or_empty(const c10::TensorImpl& impl) noexcept {
   return (impl.key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && impl.has_storage() &&
-         impl.numel() > 0 && impl.numel() <= kMaxNumel && impl.dim() < 64 &&
-         impl.unsafe_storage().unsafeGetStorageImpl()->data() != nullptr;
+         impl.numel() <= kMaxNumel && impl.dim() < 64 &&
+         (impl.numel() == 0 || impl.unsafe_storage().unsafeGetStorageImpl()->data() != nullptr);
 }
 
 TensorForm TensorForm::of(const at::Tensor& tensor) {
@@ -316,7 +320,7 @@ TensorForm TensorForm::of(const at::Tensor& tensor) {
 }
 
 bool TensorForm::matches(const c10::TensorImpl& impl) const noexcept {
-  return is_plain(impl) && impl.dtype() == dtype && impl.device() == device &&
+  return is_plain_or_empty(impl) && impl.dtype() == dtype && impl.device() == device &&
          impl.sizes() == c10::IntArrayRef(sizes) && impl.strides() == c10::IntArrayRef(strides) &&
          is_aligned(impl) == aligned;
 }

@@ -51,6 +51,8 @@ struct TensorForm {
 
 // True for a dense CPU or CUDA tensor of a common kind that has memory.
 bool is_plain(const c10::TensorImpl& impl) noexcept;
+// As is_plain, also of one without elements, which needs no memory.
+bool is_plain_or_empty(const c10::TensorImpl& impl) noexcept;
 
 // The tensor in `object` when its Python type is exactly torch.Tensor or torch.nn.Parameter, else
 // nullptr. Lives as long as the object.

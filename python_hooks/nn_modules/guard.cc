@@ -119,11 +119,16 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
   py::object key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name.c_str()));
   PyObject* object = PyDict_GetItemWithError(dict.ptr(), key.ptr());
   const at::Tensor* tensor = object == nullptr ? nullptr : exact_tensor(object);
-  if (tensor == nullptr || !tensor->defined() || !is_plain(*tensor->unsafeGetTensorImpl())) {
+  if (tensor == nullptr || !tensor->defined() ||
+      !is_plain_or_empty(*tensor->unsafeGetTensorImpl())) {
     throw std::invalid_argument(kind + " " + name + " is no plain tensor");
   }
-  if (device().value_or(tensor->device()) != tensor->device()) {
-    throw std::invalid_argument("its tensors are on several devices");
+  // One without elements stays on the CPU where the module has it as a plain attribute.
+  if (tensor->numel() != 0) {
+    if (device_.value_or(tensor->device()) != tensor->device()) {
+      throw std::invalid_argument("its tensors are on several devices");
+    }
+    device_ = tensor->device();
   }
   slots_.push_back({dict, std::move(key), object, TensorForm::of(*tensor), tensor});
   labels_.push_back({owners_.size() - 1, kind});

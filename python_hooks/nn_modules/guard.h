@@ -57,10 +57,8 @@ class ModuleGuard {
   std::size_t num_tensors() const noexcept { return slots_.size(); }
   // What people call it: "parameter layers.0.scale".
   std::string tensor_name(std::size_t slot) const;
-  // Where the tensors are; nothing when there are none.
-  std::optional<c10::Device> device() const noexcept {
-    return slots_.empty() ? std::nullopt : std::optional(slots_.front().form.device);
-  }
+  // Where the tensors with elements are; nothing when there are none.
+  std::optional<c10::Device> device() const noexcept { return device_; }
   // The submodules, the root first; borrowed.
   const std::vector<PyObject*>& modules() const noexcept { return modules_; }
 
@@ -101,6 +99,7 @@ class ModuleGuard {
   std::vector<pybind11::object> kept_;  // the submodules without the root
   std::vector<Owner> owners_;
   std::vector<Slot> slots_;
+  std::optional<c10::Device> device_;
   std::vector<Label> labels_;  // of the slots
   ModuleValues values_;
   pybind11::object collector_;  // of the hooks that are allowed

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 
-from eagercache.callables.code_values import is_python_class
+from eagercache.callables.code_values import is_covered, is_python_class
+
+# Classes of C that have nothing but their items.
+_WITH_ITEMS = frozenset((list, tuple, dict, OrderedDict, set, frozenset))
 
 
 def cannot_be_made(kind: type) -> str:
@@ -188,3 +191,21 @@ def is_rebuilt(kind: type) -> bool:
         return True
     names = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
     return all(getattr(kind, name, None) is getattr(object, name, None) for name in names)
+
+
+def hides_a_value(value: Any) -> bool:
+    """Whether an object of a class of the program holds more than items and attributes.
+
+    That is a slot, or what a class of C has inside (a float, a date).
+    """
+    bases = [base for base in type(value).__mro__ if base is not object]
+    own = [base for base in bases if is_python_class(base)]
+    if any(
+        isinstance(member, types.MemberDescriptorType)
+        for base in own
+        if not is_covered(base.__module__)
+        for member in vars(base).values()
+    ):
+        return True
+    of_c = {base for base in bases if base not in own}
+    return not of_c <= _WITH_ITEMS

@@ -27,11 +27,11 @@ from eagercache.callables.code_values import (
     is_covered,
     is_found_by_name,
     is_of_program,
-    is_python_class,
     plain_value,
     put_into,
     type_name,
 )
+from eagercache.callables.made_classes import hides_a_value
 from eagercache.calls import capturing_hooks
 from eagercache.calls.code_digest import code_digest
 
@@ -72,8 +72,6 @@ OWN_ATTRIBUTES = frozenset(
 NOT_COMPARED = frozenset({"_original_object_hash"})
 
 _MAX_DEPTH = 12
-# Classes of C whose items are written down.
-_WITH_ITEMS = frozenset((list, tuple, dict, set, frozenset))
 _MAX_ITEMS = 20_000
 
 
@@ -203,8 +201,8 @@ def _slots_of(path: str, module: torch.nn.Module) -> Iterator[TensorSlot]:
                 raise Unsettled(f"{slot.full_name} has no size before the first call")
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 raise Unfit(f"{slot.full_name} is a {type(tensor).__name__}, not a plain tensor")
-            if tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() == 0:
-                raise Unfit(f"{slot.full_name} is not a dense tensor with elements")
+            if tensor.layout != torch.strided or tensor.is_quantized:
+                raise Unfit(f"{slot.full_name} is not a dense tensor")
             if tensor.device.type not in ("cpu", "cuda"):
                 raise Unfit(f"{slot.full_name} is on {tensor.device}")
             yield slot
@@ -279,26 +277,6 @@ def package_version(module_name: str) -> str:
     return str(getattr(top, "__version__", ""))
 
 
-def hides_a_value(value: Any) -> bool:
-    """Whether an object of a class of the program holds more than items or attributes.
-
-    That is a slot, what a class of C has inside (a float, a date), or attributes beside items.
-    """
-    bases = [base for base in type(value).__mro__ if base is not object]
-    own = [base for base in bases if is_python_class(base)]
-    if any(
-        isinstance(member, types.MemberDescriptorType)
-        for base in own
-        if not is_covered(base.__module__)
-        for member in vars(base).values()
-    ):
-        return True
-    of_c = {base for base in bases if base not in own}
-    if not of_c:
-        return False
-    return not of_c <= _WITH_ITEMS or bool(getattr(value, "__dict__", None))
-
-
 class Writer:
     """Turns attribute values into canonical JSON.
 
@@ -339,15 +317,11 @@ class Writer:
         name = type_name(value)
         if not is_covered(type(value).__module__) and hides_a_value(value):
             raise Unfit(f"attribute {where} is a {type(value).__name__}, which cannot be compared")
-        if isinstance(value, (list, tuple)):
-            return [name, *(self.write(item, where, depth) for item in value)]
-        if isinstance(value, (set, frozenset)):
-            return [name, sorted(json.dumps(self.write(item, where, depth)) for item in value)]
-        if isinstance(value, Mapping):
-            rows = [
-                [self.write(k, where, depth), self.write(v, where, depth)] for k, v in value.items()
-            ]
-            return [name, *rows]
+        items = self._items(value, where, depth)
+        if items is not None:
+            beside = vars(value) if is_of_program(value) else {}
+            attributes = [["beside items", *self._rows(beside, where, depth)]] if beside else []
+            return [name, *items, *attributes]
         if isinstance(value, functools.partial):
             return [name, self.write((value.func, value.args, value.keywords), where, depth)]
         if isinstance(value, types.MethodType):
@@ -365,12 +339,27 @@ class Writer:
         return [
             name,
             class_code(type(value)),
-            *(
-                [key, self.write(item, f"{where}.{key}", depth)]
-                for key, item in sorted(vars(value).items())
-                if key not in NOT_COMPARED
-            ),
+            *self._rows(vars(value), where, depth),
         ]
+
+    def _rows(self, attributes: Mapping[str, Any], where: str, depth: int) -> list[Any]:
+        return [
+            [key, self.write(item, f"{where}.{key}", depth)]
+            for key, item in sorted(attributes.items())
+            if key not in NOT_COMPARED
+        ]
+
+    def _items(self, value: Any, where: str, depth: int) -> list[Any] | None:
+        """What a container holds; None of something else."""
+        if isinstance(value, (list, tuple)):
+            return [self.write(item, where, depth) for item in value]
+        if isinstance(value, (set, frozenset)):
+            return [sorted(json.dumps(self.write(item, where, depth)) for item in value)]
+        if isinstance(value, Mapping):
+            return [
+                [self.write(k, where, depth), self.write(v, where, depth)] for k, v in value.items()
+            ]
+        return None
 
     def _referred(self, value: Any, where: str) -> str:
         if id(value) in self._own:

@@ -279,21 +279,27 @@ def _resized(standin: Standin, sizes: Sequence[int]) -> Standin:
         step *= sizes[dimension]
     statistics: dict[str, Any] = {}
     if standin.data is not None:
-        flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8).view(standin.dtype)
-        statistics = statistics_of(flat)
+        statistics = statistics_of(_exact(standin, standin.data).flatten())
     return dataclasses.replace(
         standin, sizes=tuple(sizes), strides=tuple(strides), data=None, **statistics
     )
 
 
+def _exact(standin: Standin, data: bytes) -> torch.Tensor:
+    if not data:
+        return torch.empty(standin.sizes, dtype=standin.dtype)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return flat.view(standin.dtype).view(standin.sizes)
+
+
 def _values(standin: Standin, generator: torch.Generator, spread: float) -> torch.Tensor:
     sizes, device = standin.sizes, generator.device
     if standin.data is not None and (spread == 1.0 or not standin.dtype.is_floating_point):
-        flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8)
-        return flat.view(standin.dtype).view(sizes)
+        return _exact(standin, standin.data)
+    if standin.data == b"":
+        return torch.empty(sizes, device=device)
     if standin.data is not None:
-        flat = torch.frombuffer(bytearray(standin.data), dtype=torch.uint8)
-        exact = flat.view(standin.dtype).view(sizes).to(device, torch.float32)
+        exact = _exact(standin, standin.data).to(device, torch.float32)
         low = float(exact.min())
         jitter = torch.randn(sizes, generator=generator, device=device) * (spread - 1.0) * 0.1
         moved = exact + jitter * exact.abs()

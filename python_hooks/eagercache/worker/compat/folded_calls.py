@@ -28,6 +28,8 @@ _SETTLED = frozenset(
         "promote_types",
     )
 )
+# Transforms are another dispatch state, in which no kernel answers.
+_NO_IN_ANY_CALL = torch._C._are_functorch_transforms_active
 # Of a worker for a GPU these are the program's; one for the CPU sees no GPU, if there are any.
 _OF_GPU = frozenset((torch.cuda.is_available, torch.cuda.is_initialized))
 _DEVICES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg")))
@@ -43,6 +45,7 @@ def is_run_by_worker(called: Any, given: Any, named: Any, result: Any) -> bool:
     if not all(value.is_python_constant() for value in values) or not result.is_python_constant():
         return False
     known = called.can_constant_fold_through() or called.value in called._get_handlers()
+    known = known or called.value is _NO_IN_ANY_CALL
     return not known and result.as_python_constant() is not None
 
 
