@@ -53,3 +53,49 @@ def test_who_asks_whether_it_is_compiled_is_told_what_eager_tells(cache: Path) -
     for kind, (same, line) in seen.items():
         assert same, (kind, line)
         assert ": 4 by kernel, 2 by its forward" in line, (kind, line)
+
+
+MODES = """
+import copy, torch, eagercache
+from eagercache.modules.manager import explain_module
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Saves(nn.Module):  # as diffusers' models, whose flag is off without anybody's doing
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.checkpointing = nn.Linear(8, 8), nn.Linear(8, 8), False
+    def forward(self, x):
+        x = self.one(x).sin()
+        if torch.is_grad_enabled() and self.checkpointing:
+            return checkpoint(self.two, x, use_reentrant=False)
+        return self.two(x)
+
+class Differs(Saves):
+    def forward(self, x):
+        x = self.one(x).sin()
+        return self.two(x * 2 if torch.is_grad_enabled() else x)
+
+seen = {}
+for kind in (Saves, Differs):
+    model, x = kind(), torch.randn(4, 8)
+    other = copy.deepcopy(model).requires_grad_(False)
+    with eagercache.enable((), modules=[kind], on_miss="wait", choose="always"):
+        with torch.no_grad():
+            same = [torch.allclose(model(x), other(x), atol=1e-5) for _ in range(3)]
+        model.requires_grad_(False)  # gradients are recorded, and none are needed
+        same += [torch.allclose(model(x), other(x), atol=1e-5) for _ in range(3)]
+        line = explain_module(model)[0]
+    seen[kind.__name__] = [all(same), line]
+report(seen=seen)
+"""
+
+
+def test_a_kernel_that_answers_with_gradients_recorded_and_not_is_right_in_both(
+    cache: Path,
+) -> None:
+    seen = run_program(MODES, cache, timeout=600, fills=True)["seen"]
+    for kind, (same, line) in seen.items():
+        assert same, (kind, line)
+    assert ": 5 by kernel, 1 by its forward" in seen["Saves"][1], seen
+    assert "asks whether gradients are recorded" in seen["Differs"][1], seen

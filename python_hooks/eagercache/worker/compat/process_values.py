@@ -6,7 +6,7 @@ made while tracing has the order in which it was filled. So a kernel may stand o
 but not on what comes first there: a forward that goes through a small set, as through the kinds of
 layers that a configuration names, is traced in each order. Nor may it stand on a hash or an address
 (`id`, "<object at 0x7f...>"). Nor on whether gradients are recorded, where the call needs none: a
-kernel answers it in both modes.
+kernel answers it in both modes, and what asks for that is traced in both.
 """
 
 from __future__ import annotations
@@ -81,12 +81,14 @@ class ProcessValues:
         place: the line that went through a small set, "" where none did. What is traced may be the
             same in each order.
         members: those of that set, as Dynamo has them.
+        mode: the line that asked whether gradients are recorded, where none are; "" without one.
     """
 
     order: int = 0
     reasons: list[str] = field(default_factory=list)
     place: str = ""
     members: frozenset[Any] = frozenset()
+    mode: str = ""
 
     @property
     def orders(self) -> int:
@@ -127,7 +129,7 @@ class ProcessValues:
             return
         # PyTorch's own code also asks whether a tensor needs gradients: the mode decides nothing.
         if not caller.startswith("torch."):
-            self.reasons.append(f"{_line(tx)} asks whether gradients are recorded")
+            self.mode = self.mode or _line(tx)
 
     def loads(self, tx: Any, name: Any) -> None:
         """An attribute is looked up."""

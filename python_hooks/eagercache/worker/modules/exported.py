@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +58,30 @@ def export_strictly(
         same = alike and sorted(rows) == sorted(other_rows)
         if not same or not compute_the_same(program, other):
             raise CompileRefused(f"{own.place} {process_values.SET_ORDER}")
+    if own.mode:
+        with _recording_gradients(module, args, kwargs):
+            other, other_rows, seen = _export(module, args, kwargs, shapes, guarded, 0)
+        same = not seen.reasons and sorted(rows) == sorted(other_rows)
+        if not same or not compute_the_same(program, other):
+            raise CompileRefused(f"{own.mode} asks whether gradients are recorded")
     return program, rows
+
+
+@contextlib.contextmanager
+def _recording_gradients(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """A block in which gradients are recorded, and none are needed: as where weights are frozen."""
+    tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((args, kwargs))]
+    needing = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    try:
+        for tensor in needing:
+            tensor.requires_grad_(False)
+        with torch.enable_grad():
+            yield
+    finally:
+        for tensor in needing:
+            tensor.requires_grad_(True)
 
 
 def _export(
