@@ -99,3 +99,33 @@ def test_a_kernel_that_answers_with_gradients_recorded_and_not_is_right_in_both(
         assert same, (kind, line)
     assert ": 5 by kernel, 1 by its forward" in seen["Saves"][1], seen
     assert "asks whether gradients are recorded" in seen["Differs"][1], seen
+
+
+CLOSES = """
+import torch, eagercache
+from eagercache.modules.manager import explain_module
+from torch import nn
+
+class Closes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        members = set(("sin", "cos", self.__class__.__name__))
+        def activate(name, value):
+            return value.sin() if name in members else value.cos()
+        return self.two(activate("sin", self.one(x)) + activate("tan", x))
+
+model, x = Closes(), torch.randn(4, 8)
+with torch.no_grad():
+    expected = model(x)
+    with eagercache.enable((), modules=[Closes], on_miss="wait", choose="always"):
+        same = [torch.allclose(model(x), expected, atol=1e-5) for _ in range(3)]
+        line = explain_module(model)[0]
+report(same=all(same), line=line)
+"""
+
+
+def test_a_nested_function_that_closes_over_a_set_reads_no_order(cache: Path) -> None:
+    seen = run_program(CLOSES, cache, timeout=600, fills=True)
+    assert seen["same"] and ": 2 by kernel, 1 by its forward" in seen["line"], seen

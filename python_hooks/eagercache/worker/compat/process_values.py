@@ -45,15 +45,18 @@ _HANDED_ON = (
     "guarded_method",
     "realize_and_forward",
     "get_real_python_backed_value",
+    "_get_function_impl",  # a nested function with what it closes over
+    "get_function",
     "__getattr__",
 )
 # Who asks and sees no order, in Dynamo's other files: whether there is a sequence or a constant at
-# all, or one object, and what makes another set.
+# all, or one object, or a rule for a function, and what makes another set.
 _UNORDERED = (
     "has_unpack_var_sequence",
     "has_force_unpack_var_sequence",
     "is_python_constant",
     "vt_identity_compare",
+    "check_verbose",
     "call_set",
     "call_frozenset",
 )
