@@ -84,3 +84,36 @@ def test_training_draws_and_answers_in_parts_as_eager_does(kind: type[nn.Module]
         assert [r.training_hits for part, r in manager.stats() if part is model] == [3], (
             explain_module(model)
         )
+
+
+class Empty(nn.Module):
+    """Holds a tensor without elements, which stays on the CPU, and a bank that moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.weights = torch.Tensor()
+        self.register_buffer("bank", torch.zeros(0, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.cat([self.bank, self.first(x).sin()])).sigmoid()
+
+
+def test_tensors_without_elements_may_be_on_another_device() -> None:
+    torch.manual_seed(0)
+    model = Empty().cuda()
+    other = copy.deepcopy(model)
+    x = torch.randn(16, 64, device="cuda")
+    expected = other(x)
+    expected.sum().backward()
+    with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+        with torch.no_grad():
+            answers = [model(x) for _ in range(4)]
+        answers += [model(x) for _ in range(4)]
+        answers[-1].sum().backward()
+        rows = [(row.hits, row.training_hits) for part, row in manager.stats() if part is model]
+        assert rows == [(6, 3)] or rows == [(3, 3)], (rows, explain_module(model))
+    for answer in answers:
+        torch.testing.assert_close(answer, expected, rtol=2e-3, atol=2e-3)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=2e-3, atol=2e-3)
