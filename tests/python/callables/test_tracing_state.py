@@ -11,6 +11,7 @@ import copy, torch, eagercache
 from eagercache.modules.manager import explain_module
 from torch import nn
 from torch._dynamo import is_compiling
+from transformers.utils.import_utils import is_torchdynamo_compiling
 
 class Asks(nn.Module):
     def __init__(self):
@@ -30,8 +31,12 @@ class ByOlderNames(Asks):  # as libraries do that are to run with an older torch
     def asks(self):
         return torch.jit.is_scripting() or torch.jit.is_tracing() or is_compiling()
 
+class ThroughTransformers(Asks):  # whose own code alone is traced as under a compiler
+    def asks(self):
+        return is_torchdynamo_compiling()
+
 seen = {}
-for kind in (Asks, OfDynamo, ByOlderNames):
+for kind in (Asks, OfDynamo, ByOlderNames, ThroughTransformers):
     model, x = kind(), torch.randn(4, 8)
     other = copy.deepcopy(model)
     other(x).sum().backward()

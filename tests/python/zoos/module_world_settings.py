@@ -80,5 +80,5 @@ class Settings:
         return y * (2.0 if setting else 3.0)
 
     def tracer(self, y: torch.Tensor) -> torch.Tensor:
-        """Code that a trace leaves out."""
+        """Code that is another one for a compiler."""
         return y if torch.compiler.is_compiling() else y / y.norm()

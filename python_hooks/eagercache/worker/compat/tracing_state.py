@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from typing import Any
 
 _TRACED_OTHERWISE = frozenset(("torch", "transformers"))
+# Functions here ask for whoever calls them, who need not be transformers.
+_ASKS_FOR_OTHERS = "transformers.utils.import_utils"
 
 
 def eagers_own(undo: ExitStack) -> None:
@@ -30,8 +32,10 @@ def _told_no(handler: Callable[..., Any]) -> Callable[..., Any]:
     from torch._dynamo.variables.constant import ConstantVariable
 
     def answer(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        caller = str(tx.f_globals.get("__name__", "")).partition(".")[0]
-        if caller in _TRACED_OTHERWISE:
+        asker = tx
+        while asker.f_globals.get("__name__") == _ASKS_FOR_OTHERS and asker.parent is not None:
+            asker = asker.parent
+        if str(asker.f_globals.get("__name__", "")).partition(".")[0] in _TRACED_OTHERWISE:
             return handler(variable, tx, *args, **kwargs)
         return ConstantVariable.create(False)
 
