@@ -134,3 +134,31 @@ report(same=all(same), line=line)
 def test_a_nested_function_that_closes_over_a_set_reads_no_order(cache: Path) -> None:
     seen = run_program(CLOSES, cache, timeout=600, fills=True)
     assert seen["same"] and ": 2 by kernel, 1 by its forward" in seen["line"], seen
+
+
+def test_what_stands_around_a_modules_call_steps_aside_in_a_process_that_traces(
+    cache: Path,
+) -> None:
+    said = run_program(
+        """
+        import torch._dynamo  # which then takes note of what a module is called by
+        import eagercache
+        from eagercache.worker.modules.exported import export_strictly
+        from torch import nn
+
+        class Around(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(8, 8)
+            def forward(self, x):
+                return self.inner(x).sin()
+
+        with eagercache.enable((), modules="auto", on_miss="native"):
+            pass
+        module, x = Around(), torch.randn(2, 8)
+        program, _ = export_strictly(module, (x,), {})
+        report(equal=torch.equal(program.module()(x), module(x)))
+        """,
+        cache,
+    )
+    assert said["equal"] is True

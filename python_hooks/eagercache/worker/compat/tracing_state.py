@@ -3,7 +3,8 @@
 TorchDynamo has a list of the functions that say so, and answers "yes" while it traces. A kernel
 stands for eager's call, where they all answer "no". PyTorch's own code keeps the "yes", with which
 it leaves out what no trace can have (hooks, checks), and so does transformers', which leaves out
-shortcuts that depend on data and give equal answers.
+shortcuts that depend on data and give equal answers. Ours keeps it too: what stands around a
+module's call steps aside by it, where a process that has it traces.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-_TRACED_OTHERWISE = frozenset(("torch", "transformers"))
+_TRACED_OTHERWISE = frozenset(("torch", "transformers", "eagercache"))
 # Functions here ask for whoever calls them, who need not be transformers.
 _ASKS_FOR_OTHERS = "transformers.utils.import_utils"
 
