@@ -51,6 +51,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return make_scheduler(config, log)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A share of the tests runs where one is asked for; the others count as deselected."""
+    from sharing import left_out
+
+    out = left_out([item.nodeid for item in items])
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+    items[:] = [item for item in items if item.nodeid not in out]
+
+
 def make_tools(folder: Path) -> Path:
     """A new folder for PATH, in which `python` and `eagercache` are this environment's."""
     folder.mkdir()

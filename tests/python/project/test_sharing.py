@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import clean_environment, run_python
-from sharing import FOLDER, LONGEST, SHARED, scope_of
+from sharing import CHANGED, COSTLY, FOLDER, LONGEST, SHARE, SHARED, left_out, scope_of
 
 pytestmark = pytest.mark.once
 
@@ -29,6 +29,39 @@ def test_the_fixtures_that_files_share_exist() -> None:
 def test_the_longest_scopes_exist() -> None:
     files = {scope_of(f"tests/{path.name}::test_it") for path in FOLDER.rglob("test_*.py")}
     assert set(LONGEST) <= files
+
+
+def test_shares_have_what_is_costly_once_and_all_else_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = sorted(path.relative_to(FOLDER) for path in FOLDER.rglob("test_*.py"))
+    tests = {f"tests/python/{file}::test_{name}" for file in files for name in "ab"}
+    names = {file.name for file in files} | set(SHARED.values())
+    assert set(COSTLY) <= names and len(set(COSTLY)) == len(COSTLY)
+    monkeypatch.delenv(CHANGED, raising=False)
+    monkeypatch.delenv(SHARE, raising=False)
+    assert not left_out([*tests])
+    shares = []
+    for part in range(3):
+        monkeypatch.setenv(SHARE, f"{part}/3")
+        shares.append(tests - left_out([*tests]))
+    assert set.union(*shares) == tests
+    always = set.intersection(*shares)
+    assert any("/test_sharing.py::" in test for test in always)
+    costly = tests - always
+    assert sum(len(share & costly) for share in shares) == len(costly)
+    for share in shares:  # what shares a fixture is not made twice
+        scopes = {scope_of(test) for test in costly & share if scope_of(test) != test}
+        assert not scopes & {scope_of(test) for test in costly - share}
+    changed = {test for test in costly if "/test_module_guards.py::" in test}
+    monkeypatch.setenv(CHANGED, "README.md tests/python/modules/test_module_guards.py")
+    for part in range(3):
+        monkeypatch.setenv(SHARE, f"{part}/3")
+        assert changed and changed.isdisjoint(left_out([*tests]))
+    for wrong in ("3/3", "1", "x/3", "-1/3"):
+        monkeypatch.setenv(SHARE, wrong)
+        with pytest.raises(ValueError, match="are the thirds"):
+            left_out([*tests])
 
 
 def test_a_scope_is_one_process(tmp_path: Path) -> None:
