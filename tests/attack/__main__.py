@@ -41,7 +41,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--part", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--json", type=Path, help="a file for the rows")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not _scenes(options.only):
+        names = ", ".join(scene.__name__ for scene in SCENES)
+        parser.error(f"no scene's name has {options.only!r} in it; there are: {names}")
+    return options
+
+
+def _scenes(word: str) -> list[Callable[[Arena], Row]]:
+    return [scene for scene in SCENES if word in scene.__name__]
 
 
 def _play(arena: Arena, scene: Callable[[Arena], Row], console: Console) -> tuple[Row, float]:
@@ -78,7 +86,7 @@ def _in_words(row: Row) -> str:
 
 def _play_all(options: argparse.Namespace) -> list[tuple[Row, float]]:
     """The scenes of this process: all that are asked for, or every one of ``jobs`` of them."""
-    scenes = [scene for scene in SCENES if options.only in scene.__name__]
+    scenes = _scenes(options.only)
     if options.part >= 0:
         scenes = scenes[options.part :: options.jobs]
     with tempfile.TemporaryDirectory(prefix="eagercache-attack-") as name:
