@@ -133,12 +133,12 @@ def _follow(
     try:
         code = process.wait()
         run.seconds = time.monotonic() - began
+        for reader in readers:  # a child that lives on, and is watched, may hold the other end
+            reader.join(2.0)
     finally:
         done.set()
         watcher.join()
     run.code = code if code >= 0 else 128 - code
-    for reader in readers:  # a child that lives on may hold the other end
-        reader.join(2.0)
     run.errors, run.steps = errors.decode(errors="replace"), bars.steps
     return memory
 
