@@ -1,4 +1,4 @@
-"""Which tests run in one process of pytest-xdist's, and which run where a share of all does.
+"""Which tests run in one process of pytest-xdist's, and which run where a share is asked for.
 
 Those that share what a fixture compiles run in one process. Only names of tests reach the process
 that hands them out, so that this is told from the text of their files.
