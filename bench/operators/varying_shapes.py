@@ -1,6 +1,7 @@
 """Ten operators on sizes at random: kernels compiled, calls that waited, answers against native.
 
-    python -m bench.operators.varying_shapes [--calls 2000] [--choose always] [--output x.md]
+    python -m bench.operators.varying_shapes [--device cpu] [--calls 2000] [--choose always]
+                                             [--output x.md]
 
 Batch 1 to 64, length 1 to 512. Every call waits for what it has compiled, so that one that led to
 a compile is seen as such, and its answer is compared with the one that native gave before. With
@@ -57,12 +58,13 @@ def same(kernel: torch.Tensor, native: torch.Tensor) -> bool:
     )
 
 
-def run(calls: int, choose: str, seed: int) -> dict[str, Any]:
+def run(device: str, calls: int, choose: str, seed: int) -> dict[str, Any]:
     """Makes the calls; what was counted."""
     functions = operators()
+    options: dict[str, Any] = {"devices": [device], "on_miss": "wait", "choose": choose}
     chooser = random.Random(seed)
     torch.manual_seed(seed)
-    eagercache.enable(list(functions), on_miss="wait", choose=choose)
+    eagercache.enable(list(functions), **options)
     wrong: list[str] = []
     compiling: collections.Counter[str] = collections.Counter()
     compiled: collections.Counter[str] = collections.Counter()
@@ -71,10 +73,10 @@ def run(calls: int, choose: str, seed: int) -> dict[str, Any]:
     for number in range(calls):
         name = list(functions)[number % len(functions)]
         batch, length = chooser.randint(1, 64), chooser.randint(1, 512)
-        x, w = torch.randn(batch, length), torch.randn(length)
+        x, w = torch.randn(batch, length).to(device), torch.randn(length).to(device)
         eagercache.disable()
         native = functions[name](x, w)
-        eagercache.enable(list(functions), on_miss="wait", choose=choose)
+        eagercache.enable(list(functions), **options)
         seen = eagercache.stats()
         answer = functions[name](x, w)
         stats = eagercache.stats()
@@ -96,13 +98,17 @@ def run(calls: int, choose: str, seed: int) -> dict[str, Any]:
     }
 
 
-def report(result: dict[str, Any], choose: str) -> str:
+def _machine(device: str) -> str:
+    return platform.machine() if device == "cpu" else torch.cuda.get_device_name()
+
+
+def report(result: dict[str, Any], device: str, choose: str) -> str:
     """The result as Markdown."""
     needed = sum(result["compiling"].values())
     lines = [
-        f"# Varying shapes, CPU, {datetime.date.today()}",
+        f"# Varying shapes, {device.upper()}, {datetime.date.today()}",
         "",
-        f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, "
+        f"torch {torch.__version__}, {_machine(device)}, {os.cpu_count()} cores, "
         f'choose="{choose}". Batch 1 to 64, length 1 to 512 at random, {result["calls"]} calls.',
         "",
         f"- Wrong answers: {len(result['wrong'])} {' '.join(result['wrong'][:5])}",
@@ -123,6 +129,7 @@ def report(result: dict[str, Any], choose: str) -> str:
 def main() -> int:
     """0 when every answer was native's and the number of compiles is within its bounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--choose", choices=("faster", "always"), default="always")
     parser.add_argument("--seed", type=int, default=1)
@@ -130,8 +137,9 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EAGERCACHE_DIR"] = folder
-        result = run(arguments.calls, arguments.choose, arguments.seed)
-        text = report(result, arguments.choose)
+        device = arguments.device
+        result = run(device, arguments.calls, arguments.choose, arguments.seed)
+        text = report(result, device, arguments.choose)
         frame.write(text, arguments.output)
         eagercache.disable()
     needed = sum(result["compiling"].values())

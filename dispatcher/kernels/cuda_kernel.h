@@ -7,12 +7,19 @@
 #include <string>
 #include <vector>
 
-#include "dispatcher/device/cuda_driver.h"
+#include "dispatcher/device/cuda_launcher.h"
 #include "dispatcher/kernels/loaded_kernel.h"
 #include "dispatcher/plans/cuda_plan.h"
 #include "kernel_cache/base/status.h"
 
 namespace eagercache {
+
+// Memory of a call on CUDA, from PyTorch's caching allocator.
+at::Tensor allocate_cuda_output(c10::ScalarType dtype, c10::IntArrayRef sizes,
+                                c10::IntArrayRef strides);
+c10::DataPtr allocate_cuda_scratch(std::size_t bytes);
+// What a launcher's outcome is of a kernel, whose outputs are filled once it has run.
+LoadedKernel::Outcome outcome_of_launch(CudaLauncher::Outcome outcome) noexcept;
 
 // Generated CUDA kernels, launched by a plan on the current stream of the device that they were
 // loaded for: outputs and scratch come from PyTorch's caching allocator, then one cuLaunchKernel a
@@ -27,8 +34,9 @@ class CudaKernel final : public LoadedKernel {
   static Result<std::unique_ptr<CudaKernel>> create(c10::Device device, CudaPlan plan,
                                                     std::span<const std::string> objects);
 
-  // Kernels loaded in this process. Any thread.
+  // Kernels loaded in this process, those with symbolic sizes among them. Any thread.
   static std::size_t loaded_count() noexcept;
+  static void count_loaded() noexcept;  // one more
 
   // A launch that fails because an earlier kernel broke the context is not this kernel's failure:
   // kNotStarted, and native reports the error. So is memory that runs out.
@@ -39,16 +47,11 @@ class CudaKernel final : public LoadedKernel {
   bool writes_inputs() const noexcept override { return !plan_.writes.empty(); }
 
  private:
-  CudaKernel(const CudaDriver& driver, c10::Device device, CudaPlan plan);
-  Status load(std::span<const std::string> objects);
-  Outcome launch_all(std::span<const at::Tensor* const> inputs, void* const* pointers,
-                     void* stream) const noexcept;
+  CudaKernel(c10::Device device, CudaPlan plan, CudaLauncher launcher);
 
-  const CudaDriver& driver_;
   const c10::Device device_;
   const CudaPlan plan_;
-  void* context_ = nullptr;                   // the device's primary one; never released
-  std::vector<void*> functions_;              // one a launch; the modules are never unloaded
+  const CudaLauncher launcher_;
   std::vector<std::size_t> scratch_offsets_;  // into one allocation
   std::size_t scratch_bytes_ = 0;
 };

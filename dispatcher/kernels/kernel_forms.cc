@@ -8,6 +8,7 @@
 #include "dispatcher/kernels/bare_kernel.h"
 #include "dispatcher/kernels/container_kernel.h"
 #include "dispatcher/kernels/cuda_kernel.h"
+#include "dispatcher/kernels/cuda_shape_kernel.h"
 #include "dispatcher/kernels/shape_kernel.h"
 
 namespace eagercache {
@@ -66,7 +67,7 @@ Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, 
     if (!plan) {
       return plan.status();
     }
-    return of_any_form(ShapeKernel::create(library, device, std::move(plan).value()));
+    return of_any_form(CpuShapeKernel::create(library, device, std::move(plan).value()));
   }
   if (form.form == "container") {
     Result<std::unique_ptr<ContainerKernel>> kernel = ContainerKernel::create(library, device);
@@ -83,6 +84,13 @@ Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, 
 
 Result<std::unique_ptr<LoadedKernel>> make_cuda_kernel(std::span<const std::string> objects,
                                                        c10::Device device, const KernelForm& form) {
+  if (form.form == "cuda_shapes") {
+    Result<CudaShapePlan> plan = parse_cuda_shape_plan(form.launch_plan);
+    if (!plan) {
+      return plan.status();
+    }
+    return of_any_form(CudaShapeKernel::create(device, std::move(plan).value(), objects));
+  }
   if (form.form != "cuda") {
     return Status(StatusCode::kIncompatible,
                   "entries of form '" + form.form + "' do not run on CUDA");

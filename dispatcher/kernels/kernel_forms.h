@@ -30,7 +30,7 @@ Status check_form(const std::string& form);
 Result<std::unique_ptr<LoadedKernel>> make_kernel(const SharedLibrary& library, c10::Device device,
                                                   const KernelForm& form);
 
-// A kernel of form "cuda" out of its cubins' bytes, loaded on `device`. As above.
+// A kernel of either form for CUDA out of its cubins' bytes, loaded on `device`. As above.
 Result<std::unique_ptr<LoadedKernel>> make_cuda_kernel(std::span<const std::string> objects,
                                                        c10::Device device, const KernelForm& form);
 

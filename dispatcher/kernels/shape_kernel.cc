@@ -17,11 +17,11 @@ constexpr std::int64_t kMaxScratch = std::int64_t{1} << 40;
 
 }  // namespace
 
-ShapeKernel::ShapeKernel(ShapePlan plan, Entry entry, Shape shape)
+CpuShapeKernel::CpuShapeKernel(ShapePlan plan, Entry entry, Shape shape)
     : plan_(std::move(plan)), entry_(entry), shape_(shape) {}
 
-Result<std::unique_ptr<ShapeKernel>> ShapeKernel::create(const SharedLibrary& library,
-                                                         c10::Device device, ShapePlan plan) {
+Result<std::unique_ptr<CpuShapeKernel>> CpuShapeKernel::create(const SharedLibrary& library,
+                                                               c10::Device device, ShapePlan plan) {
   if (!device.is_cpu()) {
     return Status(StatusCode::kIncompatible, "kernels with symbolic sizes run on CPU only");
   }
@@ -31,10 +31,10 @@ Result<std::unique_ptr<ShapeKernel>> ShapeKernel::create(const SharedLibrary& li
     return Status(StatusCode::kIncompatible,
                   "the kernel's library has no " + (entry == nullptr ? plan.entry : plan.shape));
   }
-  return std::unique_ptr<ShapeKernel>(new ShapeKernel(std::move(plan), entry, shape));
+  return std::unique_ptr<CpuShapeKernel>(new CpuShapeKernel(std::move(plan), entry, shape));
 }
 
-ShapeKernel::Admission ShapeKernel::admits(std::span<const Word> words) const noexcept {
+CpuShapeKernel::Admission CpuShapeKernel::admits(std::span<const Word> words) const noexcept {
   std::array<std::int64_t, ShapePattern::kMaxSymbols> symbols;  // uninitialised: see run()
   std::array<std::int64_t, ShapePlan::kMaxNumbers> numbers;
   if (!matches(plan_.pattern, words, symbols) || shape_(symbols.data(), numbers.data()) != 0) {
@@ -44,9 +44,9 @@ ShapeKernel::Admission ShapeKernel::admits(std::span<const Word> words) const no
                                                                   : Admission::kNative;
 }
 
-LoadedKernel::Outcome ShapeKernel::run(std::span<const at::Tensor* const> inputs,
-                                       std::span<at::Tensor> outputs,
-                                       c10::Device /*device*/) noexcept {
+LoadedKernel::Outcome CpuShapeKernel::run(std::span<const at::Tensor* const> inputs,
+                                          std::span<at::Tensor> outputs,
+                                          c10::Device /*device*/) noexcept {
   if (inputs.size() != plan_.num_inputs || outputs.size() != plan_.outputs.size()) {
     return Outcome::kNotStarted;
   }
@@ -55,13 +55,8 @@ LoadedKernel::Outcome ShapeKernel::run(std::span<const at::Tensor* const> inputs
     std::array<std::int64_t, ShapePattern::kMaxSymbols> symbols;
     std::array<std::int64_t, ShapePlan::kMaxNumbers> numbers;
     std::array<void*, ShapePlan::kMaxPointers> pointers;
-    for (std::size_t i = 0; i < plan_.pattern.symbols.size(); ++i) {
-      const ShapePattern::Symbol& symbol = plan_.pattern.symbols[i];
-      const c10::IntArrayRef sizes = inputs[symbol.tensor]->sizes();
-      if (symbol.dimension >= sizes.size()) {
-        return Outcome::kFailed;
-      }
-      symbols[i] = sizes[symbol.dimension];
+    if (!read_symbols(plan_.pattern, inputs, symbols)) {
+      return Outcome::kFailed;
     }
     if (shape_(symbols.data(), numbers.data()) != 0) [[unlikely]] {
       return Outcome::kNotStarted;
@@ -85,8 +80,9 @@ LoadedKernel::Outcome ShapeKernel::run(std::span<const at::Tensor* const> inputs
   }
 }
 
-LoadedKernel::Outcome ShapeKernel::launch(void** pointers, void** next, const std::int64_t* symbols,
-                                          std::span<const std::int64_t> scratch) const {
+LoadedKernel::Outcome CpuShapeKernel::launch(void** pointers, void** next,
+                                             const std::int64_t* symbols,
+                                             std::span<const std::int64_t> scratch) const {
   std::int64_t bytes = 0;
   for (const std::int64_t size : scratch) {
     if (size < 0 || size > kMaxScratch) {

@@ -12,9 +12,9 @@
 
 namespace eagercache {
 
-// Generated kernel functions on CPU that take sizes as arguments: one answers the calls of a shape
-// class that its guards admit. Like a BareKernel in everything else.
-class ShapeKernel final : public LoadedKernel {
+// A kernel that takes sizes as arguments: one answers the calls of a shape class that its guards
+// admit.
+class ShapeKernel : public LoadedKernel {
  public:
   enum class Admission : std::uint8_t {
     kRefused,  // no kernel for this call
@@ -22,15 +22,37 @@ class ShapeKernel final : public LoadedKernel {
     kKernel,
   };
 
-  // kIncompatible when the library lacks the plan's functions or the device is not a CPU.
-  static Result<std::unique_ptr<ShapeKernel>> create(const SharedLibrary& library,
-                                                     c10::Device device, ShapePlan plan);
-
   // Whether run() answers the call with this key, whose class words equal those of
   // pattern().words. Any thread; allocates nothing.
-  Admission admits(std::span<const Word> words) const noexcept;
+  virtual Admission admits(std::span<const Word> words) const noexcept = 0;
 
-  const ShapePattern& pattern() const noexcept { return plan_.pattern; }
+  virtual const ShapePattern& pattern() const noexcept = 0;
+};
+
+// The values of the pattern's symbols in a call of these tensors. False where one has no such
+// dimension.
+inline bool read_symbols(const ShapePattern& pattern, std::span<const at::Tensor* const> inputs,
+                         std::span<std::int64_t> symbols) noexcept {
+  for (std::size_t i = 0; i < pattern.symbols.size(); ++i) {
+    const ShapePattern::Symbol& symbol = pattern.symbols[i];
+    const c10::IntArrayRef sizes = inputs[symbol.tensor]->sizes();
+    if (symbol.dimension >= sizes.size()) {
+      return false;
+    }
+    symbols[i] = sizes[symbol.dimension];
+  }
+  return true;
+}
+
+// Generated kernel functions on CPU. Like a BareKernel but for the sizes.
+class CpuShapeKernel final : public ShapeKernel {
+ public:
+  // kIncompatible when the library lacks the plan's functions or the device is not a CPU.
+  static Result<std::unique_ptr<CpuShapeKernel>> create(const SharedLibrary& library,
+                                                        c10::Device device, ShapePlan plan);
+
+  Admission admits(std::span<const Word> words) const noexcept override;
+  const ShapePattern& pattern() const noexcept override { return plan_.pattern; }
 
   // kNotStarted for inputs that the guards do not admit; other than of a matching call they must
   // not be.
@@ -43,7 +65,7 @@ class ShapeKernel final : public LoadedKernel {
   using Entry = std::int32_t (*)(void* const* pointers, const std::int64_t* symbols);
   using Shape = std::int32_t (*)(const std::int64_t* symbols, std::int64_t* numbers);
 
-  ShapeKernel(ShapePlan plan, Entry entry, Shape shape);
+  CpuShapeKernel(ShapePlan plan, Entry entry, Shape shape);
   Outcome launch(void** pointers, void** next, const std::int64_t* symbols,
                  std::span<const std::int64_t> scratch) const;
 

@@ -154,11 +154,13 @@ Status Probe::load(const std::string& path, const std::string& launch_plan) {
 }
 
 Status Probe::load_cubins(const std::vector<std::string>& objects, const std::string& launch_plan) {
+  const bool has_shapes = launch_plan.find(R"("pattern":)") != std::string::npos;
+  const std::string form = has_shapes ? "cuda_shapes" : "cuda";
   if (!captured_) {
     return {StatusCode::kInvalidArgument, "a CUDA kernel is loaded for a captured call"};
   }
   Result<std::unique_ptr<LoadedKernel>> kernel =
-      make_cuda_kernel(objects, hook_.device_of(words_), {"cuda", launch_plan, {}});
+      make_cuda_kernel(objects, hook_.device_of(words_), {form, launch_plan, {}});
   if (!kernel) {
     return kernel.status();
   }

@@ -7,7 +7,8 @@ namespace {
 
 // The plan as the object knew it.
 std::string plan_of(const KernelForm& form) {
-  if (form.form != "shapes") {
+  // Of a cubin's form its number is a part.
+  if (form.form != "shapes" && !form.form.starts_with("cuda_shapes ")) {
     return form.launch_plan;
   }
   nlohmann::json plan = nlohmann::json::parse(form.launch_plan, nullptr, false);

@@ -1,8 +1,6 @@
 #include "dispatcher/plans/shape_plan.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -35,43 +33,6 @@ bool is_name(const json& value, std::string_view prefix) {
   return name.starts_with(prefix) && name.size() > prefix.size() && name.size() <= kMaxNameLength &&
          std::all_of(name.begin() + static_cast<std::ptrdiff_t>(prefix.size()), name.end(),
                      [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
-}
-
-// Whether `value` is an array of arrays of `width` numbers that fit 32 bits.
-bool is_table(const json& value, std::size_t width, std::size_t max_rows) {
-  return value.is_array() && value.size() <= max_rows &&
-         std::all_of(value.begin(), value.end(), [width](const json& row) {
-           return row.is_array() && row.size() == width &&
-                  std::all_of(row.begin(), row.end(), [](const json& number) {
-                    return is_number(number, std::numeric_limits<std::uint32_t>::max());
-                  });
-         });
-}
-
-std::optional<ShapePattern> read_pattern(const json& value) {
-  if (!value.is_object() || value.size() != 3 || !value.contains("symbols") ||
-      !value.contains("ties") || !value.contains("words") || !value["words"].is_array() ||
-      value["words"].size() > KeyBuffer::kCapacity ||
-      !is_table(value["symbols"], 3, ShapePattern::kMaxSymbols) ||
-      !is_table(value["ties"], 4, KeyBuffer::kCapacity)) {
-    return std::nullopt;
-  }
-  ShapePattern pattern;
-  for (const json& word : value["words"]) {
-    if (!word.is_number_unsigned()) {
-      return std::nullopt;
-    }
-    pattern.words.push_back(word.get<Word>());
-  }
-  for (const json& row : value["symbols"]) {
-    pattern.symbols.push_back(
-        {row[0].get<std::uint32_t>(), row[1].get<std::uint32_t>(), row[2].get<std::uint32_t>()});
-  }
-  for (const json& row : value["ties"]) {
-    pattern.ties.push_back({row[0].get<std::uint32_t>(), row[1].get<std::uint32_t>(),
-                            row[2].get<std::uint32_t>(), row[3].get<std::uint32_t>()});
-  }
-  return pattern.is_sound() ? std::optional(std::move(pattern)) : std::nullopt;
 }
 
 std::optional<c10::ScalarType> read_dtype(const json& value) {
@@ -108,26 +69,6 @@ bool read_outputs(const json& value, std::vector<ShapePlan::Output>* outputs) {
   return true;
 }
 
-bool read_choice(const json& value, std::vector<ShapePlan::Measured>* choice) {
-  if (!value.is_array() || value.empty() || value.size() > ShapePlan::kMaxMeasured) {
-    return false;
-  }
-  std::int64_t last = 0;
-  for (const json& row : value) {
-    if (!row.is_array() || row.size() != 2 ||
-        !is_number(row[0], std::numeric_limits<std::int32_t>::max()) || !row[1].is_boolean()) {
-      return false;
-    }
-    const auto elements = row[0].get<std::int64_t>();
-    if (elements <= last) {
-      return false;
-    }
-    last = elements;
-    choice->push_back({elements, row[1].get<bool>()});
-  }
-  return true;
-}
-
 }  // namespace
 
 std::size_t ShapePlan::count_numbers() const noexcept {
@@ -136,17 +77,6 @@ std::size_t ShapePlan::count_numbers() const noexcept {
     count += 2 * output.rank;
   }
   return count;
-}
-
-bool ShapePlan::chooses_kernel(std::int64_t elements) const noexcept {
-  const auto distance = [elements](const Measured& measured) {
-    return std::abs(std::log2(static_cast<double>(measured.elements)) -
-                    std::log2(static_cast<double>(std::max<std::int64_t>(elements, 1))));
-  };
-  return std::min_element(
-             choice.begin(), choice.end(),
-             [&](const Measured& a, const Measured& b) { return distance(a) < distance(b); })
-      ->kernel;
 }
 
 Result<ShapePlan> parse_shape_plan(std::string_view text) {
@@ -175,32 +105,17 @@ Result<ShapePlan> parse_shape_plan(std::string_view text) {
   if (plan.count_numbers() > ShapePlan::kMaxNumbers) {
     return malformed_shape_plan("too many numbers");
   }
-  auto pattern = read_pattern(all["pattern"]);
+  auto pattern = read_pattern(all["pattern"], plan.num_inputs);
   if (!pattern) {
     return malformed_shape_plan("the pattern");
   }
   plan.pattern = std::move(*pattern);
-  for (const ShapePattern::Symbol& symbol : plan.pattern.symbols) {
-    if (symbol.tensor >= plan.num_inputs) {
-      return malformed_shape_plan("the pattern");
-    }
-  }
-  if (!read_choice(all["choice"], &plan.choice)) {
+  auto choice = read_choice(all["choice"]);
+  if (!choice) {
     return malformed_shape_plan("the choice");
   }
+  plan.choice = std::move(*choice);
   return plan;
-}
-
-json pattern_json(const ShapePattern& pattern) {
-  json symbols = json::array();
-  for (const ShapePattern::Symbol& symbol : pattern.symbols) {
-    symbols.push_back({symbol.word, symbol.tensor, symbol.dimension});
-  }
-  json ties = json::array();
-  for (const ShapePattern::Tie& tie : pattern.ties) {
-    ties.push_back({tie.word, tie.symbol, tie.argument, tie.element});
-  }
-  return {{"symbols", std::move(symbols)}, {"ties", std::move(ties)}, {"words", pattern.words}};
 }
 
 }  // namespace eagercache

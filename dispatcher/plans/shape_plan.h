@@ -6,12 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "guards/key/shape_class.h"
+#include "dispatcher/plans/admitted_calls.h"
 #include "kernel_cache/base/status.h"
 
 namespace eagercache {
@@ -23,16 +22,10 @@ namespace eagercache {
 //   std::int32_t shape(const std::int64_t* symbols, std::int64_t* numbers)  0 when the kernel's
 //       guards admit the symbols; then `numbers` are the sizes and strides of each output, the
 //       bytes of each scratch buffer, and the elements of the call's largest tensor
-struct ShapePlan {
+struct ShapePlan : AdmittedCalls {
   struct Output {
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     std::size_t rank = 0;
-  };
-  // Whether the kernel was measured to be faster than native on a call whose largest tensor has
-  // `elements`.
-  struct Measured {
-    std::int64_t elements = 0;
-    bool kernel = false;
   };
 
   static constexpr std::size_t kMaxInputs = 64;
@@ -41,31 +34,20 @@ struct ShapePlan {
   static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
   static constexpr std::size_t kMaxRank = 16;
   static constexpr std::size_t kMaxNumbers = 256;
-  static constexpr std::size_t kMaxMeasured = 64;
 
   std::string entry;
   std::string shape;
   std::size_t num_inputs = 0;
   std::vector<Output> outputs;
   std::size_t num_scratch = 0;
-  ShapePattern pattern;
-  std::vector<Measured> choice;  // by ascending elements, each once; never empty
 
   // How many numbers `shape` writes.
   std::size_t count_numbers() const noexcept;
-  // Whether the kernel is to answer a call of so many elements: as at the nearest measured size,
-  // by the ratio of the sizes.
-  bool chooses_kernel(std::int64_t elements) const noexcept;
 };
 
 // The plan that a manifest's text stands for. kCorrupt for anything but canonical JSON (sorted
 // keys, no spaces) of exactly the known fields, with every number in range; kIncompatible for
 // another version.
 Result<ShapePlan> parse_shape_plan(std::string_view text);
-
-// The pattern as the plan and compile requests hold it:
-//   {"symbols": [[word, tensor, dimension], ...], "ties": [[word, symbol, argument, element], ...],
-//    "words": [...]}
-nlohmann::json pattern_json(const ShapePattern& pattern);
 
 }  // namespace eagercache

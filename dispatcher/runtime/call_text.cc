@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dispatcher/plans/shape_plan.h"
+#include "dispatcher/plans/admitted_calls.h"
 #include "guards/key/call_key_json.h"
 
 namespace eagercache {

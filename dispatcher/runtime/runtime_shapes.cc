@@ -18,10 +18,9 @@ constexpr std::uint64_t kExactBesideClass = 16;
 
 }  // namespace
 
-// Operators that write have kernels for exact sizes only, as has every operator on CUDA.
+// Operators that write have kernels for exact sizes only.
 bool Runtime::has_classes(const OperatorHook& hook) const {
-  return policy().shape_classes && hook.device_type() == c10::DeviceType::CPU &&
-         !hook.effects().writes_arguments();
+  return policy().shape_classes && !hook.effects().writes_arguments();
 }
 
 Found Runtime::find_in_class(OperatorHook& hook, std::span<const Word> words, std::uint64_t hash) {

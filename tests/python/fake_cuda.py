@@ -327,3 +327,114 @@ def compile_some() -> dict[str, Any]:
         result[name] = plan.to_json()
         result["machine_code"] &= all(c.startswith(b"\x7fELF") for c in plan.cubins())
     return result
+
+
+# Overload, arguments, (tensor, dimension) of the open sizes, how many tensors are returned.
+_OPEN_CALLS: dict[str, tuple[str, list[dict[str, Any]], list[tuple[int, int]], int]] = {
+    "aten::tanh": ("", [_tensor([64, 96], "bfloat16")], [(0, 0), (0, 1)], 1),
+    "aten::native_layer_norm": (
+        "",
+        [
+            _tensor([4, 100, 768], "bfloat16"),
+            {"kind": "int_list", "values": [768]},
+            _tensor([768], "bfloat16"),
+            _tensor([768], "bfloat16"),
+            {"kind": "float", "bits": "3ee4f8b588e368f1"},
+        ],
+        [(0, 1)],
+        3,
+    ),
+    "aten::add": (
+        "Tensor",
+        [_tensor([4, 100, 64]), _tensor([100, 64]), {"kind": "int", "value": 1}],
+        [(0, 1), (1, 0)],
+        1,
+    ),
+    "aten::_softmax": (
+        "",
+        [
+            _tensor([4, 8, 100, 100]),
+            {"kind": "int", "value": -1},
+            {"kind": "bool", "value": False},
+        ],
+        [(0, 2), (0, 3)],
+        1,
+    ),
+    "aten::sum": (
+        "dim_IntList",
+        [
+            _tensor([4000, 640]),
+            {"kind": "int_list", "values": [0]},
+            {"kind": "bool", "value": False},
+            {"kind": "none"},
+        ],
+        [(0, 0)],
+        1,
+    ),
+    "aten::mul": ("Tensor", [_tensor([64, 56]), _NUMBER], [(0, 0)], 1),
+    "aten::mm": ("", [_tensor([64, 512]), _tensor([512, 64])], [(0, 0)], 1),
+}
+
+
+def _open_fakes(call: Any, symbols: list[tuple[int, int]]) -> tuple[list[torch.Tensor], Any]:
+    """What `symbolic_tensors` gives where there is a GPU."""
+    from eagercache.worker.compat import symbolic_shapes
+
+    tensors = [
+        torch.empty_strided(
+            s.sizes, s.strides, dtype=s.dtype, device="cpu" if s.device == "cpu" else "meta"
+        )
+        for s in call.tensors
+    ]
+    sized, environment = symbolic_shapes.symbolic_tensors(tensors, frozenset(symbols))
+    mode: Any = getattr(sized[0], "fake_mode")  # noqa: B009
+    with mode:
+        fakes = [
+            torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cuda:0")
+            if t.device.type == "meta"
+            else t
+            for t in sized
+        ]
+    return fakes, environment
+
+
+def compile_open() -> dict[str, Any]:
+    """The plans of some calls with open sizes, or why there is none, and numbers of each."""
+    install()
+    from eagercache.worker.compat import symbolic_shapes
+    from eagercache.worker.compat import triton_kernels as _triton
+    from eagercache.worker.cuda import compile as cuda_compile
+    from eagercache.worker.inductor.call_graph import build_graph
+    from eagercache.worker.inductor.shape_plan import Symbols
+    from eagercache.worker.samples.shape_class import ShapeFamily
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    changed: Any = cuda_compile
+    changed.example_inputs = functools.partial(_examples, FakeTensorMode())
+    changed._tune = lambda *_: None
+    triton_kernels: Any = _triton
+    triton_kernels.tuned_kernels = compile_first_configurations
+    tuner: Any = CachingAutotuner
+    tuner.precompile = lambda *_, **__: None
+    result: dict[str, Any] = {}
+    for name, (overload, arguments, symbols, returns) in _OPEN_CALLS.items():
+        pattern = {"symbols": [[0, t, d] for t, d in symbols], "ties": [], "words": []}
+        description = {"op": name, "overload": overload, "state": _STATE, "args": arguments}
+        family = ShapeFamily({**description, "pattern": pattern})
+        fakes, environment = _open_fakes(family.call, symbols)
+        sizes = tuple(tuple(symbolic_shapes.size_text(n) for n in fake.size()) for fake in fakes)
+        names = tuple(sizes[tensor][dimension] for tensor, dimension in symbols)
+
+        def assumed(names: Any = names, sizes: Any = sizes, known: Any = environment) -> Symbols:
+            return Symbols(names, sizes, tuple(symbolic_shapes.assumptions(known, names)))
+
+        mode: Any = getattr(fakes[0], "fake_mode")  # noqa: B009
+        try:
+            with mode:
+                graph = build_graph(family.symbolic(), returns, family.tied_sizes)
+            _, plan = cuda_compile.lower_open(family.call, returns, graph, fakes, assumed, pattern)
+        except Exception as error:
+            result[name] = f"{type(error).__name__}: {error}"
+            continue
+        result[name] = plan.to_json([(1, True)])
+    return result

@@ -34,12 +34,12 @@ TEST(CudaPlan, SaysWhatItsTextSays) {
   EXPECT_EQ(parsed.value().num_inputs, 2U);
   EXPECT_EQ(parsed.value().num_objects, 1U);
   ASSERT_EQ(parsed.value().launches.size(), 1U);
-  const CudaPlan::Launch& launch = parsed.value().launches.front();
+  const CudaLaunch& launch = parsed.value().launches.front();
   EXPECT_EQ(launch.function, "triton_poi_fused_mul_0");
   EXPECT_EQ(launch.grid, (std::array<std::uint32_t, 3>{4, 1, 1}));
   EXPECT_EQ(launch.threads, 128U);
-  using Kind = CudaPlan::Argument::Kind;
-  using Type = CudaPlan::Argument::Type;
+  using Kind = CudaLaunch::Argument::Kind;
+  using Type = CudaLaunch::Argument::Type;
   ASSERT_EQ(launch.arguments.size(), 5U);
   EXPECT_EQ(launch.arguments[1].kind, Kind::kInput);
   EXPECT_EQ(launch.arguments[1].type, Type::kFloat64);
@@ -89,7 +89,7 @@ TEST(CudaPlan, NumbersOutOfRangeAreCorrupt) {
            {"threads", 2048},
            {"shared", 1 << 21},
            {"shared", -1},
-           {"object", CudaPlan::kMaxObjects},
+           {"object", CudaLaunch::kMaxObjects},
            {"function", ""},
            {"grid", json::array({1, 1})},
            {"grid", json::array({0, 1, 1})},
@@ -120,7 +120,7 @@ TEST(CudaPlan, AStepOverHundredsOfTensorsIsOnePlan) {
   ASSERT_TRUE(parsed) << parsed.status().to_string();
   EXPECT_EQ(parsed.value().num_objects, 40U);
   EXPECT_EQ(parsed.value().launches.front().arguments.back().index, 599U);
-  many["launches"] = std::vector<json>(CudaPlan::kMaxLaunches + 1, many["launches"][1]);
+  many["launches"] = std::vector<json>(CudaLaunch::kMaxLaunches + 1, many["launches"][1]);
   EXPECT_EQ(cuda_code_of(many), StatusCode::kCorrupt);
 }
 

@@ -32,11 +32,10 @@ def symbolic_tensors(
         context: Any = StatelessSymbolicContext(
             dynamic_sizes=dimensions, constraint_sizes=[None] * tensor.dim()
         )
-        fakes.append(
-            mode.from_tensor(
-                tensor, symbolic_context=context, source=ConstantSource(f"tensor{index}")
-            )
-        )
+        # A number in a tensor of the CPU that has a source gets a symbol of its own, which no guard
+        # of ours could say anything about.
+        source = ConstantSource(f"tensor{index}") if tensor.dim() else None
+        fakes.append(mode.from_tensor(tensor, symbolic_context=context, source=source))
     return fakes, environment
 
 

@@ -219,3 +219,16 @@ def triton_grid(meta: Any, numbers: Any) -> tuple[int, int, int]:
     expression = GridExpr.from_meta(meta["inductor_meta"], meta["config"])
     x, y, z = expression.eval_slow({**meta["config"].kwargs, **numbers})
     return int(x), int(y), int(z)
+
+
+def triton_grid_texts(meta: Any) -> tuple[list[str], tuple[str, str, str], dict[str, int]]:
+    """Statements, the three numbers of blocks after them, and the numbers known of a tuning.
+
+    Python's text over the names of the kernel's arguments and of those numbers.
+    """
+    from torch._inductor.runtime.triton_heuristics import GridExpr
+
+    grid = GridExpr.from_meta(meta["inductor_meta"], meta["config"])
+    blocks = str(grid.x_grid), str(grid.y_grid), str(grid.z_grid)
+    tuned = {name: v for name, v in meta["config"].kwargs.items() if type(v) is int}
+    return list(grid.prefix), blocks, tuned

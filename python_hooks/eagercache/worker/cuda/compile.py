@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from eagercache.calls.texts import named_line
 from eagercache.worker.compat import triton_kernels
 from eagercache.worker.cuda.final_reductions import with_launches
 from eagercache.worker.cuda.forms import APART, FIRST, Form
+from eagercache.worker.cuda.open_sizes import CudaShapePlan, make_open_plan, read_open
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
 from eagercache.worker.cuda.wrapper import Call as Launched
 from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
@@ -30,6 +32,7 @@ from eagercache.worker.inductor.commands import CompileFailed, CompileRefused, N
 from eagercache.worker.inductor.compile import Lowered, Tools, find_cause
 from eagercache.worker.inductor.foreach import PREFIX as LISTS
 from eagercache.worker.inductor.generated_text import GeneratedText, admit
+from eagercache.worker.inductor.shape_plan import Symbols
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
 _REDUCES = re.compile(r"@triton_heuristics\.(?!pointwise|template|foreach)\w+")
@@ -96,6 +99,44 @@ def lower(
     facts = _facts(text, call, len(wrapper.outputs), kernels_called)
     seconds = {"lower": round(time.process_time() - begin, 4)}
     return CudaLowered(Lowered(facts, None, None, "", seconds), plan, "RSPLIT_SIZE" in text)
+
+
+def lower_open(
+    call: Call,
+    num_returns: int,
+    graph: torch.fx.GraphModule,
+    fakes: Sequence[torch.Tensor],
+    assumed: Callable[[], Symbols],
+    pattern: Mapping[str, Any],
+) -> tuple[Lowered, CudaShapePlan]:
+    """The same with some sizes open: of ``graph``, which takes ``fakes`` of the call's tensors.
+
+    ``assumed`` says, once Inductor has lowered it, what it took for granted of the open sizes.
+    ``pattern`` is the request's. Raises CompileRefused or CompileFailed.
+    """
+    for spec in call.tensors:
+        if not spec.aligned:
+            raise CompileRefused("a tensor is not aligned as the kernels need it")
+    begin = time.process_time()
+    options = {**triton_kernels.cuda_options(), **APART.options}
+    module = _generate(_with_signed_zeros(graph), tuple(fakes), options)
+    text = Path(module.__file__).read_text()
+    if _CHECKS.search(text):
+        raise CompileRefused("generated code checks values")
+    try:
+        symbols = assumed()
+        wrapper = read_open(text, symbols)
+    except ValueError as error:
+        raise _refusal(text, call, num_returns, error) from error
+    _tune(module, example_inputs(call))
+    try:
+        plan = make_open_plan(wrapper, _kernels_of(module), symbols, pattern)
+    except (ValueError, AttributeError, KeyError) as error:
+        raise CompileRefused(f"no kernel with symbolic sizes: {error}") from error
+    kernels = tuple(each.kernel for each in wrapper.calls if isinstance(each, Launched))
+    facts = _facts(text, call, len(wrapper.outputs), kernels)
+    seconds = {"lower": round(time.process_time() - begin, 4)}
+    return Lowered(facts, None, None, "", seconds), plan
 
 
 def _facts(text: str, call: Call, num_outputs: int, kernels: tuple[str, ...] = ()) -> GeneratedText:
@@ -173,7 +214,7 @@ def _generate_understood(
     raise AssertionError("the loop's last round returns or raises")
 
 
-def _refusal(text: str, call: Call, num_returns: int, error: NotUnderstood) -> CompileRefused:
+def _refusal(text: str, call: Call, num_returns: int, error: ValueError) -> CompileRefused:
     if "extern_kernels." in text or "torch.ops.aten." in _body(text):
         return NoKernelOfItsOwn("no kernel of its own")
     if _CHECKS.search(text):

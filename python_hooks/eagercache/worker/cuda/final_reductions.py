@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from eagercache.worker.cuda.plan import TritonKernel
+from eagercache.worker.cuda.sizes import Size
 from eagercache.worker.cuda.wrapper import (
     Buffer,
     Call,
@@ -21,6 +22,7 @@ from eagercache.worker.cuda.wrapper import (
     Number,
     Value,
     WrapperText,
+    fixed,
 )
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
@@ -65,11 +67,11 @@ def with_launches(
 
 
 def _placed(
-    argument: Value | Number | int | float,
+    argument: Value | Number | Size | float,
     call: FinalReduction,
     own: WrapperText,
     scratch: Mapping[int, Buffer],
-) -> Value | Number | int | float:
+) -> Value | Number | Size | float:
     """An argument of the small graph's launch, in the buffers of the large one."""
     if not isinstance(argument, Value):
         return argument
@@ -91,7 +93,7 @@ def _graph_of(call: FinalReduction) -> tuple[torch.fx.GraphModule, tuple[torch.T
     if dtype is not torch.float32:
         node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     graph.output((node,))
-    return torch.fx.GraphModule({}, graph), (example_rows(call.source.sizes),)
+    return torch.fx.GraphModule({}, graph), (example_rows(tuple(map(fixed, call.source.sizes))),)
 
 
 def example_rows(sizes: tuple[int, ...]) -> torch.Tensor:

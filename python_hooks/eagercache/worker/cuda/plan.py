@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eagercache.worker.cuda.wrapper import FinalReduction, Number, Value, WrapperText
+from eagercache.worker.cuda.sizes import Expression, Size
+from eagercache.worker.cuda.wrapper import FinalReduction, Number, Value, WrapperText, fixed
 from eagercache.worker.inductor.launch_plan import Output, adopt_strides
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
@@ -128,6 +129,12 @@ class TritonKernel:
 
         return triton_kernels.triton_grid(self.grid, numbers)
 
+    def grid_texts(self) -> tuple[list[str], tuple[str, str, str], Mapping[str, int]]:
+        """The same as Python's text, of the arguments' names; see `triton_grid_texts`."""
+        from eagercache.worker.compat import triton_kernels
+
+        return triton_kernels.triton_grid_texts(self.grid)
+
 
 def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPlan:
     """The plan of a wrapper whose kernels are ``kernels``. Raises NotUnderstood."""
@@ -177,7 +184,7 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
         num_inputs=text.num_inputs,
         writes=tuple(sorted(written)),
         outputs=text.output_specs(),
-        scratch=tuple(buffer.bytes for buffer in scratch),
+        scratch=tuple(fixed(buffer.bytes) for buffer in scratch),
         launches=tuple(launches),
     )
     if len(plan.cubins()) > MAX_OBJECTS or len(plan.to_json()) > MAX_TEXT:
@@ -186,7 +193,7 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
 
 
 def _argument(
-    kind: str, value: Value | Number | int | float, numbers: Mapping[int, int]
+    kind: str, value: Value | Number | Size | float, numbers: Mapping[int, int]
 ) -> tuple[Any, ...]:
     if kind.startswith("*"):
         if not isinstance(value, Value):
@@ -196,16 +203,26 @@ def _argument(
         return (
             "pointer",
             numbers[id(value.root)],
-            value.offset * ITEM_SIZES[value.root.dtype],
+            fixed(value.offset) * ITEM_SIZES[value.root.dtype],
         )
-    if kind not in _TYPES:
-        raise NotUnderstood(f"an argument of type {kind}")
-    type_name = _TYPES[kind]
+    return passed_number(kind, value)
+
+
+def passed_number(kind: str, value: Value | Number | Size | float) -> tuple[Any, ...]:
+    """What a launch passes by value, which no open size is in."""
+    type_name = type_of(kind)
     if isinstance(value, Number):
         return ("input", value.index, type_name)
-    if isinstance(value, Value):
-        raise NotUnderstood("a tensor where the kernel takes a number")
+    if isinstance(value, (Value, Expression)):
+        raise NotUnderstood("a tensor or an open size where the kernel takes a number")
     return ("value", type_name, _bits(type_name, value))
+
+
+def type_of(kind: str) -> str:
+    """The plan's name for what Triton calls ``kind`` and a kernel takes by value."""
+    if kind not in _TYPES:
+        raise NotUnderstood(f"an argument of type {kind}")
+    return _TYPES[kind]
 
 
 def _bits(type_name: str, value: float) -> int:

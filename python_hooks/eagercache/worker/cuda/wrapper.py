@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagercache.calls.storage import extent
+from eagercache.worker.cuda.sizes import Expression, Size, at_most, equal
 from eagercache.worker.inductor.launch_plan import Output
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
@@ -23,7 +23,7 @@ class Buffer:
     """Memory that the wrapper allocates."""
 
     dtype: str
-    bytes: int
+    bytes: Size
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,19 @@ class Value:
     """A tensor variable: an input (by its index), or (part of) a buffer."""
 
     root: int | Buffer
-    sizes: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    offset: int = 0  # elements
+    sizes: tuple[Size, ...] = ()
+    strides: tuple[Size, ...] = ()
+    offset: Size = 0  # elements
+
+    @property
+    def reach(self) -> Size:
+        """Elements from the first to the last one, both included."""
+        if 0 in self.sizes:
+            return 0
+        reach: Size = 1
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            reach = (size - 1) * stride + reach
+        return reach
 
     @property
     def buffer(self) -> Buffer:
@@ -55,7 +65,7 @@ class Call:
     """One launch: the wrapper's name for the kernel, and what it passes by position."""
 
     kernel: str
-    arguments: tuple[Value | Number | int | float, ...]
+    arguments: tuple[Value | Number | Size | float, ...]
 
 
 @dataclass(frozen=True)
@@ -80,10 +90,14 @@ class WrapperText:
     buffers: list[Buffer] = field(default_factory=list)
     calls: list[Call | FinalReduction] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
+    conditions: list[Size] = field(default_factory=list)  # of open sizes, all of which must hold
 
     def output_specs(self) -> tuple[Output, ...]:
-        """The tensors that the hook allocates and returns."""
-        return tuple(Output(v.buffer.dtype, v.sizes, v.strides) for v in self.outputs)
+        """The tensors that the hook allocates and returns, of fixed sizes."""
+        return tuple(
+            Output(v.buffer.dtype, tuple(map(fixed, v.sizes)), tuple(map(fixed, v.strides)))
+            for v in self.outputs
+        )
 
     def scratch(self) -> list[Buffer]:
         """Buffers that are not returned."""
@@ -91,8 +105,15 @@ class WrapperText:
         return [buffer for buffer in self.buffers if id(buffer) not in returned]
 
 
-def read_wrapper(text: str) -> WrapperText:
-    """What the generated module's ``call`` does. Raises NotUnderstood."""
+def fixed(size: Size) -> int:
+    """A number that no open size is in."""
+    if not isinstance(size, int):
+        raise NotUnderstood("an open size")
+    return size
+
+
+def read_wrapper(text: str, reader: WrapperReader | None = None) -> WrapperText:
+    """What the generated module's ``call`` does, by a new ``reader``. Raises NotUnderstood."""
     calls = [
         node
         for node in ast.walk(ast.parse(text))
@@ -100,7 +121,7 @@ def read_wrapper(text: str) -> WrapperText:
     ]
     if len(calls) != 1:
         raise NotUnderstood("no call(args)")
-    reader = _Reader()
+    reader = reader or WrapperReader()
     for statement in calls[0].body:
         reader.read(statement)
     return reader.finish()
@@ -124,8 +145,8 @@ _NO_EFFECT = {
 }
 
 
-class _Reader:
-    """State of the walk over the statements."""
+class WrapperReader:
+    """State of the walk over the statements of a call of fixed sizes."""
 
     def __init__(self) -> None:
         self._text = WrapperText()
@@ -134,6 +155,7 @@ class _Reader:
         self._returned = False
 
     def read(self, statement: ast.stmt) -> None:
+        """The next statement. Raises NotUnderstood."""
         if self._returned:
             raise NotUnderstood("a statement after the return")
         if isinstance(statement, ast.With):
@@ -156,6 +178,7 @@ class _Reader:
             raise NotUnderstood(f"statement {_source(statement)[:100]}")
 
     def finish(self) -> WrapperText:
+        """What all of them do. Raises NotUnderstood."""
         text = self._text
         if not self._returned or not text.calls:
             raise NotUnderstood("no call of a kernel, or no return")
@@ -163,10 +186,27 @@ class _Reader:
         if len(set(roots)) != len(roots):
             raise NotUnderstood("outputs that share memory")
         for value in text.outputs:
-            whole = extent(value.sizes, value.strides) * ITEM_SIZES[value.buffer.dtype]
-            if value.offset or whole != value.buffer.bytes:
-                raise NotUnderstood("an output that is part of a buffer")
+            whole = value.reach * ITEM_SIZES[value.buffer.dtype]
+            self._demand(equal(value.offset, 0), "an output that begins within a buffer")
+            self._demand(equal(whole, value.buffer.bytes), "an output that is part of a buffer")
         return text
+
+    def _demand(self, holds: Size, what: str) -> None:
+        """Refuses what does not hold; what depends on open sizes becomes a condition."""
+        if isinstance(holds, Expression):
+            self._text.conditions.append(holds)
+        elif not holds:
+            raise NotUnderstood(what)
+
+    def size(self, node: ast.expr) -> Size:
+        """A size, stride or offset."""
+        return fixed(_number(node))
+
+    def sizes(self, node: ast.expr) -> tuple[Size, ...]:
+        """Several of them."""
+        if not isinstance(node, ast.Tuple):
+            raise NotUnderstood(f"sizes {_source(node)[:80]}")
+        return tuple(self.size(element) for element in node.elts)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(value, ast.Name) and value.id == "args":
@@ -191,10 +231,10 @@ class _Reader:
     def _allocate(self, call: ast.Call) -> Value:
         sizes, strides, dtype = call.args
         name = _source(dtype).removeprefix("torch.")
-        shape = _numbers(sizes), _numbers(strides)
+        shape = self.sizes(sizes), self.sizes(strides)
         if name not in ITEM_SIZES or call.keywords:
             raise NotUnderstood(f"allocation {_source(call)[:80]}")
-        size = extent(*shape) * ITEM_SIZES[name]
+        size = Value(0, *shape).reach * ITEM_SIZES[name]
         if size == 0:
             raise NotUnderstood("an empty buffer")
         buffer = Buffer(name, size)
@@ -211,7 +251,7 @@ class _Reader:
         slices = {int(text[name]) for name in ("again", "rows2", "rows3")} - {index, rows}
         columns_said = {int(text[name]) for name in ("columns2", "columns3")}
         end = (index + 1) * rows * columns * ITEM_SIZES["float32"]
-        if slices or columns_said != {columns} or end > workspace.root.bytes:
+        if slices or columns_said != {columns} or end > fixed(workspace.root.bytes):
             raise NotUnderstood("the rows of a final reduction")
         if workspace.root.dtype != "float32" or workspace.offset:
             raise NotUnderstood("a workspace that is not of float32")
@@ -232,15 +272,15 @@ class _Reader:
             return self._values[node.id]
         if isinstance(node, ast.Call) and _source(node.func) == "reinterpret_tensor":
             base = self._tensor(node.args[0])
-            sizes, strides = _numbers(node.args[1]), _numbers(node.args[2])
-            offset = base.offset + _number(node.args[3])
-            if not isinstance(base.root, int):
-                end = (offset + extent(sizes, strides)) * ITEM_SIZES[base.root.dtype]
-                if end > base.root.bytes:
-                    raise NotUnderstood("a view that leaves its buffer")
-            elif offset:
-                raise NotUnderstood("a view of an input at an offset")
-            return Value(base.root, sizes, strides, offset)
+            sizes, strides = self.sizes(node.args[1]), self.sizes(node.args[2])
+            value = Value(base.root, sizes, strides, base.offset + self.size(node.args[3]))
+            if isinstance(base.root, int):
+                self._demand(equal(value.offset, 0), "a view of an input at an offset")
+            else:
+                end = (value.offset + value.reach) * ITEM_SIZES[base.root.dtype]
+                self._demand(at_most(end, base.root.bytes), "a view that leaves its buffer")
+                self._demand(at_most(0, value.offset), "a view that begins before its buffer")
+            return value
         raise NotUnderstood(f"tensor {_source(node)[:80]}")
 
     def _expression(self, call: ast.Call) -> None:
@@ -259,7 +299,7 @@ class _Reader:
             )
         )
 
-    def _argument(self, node: ast.expr) -> Value | Number | int | float:
+    def _argument(self, node: ast.expr) -> Value | Number | Size | float:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "item" and not node.args:
                 value = self._tensor(node.func.value)
@@ -290,9 +330,3 @@ def _number(node: ast.expr) -> Any:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise NotUnderstood(f"number {_source(node)[:80]}")
     return value
-
-
-def _numbers(node: ast.expr) -> tuple[int, ...]:
-    if not isinstance(node, ast.Tuple):
-        raise NotUnderstood(f"sizes {_source(node)[:80]}")
-    return tuple(_number(element) for element in node.elts)

@@ -20,17 +20,21 @@ _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 def evaluate(text: str, values: Mapping[str, int]) -> int | None:
     """The value of a C++ integer expression; None where it is not known or not understood."""
+    try:
+        return _value(ast.parse(as_python(text).strip(), mode="eval").body, values)
+    except (SyntaxError, KeyError, TypeError, ZeroDivisionError):
+        return None
+
+
+def as_python(text: str) -> str:
+    """A C++ integer expression as Python's text, "std::max" as "std_max"."""
     python = re.sub(r"\b(\d+)L+\b", r"\1", text)
     python = re.sub(r"static_cast<int64_t>", "", python)
     for name in _FUNCTIONS:
         python = python.replace(name, name.replace("::", "_"))
     # Of truth values; a comparison binds closer in C++ than a single sign, too.
     python = re.sub(r"&&?", " and ", python)
-    python = re.sub(r"\|\|?", " or ", python)
-    try:
-        return _value(ast.parse(python.strip(), mode="eval").body, values)
-    except (SyntaxError, KeyError, TypeError, ZeroDivisionError):
-        return None
+    return re.sub(r"\|\|?", " or ", python)
 
 
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {

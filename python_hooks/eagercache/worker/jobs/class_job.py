@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from eagercache.calls.call import Call
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.jobs.job import Job
-from eagercache.worker.jobs.outcome import Outcome
+from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.validation import validate
 from eagercache.worker.validation.native import native_answers
 
@@ -33,8 +32,7 @@ class FamilyJob(Job):
     def _prove_member(
         self,
         member: Call,
-        library: Path,
-        launch_plan: str,
+        kernel: Built,
         outcome: Outcome,
         where: str,
         others: int = 0,
@@ -43,14 +41,13 @@ class FamilyJob(Job):
 
         It is proved on ``others`` beside this one.
         """
-        assert outcome.kernel is not None
         with self.clock.step("prove"):
             natives = native_answers(member)
             probe = self._probe()
             validate.capture(member, probe, natives[0].sample.clone(), self.request["choose"])
-            probe.load(str(library), launch_plan)
+            self._load(probe, kernel)
             try:
-                proof = self._proof_of(outcome.kernel, member, probe, natives, others)
+                proof = self._proof_of(kernel, member, probe, natives, others)
             except ProofFailed as error:
                 raise type(error)(f"{error}, {where}") from error
         before = outcome.proof

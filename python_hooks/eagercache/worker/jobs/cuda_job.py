@@ -222,12 +222,11 @@ class CudaJob(Job):
 
     def _load(self, probe: Any, kernel: Built) -> None:
         """Raises ProofFailed."""
+        if kernel.form != "container":
+            load_cubins(probe, kernel)
+            return
         try:
-            if kernel.form == "container":
-                super()._load(probe, kernel)
-            else:
-                cubins = [Path(path).read_bytes() for _, path in kernel.objects]
-                probe.load_cubins(cubins, kernel.launch_plan)
+            super()._load(probe, kernel)
         except RuntimeError as error:
             raise ProofFailed(f"the kernel does not load: {error}") from error
 
@@ -235,6 +234,15 @@ class CudaJob(Job):
         """Native's, of what the operator makes anew."""
         fresh = call.fresh if len(call.op._schema.returns) > 1 else range(len(outputs))
         return [list(outputs[index].stride()) for index in fresh]
+
+
+def load_cubins(probe: Any, kernel: Built) -> None:
+    """Puts a kernel that a plan launches into the probe. Raises ProofFailed."""
+    try:
+        cubins = [Path(path).read_bytes() for _, path in kernel.objects]
+        probe.load_cubins(cubins, kernel.launch_plan)
+    except RuntimeError as error:
+        raise ProofFailed(f"the kernel does not load: {error}") from error
 
 
 def _identity_of(kernel: Built) -> str:

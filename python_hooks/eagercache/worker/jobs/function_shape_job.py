@@ -14,8 +14,8 @@ from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.functions.trace import index_ranges, indexes_by_data, observe, trace
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Lowered, Tools
-from eagercache.worker.inductor.shape_plan import ShapePlan
 from eagercache.worker.inductor.size_expressions import evaluate
+from eagercache.worker.jobs.cuda_shape_job import CudaShapeJob
 from eagercache.worker.jobs.function_job import FunctionJob
 from eagercache.worker.jobs.outcome import Built, Outcome
 from eagercache.worker.jobs.shape_job import ShapeJob, with_symbols
@@ -35,7 +35,7 @@ class FunctionShapeJob(FunctionJob, ShapeJob):
 
     def _begin(self, find_store: Callable[[], Any], find_tools: Callable[[Any], Tools]) -> None:
         self._put_into_place()
-        ShapeJob._begin(self, find_store, find_tools)
+        super()._begin(find_store, find_tools)
 
     def _symbolic_graph(
         self, family: ShapeFamily, fakes: Sequence[torch.Tensor], names: Sequence[str]
@@ -47,6 +47,9 @@ class FunctionShapeJob(FunctionJob, ShapeJob):
         graph = trace(self._operator, family.symbolic(), fakes, family.tied_sizes)
         self._names = tuple(names)
         self._ranges = index_ranges(graph.graph, family.call)
+        on_gpu = self.description["dispatch_key"] == "CUDA"
+        if on_gpu and (self._ranges or indexes_by_data(graph.graph)):
+            raise CompileRefused("kernels on a GPU that index by values are for one size alone")
         if not self._ranges and indexes_by_data(graph.graph):
             raise CompileRefused("it indexes by values in a way that is checked for one size alone")
         return graph
@@ -61,9 +64,7 @@ class FunctionShapeJob(FunctionJob, ShapeJob):
     def _lower_shapes(self, family: ShapeFamily, tools: Tools) -> Lowered:
         with self._below_autocast():
             lowered = super()._lower_shapes(family, tools)
-        plan = lowered.plan
-        assert isinstance(plan, ShapePlan)
-        if not groups(family.values, plan.admits):
+        if not groups(family.values, self._sized_of(lowered).admits):
             raise CompileRefused("the function is another program for every size")
         return lowered
 
@@ -88,3 +89,7 @@ class FunctionShapeJob(FunctionJob, ShapeJob):
         except ProofFailed as error:
             # Long sums err by more than is allowed: a kernel for one size may do.
             raise CompileRefused(f"no kernel with symbolic sizes: {error}") from error
+
+
+class FunctionCudaShapeJob(FunctionShapeJob, CudaShapeJob):
+    """The same on CUDA."""

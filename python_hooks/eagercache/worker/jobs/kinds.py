@@ -15,10 +15,12 @@ _CLASSES = {
     "": _JOBS + "job:Job",
     "cuda": _JOBS + "cuda_job:CudaJob",
     "shapes": _JOBS + "shape_job:ShapeJob",
+    "cuda shapes": _JOBS + "cuda_shape_job:CudaShapeJob",
     "scalars": _JOBS + "scalar_job:ScalarJob",
     "function": _JOBS + "function_job:FunctionJob",
     "cuda function": _JOBS + "function_job:FunctionCudaJob",
     "function shapes": _JOBS + "function_shape_job:FunctionShapeJob",
+    "cuda function shapes": _JOBS + "function_shape_job:FunctionCudaShapeJob",
     "module": _JOBS + "module_job:ModuleJob",
     "deploy": "eagercache.deploy.worker.job:DeployJob",
 }
@@ -36,11 +38,9 @@ def _kind(request: Mapping[str, Any]) -> str:
     kind = str(description.get("kind") or "")
     if kind in ("module", "deploy"):
         return kind
-    on_cuda = description.get("dispatch_key") == "CUDA" and "record" not in request
-    if "function" in description and "record" not in request:
-        if kind == "shapes":
-            return "function shapes"
-        return "cuda function" if description["dispatch_key"] == "CUDA" else "function"
-    if on_cuda:
-        return "cuda"
-    return kind if kind in ("shapes", "scalars") else ""
+    if "record" in request:
+        return kind if kind in ("shapes", "scalars") else ""
+    words = ["cuda"] if description.get("dispatch_key") == "CUDA" else []
+    words += ["function"] if "function" in description else []
+    words += [kind] if kind == "shapes" or (kind == "scalars" and not words) else []
+    return " ".join(words)

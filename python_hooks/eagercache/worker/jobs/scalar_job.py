@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from eagercache.calls.call import Call
@@ -107,22 +106,22 @@ class ScalarJob(FamilyJob):
     def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
         assert self._family is not None and self.lowered is not None and self._library is not None
         family, launch_plan = self._family, self._plan.to_json()
-        outcome = Outcome("kernel")
-        outcome.kernel = Built((("so", str(self._library)),), self.lowered, "scalars", launch_plan)
+        kernel = Built((("so", str(self._library)),), self.lowered, "scalars", launch_plan)
+        outcome = Outcome("kernel", kernel=kernel)
         proved = family.proof_numbers()
         with family.call.state.applied():
             for numbers in proved:
                 where = f"numbers {_text(numbers)}"
                 member = family.member(numbers)
                 try:
-                    self._prove_member(member, self._library, launch_plan, outcome, where)
+                    self._prove_member(member, kernel, outcome, where)
                 except NotBitwise as differs:
                     if numbers != family.numbers:
                         raise CompileRefused(str(differs)) from differs
                     # Kernels for one number each would differ as much.
                     self.outcome = Outcome("native", str(differs), facts=_OF_ALL)
                     return
-            self._time_own(family, self._library, launch_plan, outcome)
+            self._time_own(family, kernel, outcome)
         outcome.facts["proved_numbers"] = "; ".join(map(_text, proved))[:4_000]
         self._decide(outcome)
         if outcome.verdict == "native":
@@ -133,25 +132,22 @@ class ScalarJob(FamilyJob):
         """What another machine's kernel is on the numbers on which one of ours is proved."""
         assert self._family is not None and self._untried is not None
         outcome = Outcome("kernel", kernel=kernel)
-        library = Path(kernel.objects[0][1])
         for numbers in self._family.proof_numbers():
             member, where = self._family.member(numbers), f"numbers {_text(numbers)}"
-            self._prove_member(member, library, kernel.launch_plan, outcome, where)
+            self._prove_member(member, kernel, outcome, where)
         if self._untried.times:
-            self._time_own(self._family, library, kernel.launch_plan, outcome)
+            self._time_own(self._family, kernel, outcome)
             self._decide(outcome)
             if outcome.verdict == "native":
                 outcome.facts.update(_OF_ALL)
         return outcome
 
-    def _time_own(
-        self, family: ScalarFamily, library: Path, launch_plan: str, outcome: Outcome
-    ) -> None:
+    def _time_own(self, family: ScalarFamily, kernel: Built, outcome: Outcome) -> None:
         """Times the kernel on the call's own numbers."""
         probe = self._probe()
         sample = family.call.sample("unit", SEED)
         validate.capture(family.call, probe, sample, self.request["choose"])
-        probe.load(str(library), launch_plan)
+        self._load(probe, kernel)
         with timing.machine_to_itself(), self.clock.step("time"):
             outcome.timing = timing.time_call(probe)
 

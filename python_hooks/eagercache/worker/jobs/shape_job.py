@@ -10,8 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eagercache.base.toolchain import pick_isa
 from eagercache.calls.call import Call
@@ -43,6 +42,8 @@ from eagercache.worker.validation.native import native_answers
 if TYPE_CHECKING:
     import torch.fx
 
+    from eagercache.calls.samples import Sample
+
 # Elements of the largest tensor of the calls that a kernel is timed on, beside the request's own.
 TIMED_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20)
 # That an entry names of those on which its kernel was proved.
@@ -53,10 +54,25 @@ _VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 _FURTHER = (1, 4_099)
 
 
+class SizedPlan(Protocol):
+    """A plan for open sizes, for whatever device."""
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What was assumed about the sizes, as C++ text."""
+
+    def admits(self, values: Sequence[int]) -> bool:
+        """Whether the kernel holds for these values of the open sizes."""
+
+    def to_json(self, choice: Sequence[tuple[int, bool]]) -> str:
+        """The text that the manifest stores."""
+
+
 class ShapeJob(FamilyJob):
     """A job whose kernel answers a shape class."""
 
     _forms: tuple[str, ...] = ("shapes",)
+    _timed_elements: tuple[int, ...] = TIMED_ELEMENTS
 
     def __init__(self, request: Mapping[str, Any], core: Any) -> None:
         super().__init__(request, core)
@@ -92,18 +108,15 @@ class ShapeJob(FamilyJob):
         apart = _FURTHER if family.has_open_strides else ()
         tried = [(values, 0) for values in dict.fromkeys([*proved, tuple(family.values)])]
         tried += [(tuple(family.values), n) for n in apart]
-        everywhere = json.dumps(
-            {**json.loads(kernel.launch_plan), "choice": [[1, True]]},
-            sort_keys=True,
-            separators=(",", ":"),
-        )
+        plan = {**json.loads(kernel.launch_plan), "choice": [[1, True]]}
+        text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+        everywhere = replace(kernel, launch_plan=text)
         outcome = Outcome("kernel", kernel=kernel)
-        library = Path(kernel.objects[0][1])
         for values, further in tried:
             member = self._member(family, values, further)
             where = f"sizes {sizes_text(values)}, strides + {further}"
             others = len(tried) - 1
-            self._prove_member(member, library, everywhere, outcome, where, others)
+            self._prove_member(member, everywhere, outcome, where, others)
         return outcome
 
     @property
@@ -186,12 +199,21 @@ class ShapeJob(FamilyJob):
         width = _VECTOR_BYTES.get(isa, 16)
         return sorted({max(2, width // spec.dtype.itemsize) for spec in family.call.tensors})
 
-    def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
-        assert self._family is not None and self.lowered is not None and self._library is not None
-        family, plan = self._family, self.lowered.plan
-        assert isinstance(plan, ShapePlan)
+    def _sized_of(self, lowered: Lowered) -> SizedPlan:
+        """The plan whose kernel is built."""
+        assert isinstance(lowered.plan, ShapePlan)
+        return lowered.plan
+
+    def _built(self, choice: Sequence[tuple[int, bool]]) -> Built:
+        """The kernel, which answers calls by ``choice``."""
+        assert self.lowered is not None and self._library is not None
         objects = (("so", str(self._library)),)
-        kernel = Built(objects, self.lowered, "shapes", plan.to_json([(1, True)]))
+        return Built(objects, self.lowered, "shapes", self._sized_of(self.lowered).to_json(choice))
+
+    def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
+        assert self._family is not None and self.lowered is not None
+        family, plan = self._family, self._sized_of(self.lowered)
+        kernel = self._built([(1, True)])
         outcome = Outcome("kernel", kernel=kernel)
         with family.call.state.applied():
             proved = proof_values(family, plan.admits, self._vector_lengths(family))
@@ -200,11 +222,10 @@ class ShapeJob(FamilyJob):
             for values, further in tried:
                 where = f"sizes {sizes_text(values)}"
                 where += f", strides + {further}" if further else ""
-                member, plan_text = self._member(family, values, further), kernel.launch_plan
-                others = len(tried) - 1
-                self._prove_member(member, self._library, plan_text, outcome, where, others)
+                member = self._member(family, values, further)
+                self._prove_member(member, kernel, outcome, where, len(tried) - 1)
             choice = self._choose(family, plan, outcome)
-        outcome.kernel = Built(objects, self.lowered, "shapes", plan.to_json(choice))
+        outcome.kernel = self._built(choice)
         outcome.facts = {
             "guards": "; ".join(plan.guards)[:2_000],
             "proved_sizes": " ".join(map(sizes_text, proved[:MOST_SIZES])),
@@ -213,7 +234,7 @@ class ShapeJob(FamilyJob):
         self.outcome = outcome
 
     def _choose(
-        self, family: ShapeFamily, plan: ShapePlan, outcome: Outcome
+        self, family: ShapeFamily, plan: SizedPlan, outcome: Outcome
     ) -> list[tuple[int, bool]]:
         """(elements, whether the kernel is to answer calls of about so many), ascending."""
         assert outcome.kernel is not None
@@ -221,13 +242,13 @@ class ShapeJob(FamilyJob):
         choice: dict[int, bool] = {}
         members: set[int] = set()
         lines: list[str] = []
-        timed = timing_values(family, plan.admits, () if always else TIMED_ELEMENTS)
+        timed = timing_values(family, plan.admits, () if always else self._timed_elements)
         for values in timed:
             member = self._member(family, values)
             # Of other sizes than the call's own it only counts who wins.
             edge = 1.0 - margin if lines else None
             elements, measured = self._time_member(member, outcome.kernel, edge)
-            faster, reason = timing.decide(measured, margin)
+            faster, reason = self._decide_member(measured, margin)
             if outcome.timing is None:
                 outcome.timing = measured
             members.add(elements)
@@ -249,10 +270,20 @@ class ShapeJob(FamilyJob):
         sample = member.sample("unit", SEED)
         probe = self._probe()
         validate.capture(member, probe, sample, self.request["choose"])
-        probe.load(str(self._library), kernel.launch_plan)
+        self._load(probe, kernel)
         elements = elements_of(member, member.invoke(sample.clone().values))
         with timing.machine_to_itself(), self.clock.step("time"):
-            return elements, timing.time_call(probe, edge)
+            return elements, self._time_captured(member, probe, sample, edge)
+
+    def _time_captured(
+        self, member: Call, probe: Any, sample: Sample, edge: float | None
+    ) -> timing.Timing:
+        """Times the call in the probe, which ``sample`` is the data of."""
+        return timing.time_call(probe, edge)
+
+    def _decide_member(self, measured: timing.Timing, margin: float) -> tuple[bool, str]:
+        """Whether the kernel was faster there, and why not."""
+        return timing.decide(measured, margin)
 
 
 def with_symbols(family: ShapeFamily) -> tuple[list[torch.Tensor], Any, Symbols]:

@@ -1,0 +1,146 @@
+"""Operators and functions on a GPU whose calls differ in sizes: few kernels for all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import eagercache
+import pytest
+import torch
+
+F = torch.nn.functional
+Call = Callable[[int], Any]
+LENGTHS = (2, 3, 4, 5, 8, 16, 17, 31, 33, 64, 127, 129, 500, 1000, 1024, 2048)
+
+
+@pytest.fixture(autouse=True)
+def everything_enabled() -> Iterator[None]:
+    with eagercache.enable(devices=["cuda"], on_miss="wait", choose="always"):
+        yield
+
+
+def rand(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(hash(sizes) & 0xFFFF)
+    return torch.randn(sizes, generator=generator, device="cuda").to(dtype)
+
+
+def flat(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def hits() -> int:
+    return eagercache.stats().hits
+
+
+def check_lengths(call: Call, *, kernels: int = 2) -> None:
+    """Each length twice, against native; all but the first few by few kernels."""
+    before, compiles = hits(), eagercache.stats().compiles
+    answers = {n: [flat(call(n)) for _ in range(2)] for n in LENGTHS}
+    made, answered = eagercache.stats().compiles - compiles, hits() - before
+    eagercache.disable()
+    for n, both in answers.items():
+        expected = flat(call(n))
+        for answer in both:
+            for mine, native in zip(answer, expected, strict=True):
+                assert mine.dtype == native.dtype and mine.size() == native.size(), n
+                assert mine.stride() == native.stride(), n
+                torch.testing.assert_close(mine, native, equal_nan=True)
+    found = [(row.facts.get("form"), row.facts.get("reason")) for row in eagercache.kernels()]
+    assert made <= kernels, f"{made} kernels for {len(LENGTHS)} lengths: {found}"
+    assert answered >= 2 * len(LENGTHS) - 2, found
+
+
+OPERATORS: dict[str, tuple[Call, int]] = {
+    "tanh": (lambda n: torch.tanh(rand(n, 40, dtype=torch.bfloat16)), 2),
+    "gelu": (lambda n: F.gelu(rand(4, n, 256)), 2),
+    "add": (lambda n: rand(3, n, 64) + rand(n, 64), 2),
+    "number": (lambda n: rand(n, 56) * 2.5, 2),
+    "softmax": (lambda n: torch.softmax(rand(2, 3, 7, n), -1), 2),
+    "layer norm": (lambda n: torch.native_layer_norm(rand(2, n, 96), [96], None, None, 1e-5), 2),
+    "sum of columns": (lambda n: rand(n, 72).sum(0), 2),
+    "transposed": (lambda n: rand(n, 24).t().clone(memory_format=torch.contiguous_format), 2),
+    "cat": (lambda n: torch.cat([rand(2, n, 48), rand(2, 5, 48)], 1), 2),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_lengths_share_kernels(name: str) -> None:
+    check_lengths(OPERATORS[name][0], kernels=OPERATORS[name][1])
+
+
+def scaled_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (x.float() * scale).to(x.dtype) * weight
+
+
+def test_lengths_of_a_function_share_kernels() -> None:
+    norm = eagercache.op("open_sizes::scaled_norm")(scaled_norm)
+    weight = rand(88, dtype=torch.bfloat16)
+    check_lengths(lambda n: norm(rand(2, n, 88, dtype=torch.bfloat16), weight))
+
+
+def test_a_new_length_is_answered_in_a_graph_on_streams_and_in_threads() -> None:
+    for n in (10, 11, 12):
+        torch.sigmoid(rand(n, 104, dtype=torch.bfloat16))
+        torch.sigmoid(rand(n, 104, dtype=torch.bfloat16))
+    x, before = rand(77, 104, dtype=torch.bfloat16), hits()
+    torch.sigmoid(x)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        captured = torch.sigmoid(x)
+    answers: list[torch.Tensor] = []
+
+    def work(n: int) -> None:
+        with torch.cuda.stream(stream):
+            answers.append(torch.sigmoid(x[:n]))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(20, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hits() - before >= 22
+    x.copy_(rand(77, 104, dtype=torch.bfloat16) * 3)
+    torch.cuda.synchronize()
+    graph.replay()
+    eagercache.disable()
+    torch.testing.assert_close(captured, torch.sigmoid(x))
+    assert sorted(len(answer) for answer in answers) == list(range(20, 40))
+
+
+def test_a_second_process_has_the_kernel_for_lengths_that_nobody_has_met() -> None:
+    for n in (6, 7, 8):
+        F.silu(rand(n, 120))
+        F.silu(rand(n, 120))
+    program = """
+        import torch, eagercache
+        eagercache.enable(devices=["cuda"], on_miss="wait", choose="always")
+        x = [torch.randn(n, 120, device="cuda") for n in (6, 50, 51, 999)]
+        answers = [torch.nn.functional.silu(y) for y in x]
+        stats = eagercache.stats()
+        eagercache.disable()
+        expected = [torch.nn.functional.silu(y) for y in x]
+        same = all(torch.allclose(a, e, atol=1e-6) for a, e in zip(answers, expected))
+        print(same, stats.compiles, stats.hits)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    same, compiles, answered = ended.stdout.split()
+    assert (same, compiles) == ("True", "0") and int(answered) >= 3, ended.stdout
+
+
+def test_what_has_no_kernel_for_all_sizes_has_one_for_each() -> None:
+    # A product is a library's; its class is refused, and so is each size.
+    x = rand(64, 64)
+    for n in (3, 4, 5):
+        torch.testing.assert_close(torch.mm(x[:n], x), x[:n] @ x)
