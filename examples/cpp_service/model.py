@@ -1,4 +1,4 @@
-"""The model of the C++ service, in Python: `model.py WEIGHTS` writes its weights and runs it.
+"""The model of the C++ service, in Python: `model.py WEIGHTS [DEVICE]` writes its weights, runs it.
 
 Run it under eagercache, and the kernels that the service's calls need are compiled: the same
 operators, on the same dtypes and sizes, with the same number of threads.
@@ -40,9 +40,11 @@ def main() -> None:
             file.write(tensor.numpy().tobytes())
     # A kernel is for a number of threads. The service answers each request on one.
     torch.set_num_threads(1)
+    device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    weights = [tensor.to(device) for tensor in weights]
     with torch.inference_mode():
         for step in range(20):
-            classify(torch.full((1, FEATURES), float(step)), weights)
+            classify(torch.full((1, FEATURES), float(step)).to(device), weights)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 // or a store.
 //
 //     cpp_service --weights FILE [--bundle FILE --key FILE] [--store DIR] [--threads N] [--always]
-//     [--or-native]
+//     [--or-native] [--device cuda]
+//
+// With --device cuda the model is computed on a GPU, each thread's requests on a stream of its own.
 //
 // A request is a line on standard input: a name and 16 numbers. Its answer is a line on standard
 // output, in whatever order they are ready: the name and the probabilities of 4 classes. At the
@@ -12,6 +14,8 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <eagercache/eagercache.h>
 
 #include <algorithm>
@@ -46,6 +50,7 @@ struct Request {
 
 struct Arguments {
   std::string weights;
+  at::Device device = at::kCPU;
   eagercache::EnableOptions options;
   int threads = 4;
   bool or_native = false;
@@ -84,6 +89,25 @@ class Queue {
   bool closed_ = false;
 };
 
+// "cpu", "cuda" (the first GPU that this process may use) or "cuda:1".
+at::Device device_of(const std::string& name) {
+  if (name.rfind("cpu", 0) != 0 && name.rfind("cuda", 0) != 0) {
+    throw std::runtime_error("--device takes cpu, cuda or cuda:N, not " + name);
+  }
+  const at::Device device(name);
+  if (device.is_cpu()) {
+    return device;
+  }
+  if (!at::globalContext().hasCUDA()) {
+    throw std::runtime_error("there is no GPU that this torch can use");
+  }
+  const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+  if (device.has_index() && device.index() >= cuda.deviceCount()) {
+    throw std::runtime_error("there is no " + name);
+  }
+  return device.has_index() ? device : cuda.getDevice();
+}
+
 Arguments parse(int count, char** values) {
   Arguments arguments;
   arguments.options.preload = true;  // the first request is as quick as the others
@@ -103,6 +127,8 @@ Arguments parse(int count, char** values) {
       arguments.options.trusted_keys.emplace_back(value());
     } else if (option == "--store") {
       arguments.options.store = value();
+    } else if (option == "--device") {
+      arguments.device = device_of(value());
     } else if (option == "--threads") {
       arguments.threads = std::max(1, std::atoi(value().c_str()));
     } else if (option == "--always") {
@@ -127,14 +153,15 @@ at::Tensor read_tensor(std::ifstream& file, at::IntArrayRef sizes) {
   return tensor;
 }
 
-Weights read_weights(const std::string& path) {
+Weights read_weights(const std::string& path, at::Device device) {
   std::ifstream file(path, std::ios::binary);
   Weights weights{read_tensor(file, {kFeatures}), read_tensor(file, {kFeatures}),
                   read_tensor(file, {kClasses, kFeatures})};
   if (!file) {
     throw std::runtime_error(path + " does not hold the model's weights");
   }
-  return weights;
+  // To a GPU these wait for the copies, so that every thread's stream sees the weights.
+  return {weights.scale.to(device), weights.shift.to(device), weights.matrix.to(device)};
 }
 
 // As model.py has it.
@@ -146,7 +173,8 @@ at::Tensor classify(const at::Tensor& features, const Weights& weights) {
 std::string answer(const Request& request, const Weights& weights) {
   const at::Tensor features = at::empty({1, kFeatures}, at::kFloat);
   std::copy(request.features.begin(), request.features.end(), features.data_ptr<float>());
-  const at::Tensor probabilities = classify(features, weights);
+  const at::Tensor probabilities =
+      classify(features.to(weights.matrix.device()), weights).to(at::kCPU);
   std::ostringstream line;
   line.precision(9);  // enough to tell any two floats apart
   line << request.name;
@@ -161,6 +189,11 @@ void serve(Queue& queue, const Weights& weights, std::mutex& output) {
   // Torch keeps the number of threads per thread, and kernels are for one number.
   at::set_num_threads(1);
   const c10::InferenceMode inference;
+  std::optional<c10::StreamGuard> stream;
+  if (const at::Device device = weights.matrix.device(); !device.is_cpu()) {
+    const c10::impl::VirtualGuardImpl cuda(device.type());
+    stream.emplace(cuda.getStreamFromGlobalPool(device));
+  }
   while (const std::optional<Request> request = queue.take()) {
     const std::string line = answer(*request, weights);
     const std::lock_guard lock(output);
@@ -203,7 +236,7 @@ int run(const Arguments& arguments) {
     std::cout << eagercache::running_environment();
     return 0;
   }
-  const Weights weights = read_weights(arguments.weights);
+  const Weights weights = read_weights(arguments.weights, arguments.device);
   if (const eagercache::EnableResult enabled = eagercache::enable(arguments.options); !enabled) {
     std::cerr << "cpp_service: " << enabled.reason << '\n';
     if (!arguments.or_native) {
