@@ -8,6 +8,7 @@
 #include "cpp_api/settings.h"
 #include "cpp_api/store_choice.h"
 #include "dispatcher/deployed/deployed_program.h"
+#include "dispatcher/deployed/program_device.h"
 
 namespace eagercache {
 namespace {
@@ -83,6 +84,7 @@ DeployedModule::Loaded DeployedModule::load(const std::filesystem::path& artifac
     chosen.verify_weights = options.verify_weights;
     chosen.allow_untrusted = read_settings().allow_untrusted;
     chosen.runners = options.runners;
+    chosen.device = options.device;
     chosen.environment = running_environment_text();
     Result<std::unique_ptr<DeployedProgram>> program =
         DeployedProgram::open(artifact, rules.value(), chosen);
@@ -118,6 +120,10 @@ RunResult DeployedModule::try_run(const std::vector<at::Tensor>& inputs) const {
 
 RunResult DeployedModule::run_single_threaded(const std::vector<at::Tensor>& inputs) const {
   return run_at(inputs, static_cast<int>(DeployedProgram::Place::kNone));
+}
+
+at::Device DeployedModule::device() const {
+  return program_ == nullptr ? at::Device(at::DeviceType::CPU) : program_->device();
 }
 
 std::vector<TensorDescription> DeployedModule::inputs() const {
@@ -264,9 +270,12 @@ ArtifactCheck check_artifact(const std::filesystem::path& artifact,
     if (const Status status = opened.value()->verify(); !status) {
       return refuse(status, check);
     }
-    if (const std::string problem =
-            DeployedProgram::unusable_here(header, running_environment_text());
-        !problem.empty()) {
+    std::string problem = DeployedProgram::unusable_here(header, running_environment_text());
+    if (const auto device = program_device(DeployedProgram::gpu_of(header), std::nullopt);
+        !device) {
+      problem += (problem.empty() ? "" : "; ") + device.status().message();
+    }
+    if (!problem.empty()) {
       refuse(
           Status(StatusCode::kIncompatible, artifact.string() + " cannot be used here: " + problem),
           check);

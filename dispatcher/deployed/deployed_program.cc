@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dispatcher/base/index_range.h"
+#include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/thread_state.h"
 #include "dispatcher/kernels/container_kernel.h"
@@ -98,11 +99,12 @@ class DeployedProgram::Turn {
 };
 
 DeployedProgram::DeployedProgram(ProgramSpec spec, std::vector<ConstantForm> constants,
-                                 std::size_t runners)
+                                 c10::Device device, std::size_t runners)
     : spec_(std::move(spec)),
+      device_(device),
       runners_(runners == 0 ? default_runners() : runners),
       weights_(
-          std::move(constants), spec_,
+          std::move(constants), spec_, device,
           spec_.folded.empty() ? WeightSets::Folder()
                                : [this](std::vector<at::Tensor>* values) { return fold(values); }) {
   for (const ProgramSpec::Tensor& input : spec_.inputs) {
@@ -123,14 +125,14 @@ Status DeployedProgram::load(const std::vector<std::filesystem::path>& libraries
   const auto fits = [](const SharedContainer& container, std::size_t inputs, std::size_t outputs) {
     return container.model().num_inputs() == inputs && container.model().num_outputs() == outputs;
   };
-  Result<SharedContainer*> main = SharedContainer::open(libraries[0]);
+  Result<SharedContainer*> main = SharedContainer::open(libraries[0], device_);
   if (!main) {
     return main.status();
   }
   main_ = main.value();
   bool sound = fits(*main_, spec_.main.size(), spec_.outputs.size());
   if (!spec_.folded.empty()) {
-    Result<SharedContainer*> folding = SharedContainer::open(libraries[1]);
+    Result<SharedContainer*> folding = SharedContainer::open(libraries[1], device_);
     if (!folding) {
       return folding.status();
     }
@@ -153,8 +155,8 @@ Result<std::unique_ptr<DeployedProgram>> DeployedProgram::make(Parts parts) {
   if (parts.values.size() != parts.constants.size()) {
     return wrong_call("not one value for each constant");
   }
-  std::unique_ptr<DeployedProgram> program(
-      new DeployedProgram(std::move(spec).value(), std::move(parts.constants), parts.runners));
+  std::unique_ptr<DeployedProgram> program(new DeployedProgram(
+      std::move(spec).value(), std::move(parts.constants), parts.device, parts.runners));
   if (Status status = program->load(parts.libraries); !status) {
     return status;
   }
@@ -164,8 +166,7 @@ Result<std::unique_ptr<DeployedProgram>> DeployedProgram::make(Parts parts) {
   return program;
 }
 
-Status DeployedProgram::check_sizes(std::span<const at::Tensor> inputs,
-                                    std::vector<std::vector<std::int64_t>>* strides) const {
+Status DeployedProgram::check_inputs(std::span<const at::Tensor> inputs) const {
   if (inputs.size() != spec_.inputs.size()) {
     return wrong_call("the module takes " + std::to_string(spec_.inputs.size()) + " tensors, not " +
                       std::to_string(inputs.size()));
@@ -174,9 +175,10 @@ Status DeployedProgram::check_sizes(std::span<const at::Tensor> inputs,
     const ProgramSpec::Tensor& wanted = spec_.inputs[i];
     const at::Tensor& input = inputs[i];
     const std::string name = "the input " + wanted.name;
-    if (!input.defined() || input.layout() != c10::Layout::Strided || !input.device().is_cpu() ||
+    if (!input.defined() || input.layout() != c10::Layout::Strided || input.device() != device_ ||
         input.key_set().has(c10::DispatchKey::Python)) {
-      return wrong_call(name + " is no plain tensor of the CPU");
+      return wrong_call(name + " is no plain tensor of " +
+                        (device_.is_cpu() ? "the CPU" : device_.str()));
     }
     if (input.scalar_type() != wanted.form.dtype) {
       return wrong_call(name + " is of " + c10::toString(input.scalar_type()) + ", not of " +
@@ -192,6 +194,14 @@ Status DeployedProgram::check_sizes(std::span<const at::Tensor> inputs,
                         "; the module takes " + sizes_text(wanted.form.sizes) +
                         (spec_.open.empty() ? "" : " with some of them open"));
     }
+  }
+  return Status::ok();
+}
+
+Status DeployedProgram::check_sizes(std::span<const at::Tensor> inputs,
+                                    std::vector<std::vector<std::int64_t>>* strides) const {
+  if (Status status = check_inputs(inputs); !status) {
+    return status;
   }
   if (shape_ == nullptr) {
     *strides = output_strides_;
@@ -228,7 +238,8 @@ Result<std::vector<at::Tensor>> DeployedProgram::prepare(
     const bool open = std::ranges::find(open_[i], true) != open_[i].end();
     const std::vector<std::int64_t> wanted =
         open ? dense_like(form, inputs[i].sizes()) : form.strides;
-    if (same_layout(inputs[i], wanted) && !inputs[i].is_conj() && !inputs[i].is_neg()) {
+    if (same_layout(inputs[i], wanted) && is_aligned_on(device_, inputs[i]) &&
+        !inputs[i].is_conj() && !inputs[i].is_neg()) {
       prepared.push_back(inputs[i]);
     } else {
       const InsideGuard inside;
@@ -247,12 +258,24 @@ Result<std::vector<at::Tensor>> DeployedProgram::prepare(
   return prepared;
 }
 
+Status DeployedProgram::check_thread() const {
+  if (thread_state_reason() != AsideReason::kNone) {
+    return {StatusCode::kUnsupported,
+            "a deployed module cannot be called under a mode, a function transform or another "
+            "floating-point mode"};
+  }
+  if (is_capturing(device_)) {
+    return {StatusCode::kUnsupported,
+            "a deployed module cannot be called while the current stream is captured into a graph, "
+            "which would go on with weights that an update has let go of"};
+  }
+  return Status::ok();
+}
+
 Result<DeployedProgram::Answer> DeployedProgram::run(std::span<const at::Tensor> inputs,
                                                      Place place) {
-  if (thread_state_reason() != AsideReason::kNone) {
-    return Status(StatusCode::kUnsupported,
-                  "a deployed module cannot be called under a mode, a function transform or "
-                  "another floating-point mode");
+  if (Status status = check_thread(); !status) {
+    return status;
   }
   std::vector<std::vector<std::int64_t>> strides;
   const Result<std::vector<at::Tensor>> prepared = prepare(inputs, &strides);
@@ -265,14 +288,19 @@ Result<DeployedProgram::Answer> DeployedProgram::run(std::span<const at::Tensor>
                   "all " + std::to_string(runners_) + " runners of the module are in use");
   }
   const WeightSetPtr weights = weights_.active();
+  weights->read_on(device_);
   std::vector<at::Tensor> all;
   all.reserve(spec_.main.size());
   for (const ProgramSpec::Source& source : spec_.main) {
     all.push_back(source.constant ? weights->values[source.index] : prepared.value()[source.index]);
   }
   Answer answer{std::vector<at::Tensor>(spec_.outputs.size()), weights->version};
-  if (main_->run(all, answer.outputs) != LoadedKernel::Outcome::kAnswered) {
-    return Status(StatusCode::kUnsupported, "the module's compiled code reported an error");
+  const LoadedKernel::Outcome outcome = main_->run(all, answer.outputs);
+  if (outcome != LoadedKernel::Outcome::kAnswered) {
+    return Status(StatusCode::kUnsupported,
+                  outcome == LoadedKernel::Outcome::kNotStarted
+                      ? "the device had no memory for the call, or failed before it"
+                      : "the module's compiled code reported an error");
   }
   for (std::size_t i = 0; i < answer.outputs.size(); ++i) {
     adopt_strides(answer.outputs[i], strides[i]);

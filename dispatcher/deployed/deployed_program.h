@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@ class DeployedProgram {
     std::string program;  // see parse_program
     std::vector<ConstantForm> constants;
     std::vector<at::Tensor> values;                // one for each; folded ones may be undefined
+    c10::Device device = c10::DeviceType::CPU;     // as program_device() tells it
     std::vector<std::filesystem::path> libraries;  // the main one, and the folding one if any
     std::size_t runners = 0;                       // 0: as many as there are processors
   };
@@ -36,7 +38,8 @@ class DeployedProgram {
     bool verify_weights = false;  // where they are mapped: read and compare all of them
     bool allow_untrusted = false;
     std::size_t runners = 0;
-    std::string environment;  // of this process, as the artifact's: lines "field: value"
+    std::optional<c10::Device> device;  // see program_device
+    std::string environment;            // of this process, as the artifact's: lines "field: value"
   };
   struct Answer {
     std::vector<at::Tensor> outputs;
@@ -49,7 +52,8 @@ class DeployedProgram {
   };
 
   static Result<std::unique_ptr<DeployedProgram>> make(Parts parts);
-  // kIncompatible names the fields of the environment that differ, or the missing CPU feature.
+  // kIncompatible names the fields of the environment that differ, the missing CPU feature, or the
+  // GPU. As program_device() otherwise.
   static Result<std::unique_ptr<DeployedProgram>> open(const std::filesystem::path& path,
                                                        const SigningRules& rules,
                                                        const Options& options);
@@ -59,13 +63,19 @@ class DeployedProgram {
   // CPU feature; empty when it can.
   static std::string unusable_here(const ArtifactHeader& header, const std::string& environment);
 
-  // One call. Inputs are CPU tensors of the dtypes and sizes of spec().inputs; other strides are
-  // copied. Computes without gradients and outside of autocast, with one version of the weights.
-  // kInvalidArgument for inputs that do not fit, or an index that is out of range.
+  // The GPUs that an artifact's code is for (see program_device); empty for the CPU.
+  static std::string gpu_of(const ArtifactHeader& header);
+
+  // One call. Inputs are tensors on device(), of the dtypes and sizes of spec().inputs; other
+  // strides are copied. Computes without gradients and outside of autocast, with one version of the
+  // weights. On a GPU it gives work to the thread's current stream and waits for none of it.
+  // kInvalidArgument for inputs that do not fit or, on the CPU, an index that is out of range;
+  // kUnsupported while that stream is captured, since a graph would outlive the weights.
   Result<Answer> run(std::span<const at::Tensor> inputs, Place place);
 
   WeightSets& weights() noexcept { return weights_; }
   const ProgramSpec& spec() const noexcept { return spec_; }
+  c10::Device device() const noexcept { return device_; }
   // nullptr for one that was made of parts.
   const std::shared_ptr<const ModuleArtifact>& artifact() const noexcept { return artifact_; }
   std::size_t runners() const noexcept { return runners_; }
@@ -80,15 +90,19 @@ class DeployedProgram {
  private:
   class Turn;  // a call that is under way
 
-  DeployedProgram(ProgramSpec spec, std::vector<ConstantForm> constants, std::size_t runners);
+  DeployedProgram(ProgramSpec spec, std::vector<ConstantForm> constants, c10::Device device,
+                  std::size_t runners);
   Status load(const std::vector<std::filesystem::path>& libraries);
   Result<std::vector<at::Tensor>> prepare(std::span<const at::Tensor> inputs,
                                           std::vector<std::vector<std::int64_t>>* strides) const;
+  Status check_thread() const;
+  Status check_inputs(std::span<const at::Tensor> inputs) const;
   Status check_sizes(std::span<const at::Tensor> inputs,
                      std::vector<std::vector<std::int64_t>>* strides) const;
   Status fold(std::vector<at::Tensor>* values) const;
 
   const ProgramSpec spec_;
+  const c10::Device device_;
   const std::size_t runners_;
   std::vector<std::vector<bool>> open_;                    // for each input and dimension
   std::vector<std::vector<std::int64_t>> output_strides_;  // where no size is open

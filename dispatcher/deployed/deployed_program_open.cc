@@ -5,10 +5,16 @@
 #include <utility>
 
 #include "dispatcher/deployed/deployed_program.h"
+#include "dispatcher/deployed/program_device.h"
 #include "kernel_cache/base/cpu_features.h"
 #include "kernel_cache/base/environment_fields.h"
 
 namespace eagercache {
+
+std::string DeployedProgram::gpu_of(const ArtifactHeader& header) {
+  const auto fact = header.facts.find(kGpuFact);
+  return fact == header.facts.end() ? std::string() : fact->second;
+}
 
 std::string DeployedProgram::unusable_here(const ArtifactHeader& header,
                                            const std::string& environment) {
@@ -39,6 +45,12 @@ Result<std::unique_ptr<DeployedProgram>> DeployedProgram::open(const std::filesy
     return Status(StatusCode::kIncompatible, path.string() + " cannot be used here: " + problem);
   }
   Parts parts;
+  const Result<c10::Device> device = program_device(gpu_of(header), options.device);
+  if (!device) {
+    return Status(device.code(),
+                  path.string() + " cannot be used here: " + device.status().message());
+  }
+  parts.device = device.value();
   const auto fact = header.facts.find("program");
   parts.program = fact == header.facts.end() ? std::string() : fact->second;
   parts.runners = options.runners;

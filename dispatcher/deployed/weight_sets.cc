@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dispatcher/base/index_range.h"
+#include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/hook/inside_guard.h"
 
 namespace eagercache {
@@ -15,11 +16,15 @@ namespace {
 
 Status wrong_constant(const std::string& what) { return {StatusCode::kInvalidArgument, what}; }
 
-// Why a tensor cannot be a constant of the form; empty when it can.
-std::string constant_problem(const ConstantForm& form, const at::Tensor& value) {
-  if (!value.defined() || value.layout() != c10::Layout::Strided || !value.device().is_cpu() ||
+std::string place_text(c10::Device device) { return device.is_cpu() ? "the CPU" : device.str(); }
+
+// Why a tensor cannot be a constant of the form on `device`; empty when it can.
+std::string constant_problem(const ConstantForm& form, const at::Tensor& value,
+                             c10::Device device) {
+  if (!value.defined() || value.layout() != c10::Layout::Strided ||
+      !(value.device().is_cpu() || value.device().type() == device.type()) ||
       value.key_set().has(c10::DispatchKey::Python)) {
-    return "is no plain tensor of the CPU";
+    return std::string("is no plain tensor of the CPU") + (device.is_cpu() ? "" : " or a GPU");
   }
   if (value.scalar_type() != form.form.dtype) {
     return std::string("is of ") + c10::toString(value.scalar_type()) + ", not of " +
@@ -31,17 +36,26 @@ std::string constant_problem(const ConstantForm& form, const at::Tensor& value) 
   return {};
 }
 
-at::Tensor constant_copy(const at::Tensor& value, const std::vector<std::int64_t>& strides) {
-  at::Tensor copy = at::empty_strided(value.sizes(), strides, value.options());
+at::Tensor constant_copy(const at::Tensor& value, const std::vector<std::int64_t>& strides,
+                         c10::Device device) {
+  at::Tensor copy = at::empty_strided(value.sizes(), strides, value.options().device(device));
   copy.copy_(value);
   return copy;
 }
 
+// Of one dtype and the same sizes.
+bool equal_values(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.to(b.device()).equal(b);
+}
+
 }  // namespace
 
-WeightSets::WeightSets(std::vector<ConstantForm> forms, const ProgramSpec& spec, Folder folder)
+WeightSets::WeightSets(std::vector<ConstantForm> forms, const ProgramSpec& spec, c10::Device device,
+                       Folder folder)
     : forms_(std::move(forms)),
       ranges_(spec.ranges),
+      device_(device),
+      stream_(update_stream(device)),
       folder_(std::move(folder)),
       is_fold_input_(forms_.size(), false) {
   for (const std::size_t row : spec.fold_inputs) {
@@ -54,16 +68,32 @@ WeightSets::WeightSets(std::vector<ConstantForm> forms, const ProgramSpec& spec,
   }
 }
 
+Status WeightSets::check_writable() const {
+  return is_capturing(device_)
+             ? Status(StatusCode::kUnsupported,
+                      "a module's weights cannot be set while the current stream is captured into "
+                      "a graph")
+             : Status::ok();
+}
+
 Status WeightSets::start(std::vector<at::Tensor> values) {
   const Lock writer(writers_mutex_);
+  if (Status status = check_writable(); !status) {
+    return status;
+  }
+  const InsideGuard inside;
+  const c10::InferenceMode no_inference(false);
+  const at::NoGradGuard no_grad;
+  BesideRequests beside(stream_);
   bool complete = true;
   for (std::size_t row = 0; row < forms_.size(); ++row) {
     if (forms_[row].folded() && !values[row].defined()) {
       complete = false;
       continue;
     }
-    Result<at::Tensor> value =
-        accepted(forms_[row], forms_[row].names.front(), values[row], /*keep=*/true);
+    const bool keep = !values[row].defined() ||
+                      (values[row].device() == device_ && is_aligned_on(device_, values[row]));
+    Result<at::Tensor> value = accepted(forms_[row], forms_[row].names.front(), values[row], keep);
     if (!value) {
       return value.status();
     }
@@ -77,7 +107,8 @@ Status WeightSets::start(std::vector<at::Tensor> values) {
       return status;
     }
   }
-  auto set = std::make_shared<const WeightSet>(WeightSet{next_version_++, std::move(values)});
+  beside.finish();
+  auto set = std::make_shared<const WeightSet>(next_version_++, std::move(values));
   const Lock lock(pointers_mutex_);
   active_ = {std::move(set), true};
   return Status::ok();
@@ -104,11 +135,16 @@ Result<WeightSets::Slot> WeightSets::slot(Which which) const {
 
 Result<at::Tensor> WeightSets::accepted(const ConstantForm& form, const std::string& name,
                                         const at::Tensor& value, bool keep) const {
-  if (const std::string problem = constant_problem(form, value); !problem.empty()) {
+  if (const std::string problem = constant_problem(form, value, device_); !problem.empty()) {
     return wrong_constant("the constant " + name + " " + problem);
   }
   if (!keep) {
-    return constant_copy(value, form.form.strides);
+    return constant_copy(value, form.form.strides, device_);
+  }
+  if (value.device() != device_ || !is_aligned_on(device_, value)) {
+    return wrong_constant("the constant " + name + " can only be kept where it is on " +
+                          place_text(device_) + ", at a multiple of " +
+                          std::to_string(kGpuAlignment) + " bytes");
   }
   if (value.strides() != at::IntArrayRef(form.form.strides) || value.is_conj() || value.is_neg()) {
     return wrong_constant("the constant " + name + " can only be kept with the strides " +
@@ -128,7 +164,7 @@ Status WeightSets::replace(std::vector<at::Tensor>* values,
     }
     const auto [before, inserted] = met.emplace(row->second, &value);
     if (!inserted && before->second->unsafeGetTensorImpl() != value.unsafeGetTensorImpl() &&
-        !before->second->equal(value)) {
+        !equal_values(*before->second, value)) {
       return wrong_constant("the constant " + name +
                             " has other names, under which other values came");
     }
@@ -155,7 +191,8 @@ Status WeightSets::replace(std::vector<at::Tensor>* values,
 
 Status WeightSets::check_ranges(const std::vector<at::Tensor>& values) const {
   for (const ProgramSpec::IndexRange& range : ranges_) {
-    if (range.of.constant && !in_range(values[range.of.index], range.low, range.high)) {
+    // Those of a GPU are looked at here: what traps there takes the process's context with it.
+    if (range.of.constant && !in_range(values[range.of.index].cpu(), range.low, range.high)) {
       return wrong_constant("the constant " + forms_[range.of.index].names.front() +
                             " has an index outside of [" + std::to_string(range.low) + ", " +
                             std::to_string(range.high) + ")");
@@ -169,18 +206,22 @@ Result<WeightSets::Slot> WeightSets::folded(Slot slot) {
     slot.folded = true;
     return slot;
   }
-  WeightSet set{slot.set->version, slot.set->values};
-  if (Status status = folder_(&set.values); !status) {
+  std::vector<at::Tensor> values = slot.set->values;
+  if (Status status = folder_(&values); !status) {
     return status;
   }
-  return Slot{std::make_shared<const WeightSet>(std::move(set)), true};
+  return Slot{std::make_shared<const WeightSet>(slot.set->version, std::move(values)), true};
 }
 
 Status WeightSets::update(const std::map<std::string, at::Tensor>& values, const Update& how) {
   const Lock writer(writers_mutex_);
+  if (Status status = check_writable(); !status) {
+    return status;
+  }
   const InsideGuard inside;  // native copies, whatever is hooked
   const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
+  BesideRequests beside(stream_);
   Result<Slot> base = slot(how.which);
   if (base.code() == StatusCode::kNotFound) {
     base = slot(Which::kActive);
@@ -188,12 +229,13 @@ Status WeightSets::update(const std::map<std::string, at::Tensor>& values, const
   if (!base) {
     return base.status();
   }
-  WeightSet set{next_version_, base->set->values};
+  std::vector<at::Tensor> changed = base->set->values;
   bool folds = false;
-  if (Status status = replace(&set.values, values, how, &folds); !status) {
+  if (Status status = replace(&changed, values, how, &folds); !status) {
     return status;
   }
-  Slot made{std::make_shared<const WeightSet>(std::move(set)), base->folded && !folds};
+  Slot made{std::make_shared<const WeightSet>(next_version_, std::move(changed)),
+            base->folded && !folds};
   if (how.which == Which::kActive) {
     Result<Slot> ready = folded(std::move(made));
     if (!ready) {
@@ -201,6 +243,7 @@ Status WeightSets::update(const std::map<std::string, at::Tensor>& values, const
     }
     made = std::move(ready).value();
   }
+  beside.finish();
   ++next_version_;
   const Lock lock(pointers_mutex_);
   std::swap(how.which == Which::kActive ? active_ : inactive_, made);
@@ -209,9 +252,14 @@ Status WeightSets::update(const std::map<std::string, at::Tensor>& values, const
 
 Status WeightSets::swap() {
   const Lock writer(writers_mutex_);
+  if (Status status = check_writable(); !status) {
+    return status;
+  }
   Result<Slot> next = slot(Which::kInactive);
-  if (next) {
+  if (next && !next->folded) {
+    BesideRequests beside(stream_);
     next = folded(std::move(next).value());
+    beside.finish();
   }
   if (!next) {
     return next.status();
@@ -223,6 +271,11 @@ Status WeightSets::swap() {
 
 Status WeightSets::fold(Which which) {
   const Lock writer(writers_mutex_);
+  if (Status status = check_writable(); !status) {
+    return status;
+  }
+  const InsideGuard inside;
+  BesideRequests beside(stream_);
   Result<Slot> made = slot(which);
   if (made) {
     made->folded = false;
@@ -234,6 +287,7 @@ Status WeightSets::fold(Which which) {
   if (!made) {
     return made.status();
   }
+  beside.finish();
   const Lock lock(pointers_mutex_);
   std::swap(which == Which::kActive ? active_ : inactive_, made.value());
   return Status::ok();
@@ -253,12 +307,14 @@ Result<std::map<std::string, at::Tensor>> WeightSets::values(Which which, bool f
   }
   const InsideGuard inside;
   const at::NoGradGuard no_grad;
+  from->set->read_on(device_);
   std::map<std::string, at::Tensor> all;
   for (std::size_t row = 0; row < forms_.size(); ++row) {
     if (forms_[row].folded() && (!folded || !from->folded)) {
       continue;
     }
-    const at::Tensor copy = constant_copy(from->set->values[row], forms_[row].form.strides);
+    const at::Tensor copy =
+        constant_copy(from->set->values[row], forms_[row].form.strides, device_);
     for (const std::string& name : forms_[row].names) {
       all.emplace(name, copy);
     }

@@ -7,26 +7,21 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dispatcher/base/locks.h"
 #include "dispatcher/deployed/program_spec.h"
+#include "dispatcher/deployed/weight_set.h"
 #include "kernel_cache/base/status.h"
 
 namespace eagercache {
 
-// One whole version of a module's constants. Immutable: an update makes another one, and whoever
-// holds this one computes with it to the end.
-struct WeightSet {
-  std::uint64_t version = 0;       // 1 for the artifact's own, then counted up; never used again
-  std::vector<at::Tensor> values;  // a row for each constant, the folded ones too
-};
-using WeightSetPtr = std::shared_ptr<const WeightSet>;
-
 // The constants of a deployed module: those that answer, and a second version that is being made
 // ready. Thread-safe. Whoever asks for the active set waits for a pointer to be copied, never for
-// an update, whose work is done before anybody sees it.
+// an update, whose work is done before anybody sees it: on a GPU on a stream of its own, for which
+// the updating thread waits.
 class WeightSets {
  public:
   enum class Which { kActive, kInactive };
@@ -40,10 +35,12 @@ class WeightSets {
   // Fills the folded rows of a set out of the others.
   using Folder = std::function<Status(std::vector<at::Tensor>* values)>;
 
-  // `folder` may be empty where nothing is folded.
-  WeightSets(std::vector<ConstantForm> forms, const ProgramSpec& spec, Folder folder);
+  // All values are on `device`. `folder` may be empty where nothing is folded.
+  WeightSets(std::vector<ConstantForm> forms, const ProgramSpec& spec, c10::Device device,
+             Folder folder);
 
-  // The first version; folded rows that are undefined are computed. Before anything else.
+  // The first version; folded rows that are undefined are computed. Values on a GPU that are
+  // elsewhere now are copied there; the others are kept. Before anything else.
   Status start(std::vector<at::Tensor> values);
 
   WeightSetPtr active() const;
@@ -51,8 +48,10 @@ class WeightSets {
   // Makes a new version of the set with these values in the place of its own; the inactive set, if
   // there is none yet, begins as the active one. Nothing changes unless all of it is right:
   // kInvalidArgument names the constant that is not known, is folded, or has another dtype or other
-  // sizes, or an index that is out of range. Other strides are copied into the constant's own. The
-  // active set is folded before it answers, the inactive one before it is swapped in.
+  // sizes, or an index that is out of range. Other strides are copied into the constant's own, and
+  // tensors of the CPU or another GPU to the constants' GPU. The active set is folded before it
+  // answers, the inactive one before it is swapped in. kUnsupported, as of the next two, while the
+  // thread's stream is captured into a graph.
   Status update(const std::map<std::string, at::Tensor>& values, const Update& how);
   // The inactive set answers from now on, and the active one is the inactive. kNotFound when there
   // is none.
@@ -62,7 +61,8 @@ class WeightSets {
   // Lets go of the inactive set's memory, once the last call that uses it has ended.
   void drop_inactive();
 
-  // Copies of a set's constants, by each of their names. kNotFound without an inactive set.
+  // Copies of a set's constants, by each of their names, made on the thread's current stream.
+  // kNotFound without an inactive set.
   Result<std::map<std::string, at::Tensor>> values(Which which, bool folded) const;
   // The inactive set's version; 0 without one.
   std::uint64_t inactive_version() const;
@@ -75,6 +75,7 @@ class WeightSets {
     bool folded = true;  // the folded rows are those of the others
   };
 
+  Status check_writable() const;
   Result<Slot> slot(Which which) const;
   Status replace(std::vector<at::Tensor>* values, const std::map<std::string, at::Tensor>& given,
                  const Update& how, bool* folds) const;
@@ -85,6 +86,8 @@ class WeightSets {
 
   const std::vector<ConstantForm> forms_;
   const std::vector<ProgramSpec::IndexRange> ranges_;
+  const c10::Device device_;
+  const std::optional<c10::Stream> stream_;  // of updates; none on the CPU
   const Folder folder_;
   std::vector<bool> is_fold_input_;  // whether a row is read by the folder
   std::map<std::string, std::size_t> rows_;

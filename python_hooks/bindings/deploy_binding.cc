@@ -5,12 +5,14 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "dispatcher/deployed/deployed_program.h"
+#include "dispatcher/deployed/program_device.h"
 #include "dispatcher/plans/plan_fields.h"
 #include "kernel_cache/artifact/module_artifact.h"
 #include "python_hooks/bindings/store_binding.h"
@@ -70,12 +72,19 @@ ArtifactConstant constant_of(const ConstantRow& row) {
   return constant;
 }
 
+// A device by its name; none for the empty one.
+std::optional<c10::Device> device_named(const std::string& name) {
+  return name.empty() ? std::nullopt : std::optional(c10::Device(name));
+}
+
 std::unique_ptr<DeployedProgram> make_program(const std::string& program,
                                               const std::vector<ConstantRow>& constants,
                                               const py::list& values,
                                               const std::vector<std::string>& libraries,
-                                              std::size_t runners) {
+                                              std::size_t runners, const std::string& gpu,
+                                              const std::string& device) {
   DeployedProgram::Parts parts;
+  parts.device = taken(program_device(gpu, device_named(device)));
   parts.program = program;
   std::vector<ArtifactConstant> described;
   for (const ConstantRow& row : constants) {
@@ -99,7 +108,8 @@ std::unique_ptr<DeployedProgram> open_program(const std::string& path,
                                               const std::vector<std::string>& keys,
                                               const std::string& environment, bool copy,
                                               bool verify, bool allow_untrusted,
-                                              std::size_t runners, const std::string& revoked) {
+                                              std::size_t runners, const std::string& revoked,
+                                              const std::string& device) {
   const SigningRules rules = signing_rules_of(keys, revoked);
   DeployedProgram::Options options;
   options.copy = copy;
@@ -107,6 +117,7 @@ std::unique_ptr<DeployedProgram> open_program(const std::string& path,
   options.allow_untrusted = allow_untrusted;
   options.runners = runners;
   options.environment = environment;
+  options.device = device_named(device);
   Result<std::unique_ptr<DeployedProgram>> opened = [&] {
     const WithoutGil no_gil;
     return DeployedProgram::open(path, rules, options);
@@ -141,6 +152,14 @@ void update_constants(DeployedProgram& program, const py::dict& values, bool ina
   const Status status = [&] {
     const WithoutGil no_gil;
     return program.weights().update(given, {which_of(inactive), whole, keep});
+  }();
+  require_ok(status);
+}
+
+void swap_constants(DeployedProgram& program) {
+  const Status status = [&] {
+    const WithoutGil no_gil;
+    return program.weights().swap();
   }();
   require_ok(status);
 }
@@ -249,22 +268,16 @@ py::dict read_artifact(const std::string& path, const std::vector<std::string>& 
 void bind_deploy(py::module_& module) {
   py::class_<DeployedProgram>(module, "DeployedProgram")
       .def_static("make", &make_program, py::arg("program"), py::arg("constants"),
-                  py::arg("values"), py::arg("libraries"), py::arg("runners") = 0)
+                  py::arg("values"), py::arg("libraries"), py::arg("runners") = 0,
+                  py::arg("gpu") = "", py::arg("device") = "")
       .def_static("open", &open_program, py::arg("path"), py::arg("keys"), py::arg("environment"),
                   py::arg("copy") = false, py::arg("verify") = false,
                   py::arg("allow_untrusted") = false, py::arg("runners") = 0,
-                  py::arg("revoked") = "")
+                  py::arg("revoked") = "", py::arg("device") = "")
       .def("run", &run_program, py::arg("inputs"), py::arg("place") = 0)
       .def("update", &update_constants, py::arg("values"), py::arg("inactive"), py::arg("whole"),
            py::arg("keep"))
-      .def("swap",
-           [](DeployedProgram& program) {
-             const Status status = [&] {
-               const WithoutGil no_gil;
-               return program.weights().swap();
-             }();
-             require_ok(status);
-           })
+      .def("swap", &swap_constants)
       .def(
           "fold",
           [](DeployedProgram& program, bool inactive) {
@@ -287,6 +300,8 @@ void bind_deploy(py::module_& module) {
       .def("wait_until_idle", &DeployedProgram::wait_until_idle, py::arg("seconds"),
            py::call_guard<WithoutGil>())
       .def_property_readonly("runners", &DeployedProgram::runners)
+      .def_property_readonly("device",
+                             [](const DeployedProgram& program) { return program.device().str(); })
       .def_property_readonly(
           "version", [](DeployedProgram& program) { return program.weights().active()->version; })
       .def_property_readonly(

@@ -76,6 +76,15 @@ TEST_F(DeployedModuleTest, MappedCopiedAndVerifiedWeightsAnswer) {
   }
 }
 
+TEST_F(DeployedModuleTest, RunsOnTheDeviceThatItWasExportedOn) {
+  options_.device = at::Device(at::kCPU);
+  EXPECT_EQ(load().device(), at::Device(at::kCPU));
+  EXPECT_EQ(DeployedModule().device(), at::Device(at::kCPU));
+  options_.device = at::Device(at::kCUDA, 0);
+  expect_refused(DeployedModule::load(kFolder / "module", options_), "invalid_argument",
+                 "exported on the CPU and cannot run on cuda:0");
+}
+
 TEST_F(DeployedModuleTest, SaysWhatItTakesGivesAndHolds) {
   const DeployedModule module = load();
   EXPECT_EQ(module.input_names(), std::vector<std::string>{"x"});

@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,10 @@ struct LoadOptions {
   bool verify_weights = false;
   // How many calls of run() and try_run() may run at a time; 0: as many as there are processors.
   std::size_t runners = 0;
+  // Of a module that was exported on a GPU: the GPU that it runs on, which must be of the same kind
+  // ("cuda:1"); where none is named, the thread's current one. One that was exported on the CPU
+  // runs there.
+  std::optional<at::Device> device;
 };
 
 // How something ended: `reason` is one line and empty when it went well; `code` is "refused",
@@ -102,7 +107,10 @@ struct UpdateOptions {
 // A module with its weights. Copies are the same module; the last one lets go of the weights, once
 // the last call has ended. Calls are computed without gradients, each with one whole version of the
 // constants. No call waits for an update, a swap or a fold: those make a new version beside the
-// old one.
+// old one. On a GPU a call has ended when its work is given to the thread's current stream; updates
+// have a stream of their own, and their thread waits until it is done. There nothing of this may be
+// called while the current stream is captured into a graph, and an input with an index that is out
+// of range ends in an error of the device, as without us.
 class EAGERCACHE_API DeployedModule {
  public:
   struct Loaded;
@@ -116,14 +124,15 @@ class EAGERCACHE_API DeployedModule {
   DeployedModule() = default;
   explicit operator bool() const noexcept { return program_ != nullptr; }
 
-  // The outputs for inputs in the order of inputs(): CPU tensors of those dtypes and sizes; other
-  // strides are copied. Waits for a free runner.
+  // The outputs for inputs in the order of inputs(): tensors on device() of those dtypes and sizes;
+  // other strides are copied. Waits for a free runner.
   RunResult run(const std::vector<at::Tensor>& inputs) const;
   // The same, but "busy" where no runner is free.
   RunResult try_run(const std::vector<at::Tensor>& inputs) const;
   // The same without a runner: for callers that limit their calls themselves.
   RunResult run_single_threaded(const std::vector<at::Tensor>& inputs) const;
 
+  at::Device device() const;  // the CPU for a module that is none
   std::vector<TensorDescription> inputs() const;
   std::vector<TensorDescription> outputs() const;
   std::vector<std::string> input_names() const;
@@ -136,7 +145,7 @@ class EAGERCACHE_API DeployedModule {
   std::map<std::string, std::string> facts() const;
   std::string signer() const;  // a public key in hexadecimal digits
 
-  // Copies of the constants but for folded ones, under each of their names.
+  // Copies of the constants but for folded ones, under each of their names, on device().
   ConstantValues constant_values(ConstantSet set = ConstantSet::kActive) const;
   // Gives constants other values, all of them at once or, on an error, none. Dtypes and sizes must
   // be the constants' own. The inactive set begins as a copy of the active one. Folded constants

@@ -8,10 +8,12 @@ format is in kernel_cache/FORMAT.md; programs without Python open the same file 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from eagercache.base.load import core
 from eagercache.base.signed_file import SignedFile, time_of
@@ -28,6 +30,7 @@ def load_module(
     verify_weights: bool = False,
     runners: int = 0,
     revoked: str | os.PathLike[str] | None = None,
+    device: torch.device | str | int | None = None,
 ) -> DeployedModule:
     """Opens an artifact. Nothing is compiled, and the module's classes are not needed.
 
@@ -48,6 +51,8 @@ def load_module(
         revoked: a file of keys and artifacts that are not to be used any more, one a line, as
             `verify_module` tells them; EAGERCACHE_REVOKED by default. A list that cannot be read
             refuses everything.
+        device: of a module that was exported on a GPU, the GPU that it runs on, of the same kind as
+            that one; the current one by default. One that was exported on the CPU runs there.
 
     Raises:
         DeployError: what is wrong, in one line.
@@ -67,8 +72,21 @@ def load_module(
             allow_untrusted=config.read_settings().allow_untrusted,
             runners=runners,
             revoked=_revoked(revoked),
+            device=_device_text(device),
         )
     )
+
+
+def _device_text(device: torch.device | str | int | None) -> str:
+    """A device as the core takes it. Raises DeployError for what is none."""
+    if device is None:
+        return ""
+    try:
+        return str(
+            torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        )
+    except (RuntimeError, TypeError) as error:
+        raise DeployError(f"{device!r} is no device ({brief(error)})", "invalid_argument") from None
 
 
 @dataclass(frozen=True)
@@ -151,11 +169,21 @@ def _info_of(path: Path, row: Mapping[str, Any], features: Iterable[str]) -> Art
         mismatches=(
             *mismatches(row["environment"], running_text()),
             *(("cpu.features", name, "(missing)") for name in sorted(missing)),
+            *_other_gpus(row["facts"].get("gpu", "")),
         ),
         facts=dict(row["facts"]),
         constants=constants_of(row["constants"]),
         bytes=row["bytes"],
     )
+
+
+def _other_gpus(wanted: str) -> Iterator[tuple[str, str, str]]:
+    """A row of `ArtifactInfo.mismatches` where no GPU here is of the kind that is ``wanted``."""
+    assert core is not None
+    count = torch.cuda.device_count() if wanted else 0
+    here = sorted({str(core.cuda_architecture(index)) for index in range(count)})
+    if wanted and wanted not in here:
+        yield "gpu", wanted, ", ".join(here) or "(missing)"
 
 
 def _revoked(named: str | os.PathLike[str] | None) -> str:

@@ -27,6 +27,9 @@ class DeployedModule:
     one answers; the inactive one, which comes into being with its first update, can be changed at
     leisure and then be swapped in. No call waits for an update, a swap or a fold: they make a new
     version beside the old one, which lives until its last call has ended.
+
+    On a GPU a call gives its work to the current stream and has ended for `wait` and the runners
+    when it is given; an update works on a stream of its own and returns when it is done.
     """
 
     def __init__(self, program: Any) -> None:
@@ -142,6 +145,11 @@ class DeployedModule:
         return list(kwargs)
 
     # ---- what it is ------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs: its inputs, answers and constants are there."""
+        return torch.device(self._program.device)
 
     @functools.cached_property
     def inputs(self) -> tuple[TensorInfo, ...]:

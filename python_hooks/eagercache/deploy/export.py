@@ -29,16 +29,26 @@ from eagercache.callables.standins import NotTransferable
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
 from eagercache.calls.storage import extent
-from eagercache.deploy.layout import CannotDeploy, constant_rows, input_names, program_text
+from eagercache.deploy.layout import (
+    CannotDeploy,
+    constant_rows,
+    device_of,
+    input_names,
+    program_text,
+)
 from eagercache.modules.selection import class_name
-from eagercache.service.settings import ServiceSettings
+from eagercache.service import cuda_gate
+from eagercache.service.settings import ServiceSettings, for_gpu
 from eagercache.service.worker_process import WorkerLost, WorkerProcess
 
 _TIMEOUT = 3600.0  # seconds, for all that a worker does
 
 
 class _Worker:
-    """A compile worker, with a store of its own, in which nothing is published."""
+    """A compile worker, with a store of its own, in which nothing is published.
+
+    Where exports are of modules on a GPU, a further one for each of those, which sees that alone.
+    """
 
     def __init__(self, folder: Path) -> None:
         settings = config.read_settings()
@@ -51,10 +61,14 @@ class _Worker:
             awaited=True,
             request_timeout=_TIMEOUT,
         )
-        self._process = WorkerProcess(self._settings)
+        self._processes: dict[int | None, WorkerProcess] = {}
 
-    def ask(self, description: Mapping[str, Any], output: Path) -> dict[str, Any]:
+    def ask(
+        self, description: Mapping[str, Any], output: Path, device: torch.device
+    ) -> dict[str, Any]:
         """The response; libraries are in ``output``. Raises CannotDeploy."""
+        gpu = device.index if device.type == "cuda" else None
+        settings = self._settings if gpu is None else for_gpu(self._settings, gpu)
         request = {
             "description": description,
             "store_root": self._settings.store_root,
@@ -67,13 +81,18 @@ class _Worker:
             "variables": program_variables(os.environ),
         }
         try:
-            return self._process.ask(request, self._settings)
+            if gpu not in self._processes:
+                self._processes[gpu] = WorkerProcess(settings)
+            return self._processes[gpu].ask(request, settings)
         except WorkerLost as error:
+            # One that is lost is of no use to the next export.
+            self._processes.pop(gpu).kill()
             raise CannotDeploy(str(error)) from error
 
     def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
+        """Ends the processes."""
+        for process in self._processes.values():
+            process.kill()
 
 
 _shared: contextvars.ContextVar[_Worker | None] = contextvars.ContextVar("worker", default=None)
@@ -131,9 +150,10 @@ def export_module(
 
     Another process traces the call, compiles it, and compares the result with the forward on
     several draws of data, as for every kernel of a module; the module must be a pure function of
-    tensors and its own state (``model.eval()`` before), on the CPU. What it computes from its
-    weights alone is folded: computed here, stored, and again with each update. Under autocast its
-    casts are part of it. Nothing of a cache is read or changed.
+    tensors and its own state (``model.eval()`` before), on the CPU or on one GPU, on whose kind
+    alone it runs then. What it computes from its weights alone is folded: computed here, stored,
+    and again with each update. Under autocast its casts are part of it. Nothing of a cache is read
+    or changed.
 
     Args:
         module: what to deploy. It is not changed.
@@ -143,7 +163,7 @@ def export_module(
         key: the private Ed25519 key to sign with (PEM), as of ``eagercache bundle keygen``.
         open_sizes: by an input's name, the dimensions whose sizes are left open, at least 2; all
             others are those of ``args``.
-        threads: of torch, for the compiled code; ``torch.get_num_threads()`` by default.
+        threads: of torch, for compiled code of the CPU; ``torch.get_num_threads()`` by default.
         expires: when it is to be opened no more (a naive time is local), or in how long; None:
             never.
 
@@ -182,6 +202,9 @@ class _Export:
         self._module, self._args, self._kwargs = module, args, kwargs
         self._folder = folder
         self._identity = identify(module)
+        self._arguments = argument_tensors(args, kwargs)
+        self._device = device_of(self._identity, self._arguments)
+        self._gpu = gpu_kind(self._device)
 
     def write(
         self,
@@ -197,14 +220,20 @@ class _Export:
         layout = made["layout"]
         rows, places, tensors = constant_rows(self._identity, layout["folded"])
         text = program_text(layout, places, len(tensors))
-        values = [_stored(tensor.detach()) for tensor in tensors]
+        values = [tensor.detach() for tensor in tensors]
         libraries = made["libraries"]
         program = core.DeployedProgram.make(
-            text, rows, [*values, *[None] * len(layout["folded"])], libraries, runners=1
+            text,
+            rows,
+            [*values, *[None] * len(layout["folded"])],
+            libraries,
+            runners=1,
+            gpu=self._gpu,
+            device=str(self._device),
         )
         self._compare(program, layout)
         folded = program.values(False, True)
-        values += [_stored(folded[row[0][0]]) for row in rows[len(tensors) :]]
+        values += [folded[row[0][0]] for row in rows[len(tensors) :]]
         size = core.write_module_artifact(
             str(path),
             environment.running_text(),
@@ -212,7 +241,7 @@ class _Export:
             self._facts(made, text, threads),
             libraries,
             rows,
-            values,
+            [_stored(value) for value in values],
             str(key),
             expires,
         )
@@ -229,6 +258,7 @@ class _Export:
 
     def _facts(self, made: Mapping[str, Any], program: str, threads: int | None) -> dict[str, str]:
         return {
+            **({"gpu": self._gpu} if self._gpu else {}),
             "program": program,
             "module": class_name(self._module),
             "identity": self._identity.digest,
@@ -249,7 +279,7 @@ class _Export:
             if name not in names:
                 raise CannotDeploy(f"it has no input {name}; it has {', '.join(names)}")
             index = names.index(name)
-            tensor = argument_tensors(self._args, self._kwargs)[index]
+            tensor = self._arguments[index]
             for dimension in dimensions:
                 if not 0 <= dimension < tensor.dim() or tensor.size(dimension) < 2:
                     raise CannotDeploy(
@@ -261,24 +291,27 @@ class _Export:
 
     def _compile(self, places: list[list[int]], threads: int | None) -> dict[str, Any]:
         """What a worker made (deploy/worker/job.py). Raises CannotDeploy."""
-        arguments = argument_tensors(self._args, self._kwargs)
-        if any(tensor.device.type != "cpu" for tensor in arguments):
-            raise CannotDeploy("an argument is not on the CPU; only the CPU is there yet")
-        if len({id(tensor) for tensor in arguments}) != len(arguments):
+        if len({id(tensor) for tensor in self._arguments}) != len(self._arguments):
             raise CannotDeploy("a tensor is given twice")
         state = GlobalState.current()
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            threads = 1  # as of all kernels there
+            self._require_room()
         description = {
             "kind": "deploy",
             "digest": self._identity.digest,
             "op": class_name(self._module),
             "overload": "",
-            "dispatch_key": "CPU",
+            "dispatch_key": "CUDA" if on_gpu else "CPU",
             "identity": self._identity.digest,
             "payload": pack(self._module, self._args, self._kwargs),
             "open": places,
             "python_path": trusted_paths(),
-            "autocast": autocast_here("cpu"),
+            "autocast": autocast_here(self._device.type),
             "state": {**state.as_json(), "num_threads": threads or state.num_threads},
+            "attention": torch._C._get_sdp_priority_order() if on_gpu else None,
+            "gpu": self._gpu,
         }
         response = self._ask(description)
         if response.get("deployed") is None:
@@ -291,7 +324,16 @@ class _Export:
         with contextlib.nullcontext() if _shared.get() is not None else one_worker():
             worker = _shared.get()
             assert worker is not None
-            return worker.ask(description, output)
+            return worker.ask(description, output, self._device)
+
+    def _require_room(self) -> None:
+        """Raises CannotDeploy where a worker has no room on the GPU beside this process."""
+        assert core is not None
+        tensors = [*(slot.tensor for slot in self._identity.slots), *self._arguments]
+        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        reason = cuda_gate.reason_to_stay_off_module(self._device.index, held, core)
+        if reason:
+            raise CannotDeploy(reason)
 
     def _compare(self, program: Any, layout: Mapping[str, Any]) -> None:
         """Raises CannotDeploy unless the program answers the very call as the module does."""
@@ -301,17 +343,24 @@ class _Export:
         unflatten = build_unflatten(layout["out_spec"], count)
         with torch.no_grad(), call_hooks.originals():
             expected = self._module(*self._args, **self._kwargs)
-            outputs, _ = program.run(argument_tensors(self._args, self._kwargs))
+            outputs, _ = program.run(self._arguments)
         answer = outputs[0] if unflatten is None else unflatten(outputs)
         difference = difference_from_forward(answer, expected)
         if difference:
             raise CannotDeploy(f"with its own weights it answers otherwise: {difference}")
 
 
+def gpu_kind(device: torch.device) -> str:
+    """What an artifact says of the GPUs that it is for; empty on the CPU."""
+    assert core is not None
+    return "" if device.type == "cpu" else str(core.cuda_architecture(device.index))
+
+
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; where memory of others lies between its elements, a copy with zeros there."""
+    """The tensor, on the CPU; a copy where memory of others, then zeros, lies in between."""
     elements = extent(tensor.size(), tensor.stride())
-    if elements == tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
+    whole = elements == tensor.numel() and not tensor.is_conj() and not tensor.is_neg()
+    if whole and tensor.device.type == "cpu":
         return tensor
     memory = torch.zeros(elements, dtype=tensor.dtype)
     return memory.as_strided(tensor.size(), tensor.stride()).copy_(tensor)

@@ -129,8 +129,6 @@ def constant_rows(
         tensor = slot.tensor
         if tensor.numel() == 0:
             continue
-        if tensor.device.type != "cpu":
-            raise CannotDeploy(f"{slot.full_name} is on {tensor.device}; only the CPU is there yet")
         same = next((i for i, other in enumerate(tensors) if _is_same(other, tensor)), None)
         if same is not None:
             rows[same][0].append(slot.full_name)
@@ -145,6 +143,21 @@ def constant_rows(
     for index, form in enumerate(folded):
         rows.append(([f"folded.{index}"], FOLDED, *_metadata(form)))
     return rows, places, tensors
+
+
+def device_of(identity: Identity, arguments: Sequence[torch.Tensor]) -> torch.device:
+    """The one device of a module's tensors and of a call's. Raises CannotDeploy."""
+    tensors = [*(slot.tensor for slot in identity.slots), *arguments]
+    devices = sorted({tensor.device for tensor in tensors}, key=str)
+    if len(devices) > 1:
+        raise CannotDeploy(
+            f"its tensors and those of the call are on several devices: "
+            f"{', '.join(map(str, devices))}"
+        )
+    device = devices[0] if devices else torch.device("cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise CannotDeploy(f"it is on {device}: only the CPU and GPUs (cuda) are there")
+    return device
 
 
 def _metadata(form: Mapping[str, Any]) -> tuple[str, list[int], list[int]]:

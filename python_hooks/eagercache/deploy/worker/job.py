@@ -43,6 +43,7 @@ from eagercache.worker.modules.compile import watch_forward
 from eagercache.worker.modules.proof import prove_calls
 from eagercache.worker.modules.rebuilt_call import rebuilt_call
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
+from eagercache.worker.timing.gpu_memory import with_room
 
 # Values of all open sizes at which the program is compared with the forward, where it holds.
 SIZES_TRIED = (2, 3, 5, 8, 16, 17, 33)
@@ -59,10 +60,14 @@ class DeployJob(Job):
         self.store = store = find_store()
         self._directory = Path(store.make_work_directory())
         tools = find_tools(store)
-        with self.clock.step("deploy"):
-            self._made = compile_deployed(
-                self.description, self._directory, tools, self._core, Path(self.request["output"])
-            )
+        output = Path(self.request["output"])
+        try:
+            with self.clock.step("deploy"):
+                self._made = compile_deployed(
+                    self.description, self._directory, tools, self._core, output
+                )
+        finally:
+            tools.rest()
         self.outcome = Outcome("kernel")
 
     def finish(self) -> dict[str, Any]:
@@ -97,8 +102,12 @@ def compile_deployed(
         libraries = _compile(split, traced, directory, tools, output)
         with autocast(casts, keeps_casts=False):
             layout = _layout(rebuilt, identity, traced, split)
-            answers = DeployedAnswers(rebuilt, identity, core, layout, libraries)
-            numerics, error, native_error = prove_calls(rebuilt, answers, identity)
+            answers = DeployedAnswers(
+                rebuilt, identity, core, layout, libraries, description["gpu"]
+            )
+            numerics, error, native_error = with_room(
+                lambda: prove_calls(rebuilt, answers, identity)
+            )
             proved = _prove_sizes(rebuilt, identity, answers, traced)
             rebuilt.draw(seed=0)
             answers.by_kernel()
@@ -205,6 +214,7 @@ class DeployedAnswers(Answers):
         core: Any,
         layout: Mapping[str, Any],
         libraries: list[Path],
+        gpu: str,
     ) -> None:
         super().__init__(rebuilt, identity, core)
         self.store_error = core.StoreError
@@ -213,7 +223,7 @@ class DeployedAnswers(Answers):
         values = [*self._tensors, *[None] * len(layout["folded"])]
         text = program_text(layout, places, len(self._tensors))
         self.program = core.DeployedProgram.make(
-            text, rows, values, [str(path) for path in libraries], runners=1
+            text, rows, values, [str(path) for path in libraries], runners=1, gpu=gpu
         )
         self._unflatten = build_unflatten(layout["out_spec"], len(layout["outputs"]))
 
