@@ -162,7 +162,8 @@ class Worker:
 
     def _find_tools(self, request: Mapping[str, Any]) -> Callable[[Any], Any]:
         description = request["description"]
-        if description.get("dispatch_key") == "CUDA" and description.get("kind") != "module":
+        whole = description.get("kind") in ("module", "deploy")
+        if description.get("dispatch_key") == "CUDA" and not whole:
             return lambda store: self._find_late_tools(request, store)
         return lambda store: self._make_tools(request, store)
 

@@ -33,6 +33,7 @@ class _NothingUnderstood(importlib.abc.MetaPathFinder):
                 raise module.NotUnderstood("a planted statement")
 
             module.read_wrapper = read_wrapper
+            module.read_open = lambda text, _symbols: read_wrapper(text)
 
         loader.exec_module = execute_and_patch
         return spec
