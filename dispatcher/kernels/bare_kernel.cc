@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 
-#include "dispatcher/kernels/kernel_entry.h"
 #include "dispatcher/memory/large_blocks.h"
 #include "guards/builder/tensor_data.h"
 

@@ -14,6 +14,19 @@
 
 namespace eagercache {
 
+// What the C function of a compiled kernel returned: 2 before it did anything, for an index that is
+// out of its range.
+inline LoadedKernel::Outcome outcome_of_entry(std::int32_t returned) noexcept {
+  switch (returned) {
+    case 0:
+      return LoadedKernel::Outcome::kAnswered;
+    case 2:
+      return LoadedKernel::Outcome::kNotStarted;
+    default:
+      return LoadedKernel::Outcome::kFailed;
+  }
+}
+
 // Generated kernel functions on CPU, launched by a plan: the outputs are allocated here, as native
 // would, and one function gets all pointers. Keeps no state between runs; a first run is like any
 // other. Several kernels may live in one library.

@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "dispatcher/kernels/kernel_entry.h"
+#include "dispatcher/kernels/bare_kernel.h"
 #include "dispatcher/memory/large_blocks.h"
 #include "dispatcher/memory/output_allocation.h"
 

@@ -119,7 +119,7 @@ def _both(sign: str, left: Size, right: Size) -> Size:
         return left
     if left == _NEUTRAL.get(sign) and sign in ("+", "*"):
         return right
-    return Expression((*steps_of(left), *steps_of(right), sign))
+    return Expression(steps_of(Expression((*steps_of(left), *steps_of(right), sign))))
 
 
 def steps_of(size: Size) -> tuple[int | str, ...]:
