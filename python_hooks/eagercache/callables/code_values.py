@@ -87,7 +87,7 @@ def plain_value(value: Any) -> Any:
     if is_covered(kind.__module__) and isinstance(getattr(kind, "__members__", None), dict):
         return ["enum", type_name(value), str(value.name)]  # one of C++, such as an SDPBackend
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.number):
+    if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)):
         return ["numpy", str(value.dtype), value.tobytes().hex()]
     if kind.__module__ == "typing" or isinstance(value, (types.GenericAlias, types.UnionType)):
         return ["annotation", repr(value)]

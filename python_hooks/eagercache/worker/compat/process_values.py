@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from eagercache.worker.compat import cached_calls, tracing_state
+from eagercache.worker.compat import cached_calls, numpy_numbers, tracing_state
 from eagercache.worker.compat.noted_calls import before
 
 # The files of Dynamo's own sets. What reads members there adds, removes, finds or compares them,
@@ -164,6 +164,7 @@ def noticed(order: int = 0) -> Iterator[ProcessValues]:
         kind.items = property(_items(found, ordered), _keep_items)
         undo.callback(delattr, kind, "items")
         cached_calls.notice(undo, found.reasons)
+        numpy_numbers.notice(undo, found.reasons)
         tracing_state.eagers_own(undo)
         yield found
 

@@ -200,7 +200,7 @@ def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, lis
             met.add(value)
             leaves.append({"tensor": len(tensors)})
             tensors.append(position)
-        elif value is None or isinstance(value, (bool, int, float, str)):
+        elif value is None or type(value) in (bool, int, float, str):
             leaves.append({"value": value})
         else:
             raise CompileRefused(f"the forward returns a {type(value).__name__}")
