@@ -1,7 +1,7 @@
 """Numbers of numpy that a forward computes with, in traces.
 
-Beside a tensor eager takes such a number for Python's of its value. Elsewhere numpy computes with it,
-in its own precision. TorchDynamo makes a tensor of it, or forgets its type. Here it is a
+Beside a tensor eager takes such a number for Python's of its value. Elsewhere numpy computes with
+it, in its own precision. TorchDynamo makes a tensor of it, or forgets its type. Here it is a
 constant that keeps its type: what is computed of constants alone Python and numpy compute, as
 eager does. Where neither holds, no kernel can stand on the trace.
 """

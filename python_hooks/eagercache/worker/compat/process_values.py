@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 import math
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 
-from eagercache.worker.compat import cached_calls, numpy_numbers, tracing_state
+from eagercache.worker.compat import cached_calls, numpy_numbers, texts_of_sets, tracing_state
 from eagercache.worker.compat.noted_calls import before
 
 # The files of Dynamo's own sets. What reads members there adds, removes, finds or compares them,
@@ -139,6 +140,11 @@ class ProcessValues:
         if name == "__hash__" and not _is_dynamos(tx):
             self.reasons.append(f"{_line(tx)} asks for a hash, {_ANEW}")
 
+    def reads_a_text(self) -> None:
+        """Somebody asks for a text that a set was written into."""
+        tx = _translator(sys._getframe(1))
+        self.reasons.append(f"{_line(tx)} reads the text of a set, {_ANEW}")
+
     def makes(self, _: Any, value: Any = None, *__: Any, **___: Any) -> None:
         """A constant is made."""
         if isinstance(value, str) and _ADDRESS in value:
@@ -165,6 +171,8 @@ def noticed(order: int = 0) -> Iterator[ProcessValues]:
         undo.callback(delattr, kind, "items")
         cached_calls.notice(undo, found.reasons)
         numpy_numbers.notice(undo, found.reasons)
+        has_own_order = functools.partial(_has_own_order, kind, ordered)
+        texts_of_sets.notice(undo, has_own_order, found.reads_a_text)
         tracing_state.eagers_own(undo)
         yield found
 
@@ -184,6 +192,13 @@ def _items(found: ProcessValues, ordered: tuple[type, ...]) -> Callable[[Any], A
         return items
 
     return items_of
+
+
+def _has_own_order(kind: type, ordered: tuple[type, ...], variable: Any) -> bool:
+    """Whether a variable of Dynamo's is a set whose order is the process's."""
+    if not isinstance(variable, kind) or isinstance(variable, ordered):
+        return False
+    return len(variable.__dict__["items"]) > 1
 
 
 def _keep_items(variable: Any, items: Any) -> None:
