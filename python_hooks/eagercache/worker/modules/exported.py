@@ -21,6 +21,7 @@ from eagercache.worker.compat import process_values, traced_graphs
 from eagercache.worker.compat.encoder_layers import trace_attention_as_called
 from eagercache.worker.compat.python_calls import teach_python_calls
 from eagercache.worker.graphs.bags import sum_equal_bags
+from eagercache.worker.graphs.one_hots import look_up_one_hots
 from eagercache.worker.graphs.recurrent import check_recurrent
 from eagercache.worker.graphs.same_programs import compute_the_same
 from eagercache.worker.inductor.commands import CompileRefused
@@ -115,6 +116,7 @@ def _export(
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
     check_recurrent(program.graph)
+    look_up_one_hots(program.graph_module)
     # On a CPU native's kernel of bags is faster than generated code, with its gradient, too.
     if _on_a_gpu(program.graph) and sum_equal_bags(program.graph):
         program.graph_module.recompile()
