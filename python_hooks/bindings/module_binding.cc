@@ -44,10 +44,11 @@ std::shared_ptr<ModuleRecord> require_record(py::handle module) {
   return record;
 }
 
-// (submodule, [(kind, name), ...], the variable that its hooks read or None) for each module of the
-// tree, the root first.
+// (submodule, [(kind, name, steps), ...], the variable that its hooks read or None) for each module
+// of the tree, the root first.
 using GuardEntry =
-    std::tuple<py::object, std::vector<std::pair<std::string, std::string>>, py::object>;
+    std::tuple<py::object, std::vector<std::tuple<std::string, std::string, py::tuple>>,
+               py::object>;
 
 bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
                const std::string& identity, std::uint64_t version, const py::list& values,
@@ -60,8 +61,8 @@ bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
     if (!collector.is_none()) {
       guard->allow_forward_hooks(collector);
     }
-    for (const auto& [kind, name] : tensors) {
-      guard->add_tensor(kind, name);
+    for (const auto& [kind, name, steps] : tensors) {
+      guard->add_tensor(kind, name, steps);
     }
   }
   guard->values().add(values);

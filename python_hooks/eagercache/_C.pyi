@@ -283,7 +283,7 @@ def module_forget(module: object) -> None: ...
 def modules_forget_all() -> None: ...
 def module_set_guard(
     module: object,
-    entries: Sequence[tuple[Any, Sequence[tuple[str, str]], Any]],
+    entries: Sequence[tuple[Any, Sequence[tuple[str, str, tuple[str | int, ...]]], Any]],
     identity: str,
     version: int,
     values: list[tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]] = ...,

@@ -111,13 +111,43 @@ void ModuleGuard::allow_forward_hooks(py::object collector) {
   collector_ = std::move(collector);
 }
 
-std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& name) {
+PyObject* ModuleGuard::object_in(const Slot& slot) noexcept {
+  PyObject* object = PyDict_GetItemWithError(slot.dict.ptr(), slot.name.ptr());
+  for (const Step& step : slot.steps) {
+    if (object == nullptr) {
+      return nullptr;
+    }
+    const Py_ssize_t at = step.position;
+    if (PyDict_CheckExact(object)) {
+      object = PyDict_GetItemWithError(object, step.key.ptr());
+    } else if (PyList_CheckExact(object)) {
+      object = at >= 0 && at < PyList_GET_SIZE(object) ? PyList_GET_ITEM(object, at) : nullptr;
+    } else if (PyTuple_CheckExact(object)) {
+      object = at >= 0 && at < PyTuple_GET_SIZE(object) ? PyTuple_GET_ITEM(object, at) : nullptr;
+    } else {
+      return nullptr;
+    }
+  }
+  return object;
+}
+
+std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& name,
+                                    const py::tuple& steps) {
   const Owner& owner = owners_.at(owners_.size() - 1);
   const py::object& dict = kind == "parameter" ? owner.parameters
                            : kind == "buffer"  ? owner.buffers
                                                : owner.attributes;
   py::object key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name.c_str()));
-  PyObject* object = PyDict_GetItemWithError(dict.ptr(), key.ptr());
+  Slot slot{dict, std::move(key), {}, nullptr, {}, nullptr};
+  for (const py::handle step : steps) {
+    const bool is_number = PyLong_CheckExact(step.ptr()) != 0;
+    const Py_ssize_t position = is_number ? PyLong_AsSsize_t(step.ptr()) : -1;
+    if (position == -1) {
+      PyErr_Clear();  // a key that is no position
+    }
+    slot.steps.push_back({py::reinterpret_borrow<py::object>(step), position});
+  }
+  PyObject* object = object_in(slot);
   const at::Tensor* tensor = object == nullptr ? nullptr : exact_tensor(object);
   if (tensor == nullptr || !tensor->defined() ||
       !is_plain_or_empty(*tensor->unsafeGetTensorImpl())) {
@@ -130,13 +160,19 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
     }
     device_ = tensor->device();
   }
-  slots_.push_back({dict, std::move(key), object, TensorForm::of(*tensor), tensor});
+  slot.object = object;
+  slot.form = TensorForm::of(*tensor);
+  slot.current = tensor;
+  slots_.push_back(std::move(slot));
   labels_.push_back({owners_.size() - 1, kind});
   return slots_.size() - 1;
 }
 
 std::string ModuleGuard::tensor_name(std::size_t slot) const {
   std::string name = py::cast<std::string>(slots_.at(slot).name);
+  for (const Step& step : slots_[slot].steps) {
+    name += "[" + py::cast<std::string>(py::repr(step.key)) + "]";
+  }
   // A module is added before those below it. One that has several places is named by its first.
   std::size_t at = labels_[slot].owner;
   for (std::size_t above = 0; above < at;) {
@@ -197,7 +233,7 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
   }
   bool any_grad = false;
   for (const Slot& slot : slots_) {
-    PyObject* object = PyDict_GetItemWithError(slot.dict.ptr(), slot.name.ptr());
+    PyObject* object = object_in(slot);
     if (object != slot.object) {
       return Verdict::kChanged;
     }

@@ -42,8 +42,10 @@ class ModuleGuard {
 
   // Adds the tensor `name` of the module added last; `kind` names its dictionary: "parameter",
   // "buffer" or "attribute". Returns its slot. Throws std::invalid_argument when it is not plain or
-  // not on the device of the others.
-  std::size_t add_tensor(const std::string& kind, const std::string& name);
+  // not on the device of the others. `steps` lead from an attribute that is a list, tuple or dict
+  // to the tensor, by positions and keys (of strings or integers).
+  std::size_t add_tensor(const std::string& kind, const std::string& name,
+                         const pybind11::tuple& steps = pybind11::tuple());
 
   // What is inside of attributes, added to by the caller before the first check.
   ModuleValues& values() noexcept { return values_; }
@@ -79,9 +81,14 @@ class ModuleGuard {
     Py_ssize_t num_buffers = 0;
     std::vector<Child> children;
   };
+  struct Step {
+    pybind11::object key;  // of a dict
+    Py_ssize_t position;   // in a list or tuple, if the key is one; else -1
+  };
   struct Slot {
     pybind11::object dict;
     pybind11::object name;
+    std::vector<Step> steps;
     PyObject* object;  // identity only
     TensorForm form;
     mutable const at::Tensor* current = nullptr;
@@ -94,6 +101,8 @@ class ModuleGuard {
   };
 
   static Verdict check_hooks(const Owner& owner) noexcept;
+  // What is in a slot's place now, borrowed; nullptr where nothing is.
+  static PyObject* object_in(const Slot& slot) noexcept;
 
   std::vector<PyObject*> modules_;
   std::vector<pybind11::object> kept_;  // the submodules without the root

@@ -5,18 +5,20 @@ Those of an answer, and its constants, are found by their names when a kernel's 
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import enum
 import importlib
 import types
 import weakref
 from collections import OrderedDict, namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
-from eagercache.callables.code_values import is_covered, is_python_class
+from eagercache.callables.code_values import is_covered, is_found_by_name, is_python_class
 
 # Classes of C that have nothing but their items.
 _WITH_ITEMS = frozenset((list, tuple, dict, OrderedDict, set, frozenset))
@@ -209,3 +211,39 @@ def hides_a_value(value: Any) -> bool:
         return True
     of_c = {base for base in bases if base not in own}
     return not of_c <= _WITH_ITEMS
+
+
+def reduced_parametrized(value: Any) -> tuple[Any, ...] | None:
+    """How pickle has to write a module with computed tensors down; None for all others.
+
+    torch (`torch.nn.utils.parametrize`) gives such a module a class of its own, with a property for
+    each of these tensors, and lets nobody pickle it. Here it travels as what it was made of: its
+    first class, its parts, and the names of the properties. The module's identity says whether the
+    worker's class is the same: it has the code of classes that are not found by their name.
+    """
+    kind = type(value)
+    if (
+        not isinstance(value, torch.nn.Module)
+        or kind.__module__ != parametrize.__name__
+        or is_found_by_name(kind)
+        or not parametrize.is_parametrized(value)
+    ):
+        return None
+    (first,) = kind.__bases__
+    fill: Callable[[torch.nn.Module, Any], None] = _fill
+    return _make, (first,), (vars(value).copy(), list(value.parametrizations)), None, None, fill
+
+
+def _make(kind: Any) -> torch.nn.Module:
+    made: torch.nn.Module = kind.__new__(kind)
+    return made
+
+
+def _fill(module: torch.nn.Module, state: tuple[dict[str, Any], list[str]]) -> None:
+    held, names = state
+    vars(module).update(held)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    # The first copy of such a module writes this to its class, which a guard would notice.
+    copyreg._slotnames(type(module))  # type: ignore[attr-defined]

@@ -32,6 +32,7 @@ from eagercache.callables.code_values import (
     type_name,
 )
 from eagercache.callables.made_classes import hides_a_value
+from eagercache.callables.module_tensors import OWN_ATTRIBUTES, TensorSlot, groups_of, items_of
 from eagercache.calls import capturing_hooks
 from eagercache.calls.code_digest import code_digest
 
@@ -42,34 +43,11 @@ SHARDING_MARKS = frozenset({"_is_fsdp_managed_module", "_fsdp_use_orig_params"})
 
 # Hooks that a call of a module runs.
 CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-# Attributes of torch.nn.Module itself: hooks are looked at on every call, the rest does not change
-# what a forward computes.
-OWN_ATTRIBUTES = frozenset(
-    {
-        "_parameters",
-        "_buffers",
-        "_modules",
-        "_non_persistent_buffers_set",
-        "_backward_pre_hooks",
-        "_backward_hooks",
-        "_is_full_backward_hook",
-        "_forward_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks",
-        "_forward_pre_hooks_with_kwargs",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-        "_version",
-        "dump_patches",
-    }
-)
-
 # Attributes of objects that differ from process to process and say nothing: transformers keeps a
 # hash of a generation's settings, to see later whether somebody has changed them.
 NOT_COMPARED = frozenset({"_original_object_hash"})
+
+_Entry = tuple[str, str, tuple[str | int, ...]]
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 20_000
@@ -81,21 +59,6 @@ class Unfit(Exception):
 
 class Unsettled(Unfit):
     """It cannot be described now: its next forward renews what it keeps beside its tensors."""
-
-
-@dataclass(frozen=True)
-class TensorSlot:
-    """One tensor of the tree, in the order in which the guard holds them."""
-
-    path: str  # of the module that owns it, "" for the root
-    kind: str  # "parameter", "buffer" or "attribute"
-    name: str
-    tensor: torch.Tensor
-
-    @property
-    def full_name(self) -> str:
-        """The name as `named_parameters` and an exported program spell it."""
-        return f"{self.path}.{self.name}" if self.path else self.name
 
 
 @dataclass(frozen=True)
@@ -112,15 +75,24 @@ class Identity:
         """SHA-256 of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def guard_entries(self) -> list[tuple[torch.nn.Module, list[tuple[str, str]], Any]]:
+    def holds(self, module: torch.nn.Module) -> bool:
+        """Whether ``module``, which was described, still is that. May raise Unfit.
+
+        Other tensors of the same metadata do not show in the text.
+        """
+        now = identify(module)
+        tensors = ([slot.tensor for slot in found.slots] for found in (self, now))
+        return self.text == now.text and all(a is b for a, b in zip(*tensors, strict=True))
+
+    def guard_entries(self) -> list[tuple[torch.nn.Module, list[_Entry], Any]]:
         """What the core's guard is made of.
 
-        A module, its tensors' kinds and names, and where its hooks are in the text the variable of
-        the context that has to be without a value for them.
+        A module, its tensors' kinds, names and steps, and where its hooks are in the text the
+        variable of the context that has to be without a value for them.
         """
-        by_path: dict[str, list[tuple[str, str]]] = {path: [] for path, _ in self.modules}
+        by_path: dict[str, list[_Entry]] = {path: [] for path, _ in self.modules}
         for slot in self.slots:
-            by_path[slot.path].append((slot.kind, slot.name))
+            by_path[slot.path].append((slot.kind, slot.name, slot.steps))
         return [
             (module, by_path[path], capturing_hooks.collector() if path in self.hooked else None)
             for path, module in self.modules
@@ -138,7 +110,12 @@ def identify(module: torch.nn.Module) -> Identity:
     for path, part in places:
         if first.setdefault(id(part), path) == path:
             modules.append((path, part))
-    slots = [slot for path, part in modules for slot in _slots_of(path, part)]
+    items = items_of(modules)
+    slots = [
+        _checked(slot)
+        for path, part in modules
+        for slot in (*_slots_of(path, part), *items.get(path, ()))
+    ]
     hooked = frozenset(
         path for path, part in modules if capturing_hooks.only_capturing(part._forward_hooks)
     )
@@ -172,40 +149,25 @@ def _names(module: torch.nn.Module) -> list[Any]:
     ]
 
 
-def _groups(module: torch.nn.Module) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    return (
-        ("parameter", module._parameters),
-        ("buffer", module._buffers),
-        ("attribute", {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}),
-    )
-
-
-def own_tensors(module: torch.nn.Module) -> dict[int, torch.Tensor]:
-    """The tensors that the guard of a module holds, by identity: its own and its parts'."""
-    return {
-        id(tensor): tensor
-        for part in module.modules()
-        for _, group in _groups(part)
-        for tensor in list(group.values())
-        if tensor is not None
-    }
-
-
 def _slots_of(path: str, module: torch.nn.Module) -> Iterator[TensorSlot]:
-    for kind, group in _groups(module):
+    for kind, group in groups_of(module):
         for name, tensor in group.items():
-            if tensor is None:
-                continue
-            slot = TensorSlot(path, kind, name, tensor)
-            if torch.nn.parameter.is_lazy(tensor):
-                raise Unsettled(f"{slot.full_name} has no size before the first call")
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-                raise Unfit(f"{slot.full_name} is a {type(tensor).__name__}, not a plain tensor")
-            if tensor.layout != torch.strided or tensor.is_quantized:
-                raise Unfit(f"{slot.full_name} is not a dense tensor")
-            if tensor.device.type not in ("cpu", "cuda"):
-                raise Unfit(f"{slot.full_name} is on {tensor.device}")
-            yield slot
+            if tensor is not None:
+                yield TensorSlot(path, kind, name, tensor)
+
+
+def _checked(slot: TensorSlot) -> TensorSlot:
+    """Raises Unfit for a tensor that no kernel takes."""
+    tensor = slot.tensor
+    if torch.nn.parameter.is_lazy(tensor):
+        raise Unsettled(f"{slot.full_name} has no size before the first call")
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise Unfit(f"{slot.full_name} is a {type(tensor).__name__}, not a plain tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise Unfit(f"{slot.full_name} is not a dense tensor")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise Unfit(f"{slot.full_name} is on {tensor.device}")
+    return slot
 
 
 def _tensor_row(slot: TensorSlot) -> list[Any]:

@@ -23,7 +23,7 @@ import torch
 from torch.library import CustomOpDef
 
 from eagercache.base.load import core
-from eagercache.callables import custom_operators, parametrized
+from eagercache.callables import custom_operators
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
 from eagercache.callables.function_transfer import Packer
@@ -35,9 +35,11 @@ from eagercache.callables.made_classes import (
     is_named_tuple,
     is_rebuilt,
     make_object,
+    reduced_parametrized,
     slots_of,
 )
-from eagercache.callables.module_identity import SHARDING_MARKS, TensorSlot
+from eagercache.callables.module_identity import SHARDING_MARKS
+from eagercache.callables.module_tensors import TensorSlot
 from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
@@ -80,7 +82,7 @@ class _Pickler(Packer):
         if is_model_output(kind) or is_named_tuple(kind) or kind in self.opened:
             return make_object, (kind, dict(fields_of(value)))
         return (
-            parametrized.reduced(value)
+            reduced_parametrized(value)
             or capturing_hooks.reduced(value)
             or super().reducer_override(value)
         )

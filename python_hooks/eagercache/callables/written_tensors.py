@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from eagercache.callables.arguments import argument_tensors
-from eagercache.callables.module_identity import TensorSlot, Unfit
+from eagercache.callables.module_identity import Unfit
+from eagercache.callables.module_tensors import TensorSlot
 from eagercache.calls.numerics import same_bits
 
 # Up to this size a tensor may be a counter, which tells where the next call writes.

@@ -7,8 +7,10 @@ attributes of the program's objects, environment variables.
 
 Not held, so that nothing lives longer because of us, and therefore not watched: objects and
 containers that hold a module or a tensor somewhere inside, but for the watched module's own
-tensors, which its guard holds anyway. Where a guard of a kernel is behind one, or in a place that
-cannot be watched, `Unwatchable` is raised, and the module's forward answers.
+tensors, which its guard holds anyway. Up to a size those are its own, too, that lists, tuples and
+dicts among its attributes hold (callables/module_tensors.py): they live on until the next call.
+Where a guard of a kernel is behind another one, or in a place that cannot be watched, `Unwatchable`
+is raised, and the module's forward answers.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import torch
 
 from eagercache.callables.code_values import chains, environment_names, is_covered, own_members
 from eagercache.callables.guard_rows import guards_in
-from eagercache.callables.module_identity import OWN_ATTRIBUTES, SHARDING_MARKS
+from eagercache.callables.module_identity import SHARDING_MARKS
+from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.callables.used_functions import indexed
 from eagercache.modules.watched_rows import Row, Rows
 

@@ -34,7 +34,8 @@ from eagercache.callables.guard_rows import (
     path_text,
     step_from,
 )
-from eagercache.callables.module_identity import NOT_COMPARED, own_tensors
+from eagercache.callables.module_identity import NOT_COMPARED
+from eagercache.callables.module_tensors import own_tensors
 from eagercache.modules.held_parts import Holdable, is_found_unasked, is_leaf
 
 # (sort, place, keys, expected): see nn_modules/places/values.h.

@@ -1,4 +1,4 @@
-"""Modules with `one_hot`, as losses of segmentation have it: a class outside raises, as in eager."""
+"""Modules with `one_hot`, as losses of segmentation: a class outside raises, as in eager."""
 
 from __future__ import annotations
 

@@ -78,9 +78,9 @@ def test_a_recurrent_layer_is_described_again_when_it_has_met_its_new_weights() 
     assert old is not layer[0].weight_ih_l0
 
 
-def test_a_foreign_tensor_in_a_list_stays_unfit() -> None:
+def test_a_foreign_tensor_in_a_set_stays_unfit() -> None:
     model = layer_zoo.Tagger(nn.GRU)
-    model.more = [model.norm.weight, torch.ones(2)]  # type: ignore[assignment]
+    model.more = {model.norm.weight, torch.ones(2)}  # type: ignore[assignment]
     with pytest.raises(Unfit, match="attribute more holds a tensor inside a container"):
         identify(model)
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagercache.callables.module_identity import own_tensors
+from eagercache.callables.module_tensors import own_tensors
 from eagercache.calls.numerics import ProofFailed, is_out_of_memory
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
