@@ -79,6 +79,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "training-h200": ("bench/modules/modules_training.py", *WHOLE),
     "training-steps-cpu": ("tests/models", *WHOLE),
     "varying-shapes-cpu": ("bench/operators/varying_shapes.py", *SERVICE, *CALLS),
+    "varying-shapes-cuda": ("bench/operators/varying_shapes.py", *SERVICE, *OPERATORS),
     "vector-products": KERNELS,
     "warm-budgets-cpu": ("bench/compiling/warm_budgets.py", *AHEAD),
 }

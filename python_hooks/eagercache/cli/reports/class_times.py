@@ -17,7 +17,7 @@ from eagercache.base.operators import described_name, full_name
 if TYPE_CHECKING:
     from eagercache.frontend.report import KernelInfo
 
-_FORMS = ("shapes", "scalars")
+_FORMS = ("shapes", "cuda_shapes", "scalars")
 
 
 def kernels_of_classes(verdicts: Iterable[KernelInfo]) -> list[KernelInfo]:
