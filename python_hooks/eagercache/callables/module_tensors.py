@@ -79,7 +79,7 @@ def items_of(modules: list[tuple[str, torch.nn.Module]]) -> dict[str, list[Tenso
     """By path, tensors in lists, tuples and dicts that are attributes of modules; each comes once.
 
     The guard's rows hold them until the next call, even where the program lets go of them before:
-    none where they are many, or large.
+    none where they are many, or large, or one would keep a graph of autograd alive.
     """
     found: dict[str, list[TensorSlot]] = {}
     seen: set[int] = set()
@@ -97,7 +97,7 @@ def items_of(modules: list[tuple[str, torch.nn.Module]]) -> dict[str, list[Tenso
                 slot = TensorSlot(path, "item", name, tensor, steps)
                 found.setdefault(path, []).append(slot)
                 left -= max(tensor.numel() * tensor.element_size(), _MOST_HELD_BYTES >> 8)
-                if left < 0:
+                if left < 0 or tensor.grad_fn is not None:
                     return {}
     return found
 

@@ -176,6 +176,7 @@ def test_defaults_of_a_method_are_in_the_identity(monkeypatch: pytest.MonkeyPatc
         ("lock", threading.Lock(), "cannot be compared"),
         ("hidden", [nn.Linear(2, 2)], "not registered"),
         ("tensors", {torch.ones(2)}, "inside a container"),
+        ("graphs", [torch.ones(2, requires_grad=True) * 2], "inside a container"),
         ("sparse", torch.eye(3).to_sparse(), "not a dense tensor"),
     ],
 )
