@@ -21,6 +21,13 @@ struct AdmittedCalls {
     bool kernel = false;
   };
   static constexpr std::size_t kMaxMeasured = 64;
+  // Of a plan with open sizes, on whatever device.
+  static constexpr std::size_t kMaxInputs = 64;
+  static constexpr std::size_t kMaxOutputs = 16;
+  static constexpr std::size_t kMaxScratch = 32;
+  static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
+  static constexpr std::size_t kMaxRank = 16;
+  static constexpr std::size_t kMaxNumbers = 256;
 
   ShapePattern pattern;
   std::vector<Measured> choice;  // by ascending elements, each once; never empty

@@ -30,12 +30,6 @@ struct CudaShapePlan : AdmittedCalls {
     std::vector<Index> strides;  // as many
   };
 
-  static constexpr std::size_t kMaxInputs = 64;
-  static constexpr std::size_t kMaxOutputs = 16;
-  static constexpr std::size_t kMaxScratch = 32;
-  static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
-  static constexpr std::size_t kMaxRank = 16;
-  static constexpr std::size_t kMaxNumbers = 256;
   static constexpr std::size_t kMaxGuards = 64;
 
   std::size_t num_inputs = 0;

@@ -28,13 +28,6 @@ struct ShapePlan : AdmittedCalls {
     std::size_t rank = 0;
   };
 
-  static constexpr std::size_t kMaxInputs = 64;
-  static constexpr std::size_t kMaxOutputs = 16;
-  static constexpr std::size_t kMaxScratch = 32;
-  static constexpr std::size_t kMaxPointers = kMaxInputs + kMaxOutputs + kMaxScratch;
-  static constexpr std::size_t kMaxRank = 16;
-  static constexpr std::size_t kMaxNumbers = 256;
-
   std::string entry;
   std::string shape;
   std::size_t num_inputs = 0;

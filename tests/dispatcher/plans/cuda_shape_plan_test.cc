@@ -13,6 +13,7 @@
 #include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/kernels/kernel_forms.h"
 #include "dispatcher/plans/cuda_plan.h"
+#include "tests/dispatcher/plans/matrix_pattern.h"
 
 namespace eagercache {
 namespace {
@@ -94,17 +95,6 @@ TEST(SizeExpression, IsRefusedWhereItIsNotOneValue) {
 
 // abs of a float32 matrix of 8x12, both sizes open, with a scratch buffer as long as a row.
 json open_plan() {
-  KeyBuffer key;
-  key.put_state(GlobalState());
-  TensorTraits traits;
-  traits.dtype = 6;
-  traits.dim = 2;
-  const std::int64_t sizes[] = {8, 12};
-  const std::int64_t strides[] = {12, 1};
-  key.put_tensor(traits, sizes, strides);
-  ShapePattern pattern;
-  pattern.words.assign(key.words().begin(), key.words().end());
-  pattern.symbols = {{2, 0, 0}, {3, 0, 1}};
   json whole = json::parse(R"({
     "version": 1, "inputs": 1, "scratch": [5], "elements": 3, "choice": [[96, true]],
     "guards": [["s0", 1000, "<="]],
@@ -116,7 +106,7 @@ json open_plan() {
       "shared": 0,
       "arguments": [["pointer", 0, 0], ["pointer", 1, 0], ["part", 2, 6], ["number", 3, "int32"],
                     ["value", "int32", -5], ["null"]]}]})");
-  whole["pattern"] = pattern_json(pattern);
+  whole["pattern"] = pattern_json(matrix_pattern());
   return whole;
 }
 

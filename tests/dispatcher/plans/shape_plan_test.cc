@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/dispatcher/plans/matrix_pattern.h"
+
 namespace eagercache {
 namespace {
 
@@ -11,24 +13,11 @@ using nlohmann::json;
 
 // abs of a float32 matrix of 8x12 on two threads, both sizes symbolic.
 json example() {
-  KeyBuffer key;
-  GlobalState state;
-  state.num_threads = 2;
-  key.put_state(state);
-  TensorTraits traits;
-  traits.dtype = 6;
-  traits.dim = 2;
-  const std::int64_t sizes[] = {8, 12};
-  const std::int64_t strides[] = {12, 1};
-  key.put_tensor(traits, sizes, strides);
-  ShapePattern pattern;
-  pattern.words.assign(key.words().begin(), key.words().end());
-  pattern.symbols = {{2, 0, 0}, {3, 0, 1}};
   return {{"choice", {{96, true}, {4096, false}}},
           {"entry", "eagercache_kernel_0a"},
           {"inputs", 1},
           {"outputs", {{{"dtype", "float32"}, {"rank", 2}}}},
-          {"pattern", pattern_json(pattern)},
+          {"pattern", pattern_json(matrix_pattern())},
           {"scratch", 1},
           {"shape", "eagercache_shape_0a"},
           {"version", 1}};

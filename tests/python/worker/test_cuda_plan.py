@@ -86,6 +86,9 @@ def kernel(name: str, cubin: bytes, **signature: str) -> TritonKernel:
         def grid_of(self, numbers: Any) -> tuple[int, int, int]:
             return (max(numbers.values()), 1, 1)
 
+        def grid_texts(self) -> Any:
+            return ["raw = -((xnumel) // -(XBLOCK))"], ("raw", "1", "1"), {"XBLOCK": 64}
+
     return Kernel(
         cubin=cubin,
         function=name,
@@ -186,29 +189,9 @@ SYMBOLS = Symbols(("s17", "s55"), (("s17", "s55"),), ("s17 >= 2L", "s17*s55 <= 2
 PATTERN = {"symbols": [[2, 0, 0], [3, 0, 1]], "ties": [], "words": []}
 
 
-class OpenKernel(TritonKernel):
-    def grid_texts(self) -> Any:
-        return ["raw = -((xnumel) // -(XBLOCK))"], ("raw", "1", "1"), {"XBLOCK": 64}
-
-
-def open_kernel(name: str, cubin: bytes, **signature: str) -> TritonKernel:
-    return OpenKernel(
-        cubin=cubin,
-        function=name,
-        threads=128,
-        shared=0,
-        names=tuple(signature),
-        signature={n: t for n, t in signature.items() if t != "constexpr"},
-        scratch_pointers=1,
-        grid={},
-    )
-
-
 OPEN_KERNELS = {
-    "triton_a": open_kernel("a", b"A", p="*bf16", q="*fp32", ks0="i64", xnumel="i32"),
-    "triton_b": open_kernel(
-        "b", b"B", p="*fp32", q="*bf16", ks0="i64", xnumel="i32", r="constexpr"
-    ),
+    "triton_a": kernel("a", b"A", p="*bf16", q="*fp32", ks0="i64", xnumel="i32"),
+    "triton_b": kernel("b", b"B", p="*fp32", q="*bf16", ks0="i64", xnumel="i32", r="constexpr"),
 }
 
 
@@ -236,7 +219,7 @@ def test_a_plan_computes_what_depends_on_the_sizes() -> None:
     # The view begins a row into the scratch buffer; the last argument is a constant of the code.
     kind, pointer, place = second["arguments"][0]
     assert (kind, pointer, *numbers(made, [place], sizes)) == ("part", 2, 48)
-    assert second["arguments"][4:] == [["null"]]
+    assert second["arguments"][4:] == [["null"], ["null"]]
     assert open_plan().admits(sizes) and not open_plan().admits((1, 12))
 
 

@@ -426,7 +426,7 @@ KERNELS |= {
 }
 KERNELS |= {"list_of_torch", "asked_of_torch", "asked_of_function", "function_name", "imported"}
 KERNELS |= {"builtin_constant", "of_its_class", "kind", "places", "far"}
-KERNELS |= {"metaclass", "layer", "as_dict", "flags", "tracer"}
+KERNELS |= {"metaclass", "layer", "as_dict", "flags", "tracer", "pair_of_module"}
 
 
 def made(name: str) -> World:

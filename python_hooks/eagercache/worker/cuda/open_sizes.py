@@ -7,7 +7,6 @@ integer arguments are expressions of the call's open sizes, which the hook evalu
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,9 @@ from eagercache.worker.cuda.plan import (
     MAX_OBJECTS,
     MAX_TEXT,
     TritonKernel,
-    passed_number,
-    type_of,
+    argument_of,
+    distinct,
+    launched,
 )
 from eagercache.worker.cuda.sizes import (
     Expression,
@@ -40,7 +40,6 @@ from eagercache.worker.cuda.wrapper import (
 )
 from eagercache.worker.inductor.shape_plan import Symbols
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
-from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
 
 VERSION = 1
 # CudaShapePlan's limits in dispatcher/plans/cuda_shape_plan.h.
@@ -165,8 +164,7 @@ class CudaShapePlan:
 
     def cubins(self) -> list[bytes]:
         """Each once, in the order that the plan's text numbers them."""
-        return list({hashlib.sha256(launch.cubin).digest(): launch.cubin
-                     for launch in self.launches}.values())  # fmt: skip
+        return distinct(launch.cubin for launch in self.launches)
 
     def admits(self, values: Sequence[int]) -> bool:
         """Whether the kernel holds for these values of the open sizes."""
@@ -275,10 +273,7 @@ def make_open_plan(
     for call in text.calls:
         if isinstance(call, FinalReduction):
             raise NotUnderstood("a reduction that an eager operator ends")
-        kernel = kernels.get(call.kernel)
-        if kernel is None or len(call.arguments) != len(kernel.names):
-            raise NotUnderstood(f"the launch of {call.kernel}")
-        launches.append(_launch(kernel, call.arguments, pointers))
+        launches.append(_launch(*launched(call, kernels), pointers))
     conditions = dict.fromkeys(text.conditions)
     if 0 in conditions or len(conditions) > MAX_GUARDS or len(scratch) > MAX_BUFFERS:
         raise NotUnderstood("guards that never hold, or very many guards or buffers")
@@ -310,13 +305,12 @@ def _count(sizes: Sequence[Size]) -> Size:
 
 def _launch(
     kernel: TritonKernel,
-    arguments: Sequence[Value | Number | Size | float],
+    passed: Mapping[str, Value | Number | Size | float],
     pointers: Mapping[int, int],
 ) -> OpenLaunch:
-    passed = dict(zip(kernel.names, arguments, strict=True))
     if len(kernel.signature) + kernel.scratch_pointers > MAX_ARGUMENTS:
         raise NotUnderstood("a kernel of very many arguments")
-    rows = [_argument(kind, passed[name], pointers) for name, kind in kernel.signature.items()]
+    rows = [argument_of(kind, passed[name], pointers) for name, kind in kernel.signature.items()]
     rows += [("null",)] * kernel.scratch_pointers
     return OpenLaunch(
         kernel.cubin,
@@ -326,24 +320,6 @@ def _launch(
         kernel.shared,
         tuple(rows),
     )
-
-
-def _argument(
-    kind: str, value: Value | Number | Size | float, pointers: Mapping[int, int]
-) -> tuple[Any, ...]:
-    if kind.startswith("*"):
-        if not isinstance(value, Value):
-            raise NotUnderstood("a number where the kernel takes a tensor")
-        if isinstance(value.root, int):
-            return ("pointer", value.root, 0)
-        offset = value.offset * ITEM_SIZES[value.root.dtype]
-        moved = "part" if isinstance(offset, Expression) else "pointer"
-        return (moved, pointers[id(value.root)], offset)
-    if isinstance(value, Expression):
-        if not (type_name := type_of(kind)).startswith("int"):
-            raise NotUnderstood("an open size where the kernel takes no integer")
-        return ("number", value, type_name)
-    return passed_number(kind, value)
 
 
 def _grid(kernel: TritonKernel, passed: Mapping[str, Any]) -> tuple[Size, Size, Size]:

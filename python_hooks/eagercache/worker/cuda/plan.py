@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagercache.worker.cuda.sizes import Expression, Size
-from eagercache.worker.cuda.wrapper import FinalReduction, Number, Value, WrapperText, fixed
+from eagercache.worker.cuda.wrapper import Call, FinalReduction, Number, Value, WrapperText, fixed
 from eagercache.worker.inductor.launch_plan import Output, adopt_strides
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
@@ -60,6 +60,11 @@ class Launch:
     arguments: tuple[tuple[Any, ...], ...]
 
 
+def distinct(cubins: Iterable[bytes]) -> list[bytes]:
+    """Each once, in their order."""
+    return list({hashlib.sha256(cubin).digest(): cubin for cubin in cubins}.values())
+
+
 @dataclass(frozen=True)
 class CudaPlan:
     """How to launch the kernels of one call."""
@@ -76,8 +81,7 @@ class CudaPlan:
 
     def cubins(self) -> list[bytes]:
         """Each once, in the order that the plan's text numbers them."""
-        return list({hashlib.sha256(launch.cubin).digest(): launch.cubin
-                     for launch in self.launches}.values())  # fmt: skip
+        return distinct(launch.cubin for launch in self.launches)
 
     def to_json(self) -> str:
         """The canonical text that the manifest stores and the hook reads; without the cubins."""
@@ -136,6 +140,16 @@ class TritonKernel:
         return triton_kernels.triton_grid_texts(self.grid)
 
 
+def launched(
+    call: Call, kernels: Mapping[str, TritonKernel]
+) -> tuple[TritonKernel, dict[str, Value | Number | Size | float]]:
+    """The kernel of a launch, and what it is given by its parameters' names."""
+    kernel = kernels.get(call.kernel)
+    if kernel is None or len(call.arguments) != len(kernel.names):
+        raise NotUnderstood(f"the launch of {call.kernel}")
+    return kernel, dict(zip(kernel.names, call.arguments, strict=True))
+
+
 def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPlan:
     """The plan of a wrapper whose kernels are ``kernels``. Raises NotUnderstood."""
     outputs = [value.buffer for value in text.outputs]
@@ -148,10 +162,7 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
     for call in text.calls:
         if isinstance(call, FinalReduction):
             raise NotUnderstood("a reduction that an eager operator ends")
-        kernel = kernels.get(call.kernel)
-        if kernel is None or len(call.arguments) != len(kernel.names):
-            raise NotUnderstood(f"the launch of {call.kernel}")
-        passed = dict(zip(kernel.names, call.arguments, strict=True))
+        kernel, passed = launched(call, kernels)
         grid = kernel.grid_of({n: v for n, v in passed.items() if isinstance(v, int)})
         written |= {
             value.root
@@ -161,7 +172,7 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
             and isinstance(value.root, int)
         }
         arguments = [
-            _argument(kind, passed[name], numbers) for name, kind in kernel.signature.items()
+            argument_of(kind, passed[name], numbers) for name, kind in kernel.signature.items()
         ]
         arguments += [("null",)] * kernel.scratch_pointers
         launches.append(
@@ -192,29 +203,31 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
     return plan
 
 
-def _argument(
-    kind: str, value: Value | Number | Size | float, numbers: Mapping[int, int]
+def argument_of(
+    kind: str, value: Value | Number | Size | float, pointers: Mapping[int, int]
 ) -> tuple[Any, ...]:
+    """What a launch passes where machine code takes a ``kind``, as the plan stores it.
+
+    ``pointers`` numbers buffers by their identity. An open size stands in the place of the number
+    that a plan has it by. Raises NotUnderstood.
+    """
     if kind.startswith("*"):
         if not isinstance(value, Value):
             raise NotUnderstood("a number where the kernel takes a tensor")
         if isinstance(value.root, int):
             return ("pointer", value.root, 0)
-        return (
-            "pointer",
-            numbers[id(value.root)],
-            fixed(value.offset) * ITEM_SIZES[value.root.dtype],
-        )
-    return passed_number(kind, value)
-
-
-def passed_number(kind: str, value: Value | Number | Size | float) -> tuple[Any, ...]:
-    """What a launch passes by value, which no open size is in."""
+        offset = value.offset * ITEM_SIZES[value.root.dtype]
+        moved = "part" if isinstance(offset, Expression) else "pointer"
+        return (moved, pointers[id(value.root)], offset)
     type_name = type_of(kind)
+    if isinstance(value, Expression):
+        if not type_name.startswith("int"):
+            raise NotUnderstood("an open size where the kernel takes no integer")
+        return ("number", value, type_name)
     if isinstance(value, Number):
         return ("input", value.index, type_name)
-    if isinstance(value, (Value, Expression)):
-        raise NotUnderstood("a tensor or an open size where the kernel takes a number")
+    if isinstance(value, Value):
+        raise NotUnderstood("a tensor where the kernel takes a number")
     return ("value", type_name, _bits(type_name, value))
 
 
