@@ -7,8 +7,6 @@
 #include <bit>
 #include <utility>
 
-#include "dispatcher/device/device_stream.h"
-
 namespace eagercache {
 namespace {
 
@@ -83,8 +81,8 @@ std::uint64_t bits_as(const at::Tensor& number) {
 }
 
 // The number in a 0-dim CPU tensor, as a kernel takes it.
-std::uint64_t read_input(const at::Tensor& number, CudaLaunch::Argument::Type type) {
-  using Type = CudaLaunch::Argument::Type;
+std::uint64_t read_input(const at::Tensor& number, Argument::Type type) {
+  using Type = Argument::Type;
   switch (type) {
     case Type::kInt32:
       return bits_as<std::int32_t>(number);
@@ -124,6 +122,10 @@ std::uint64_t bits_of(const Argument& argument, std::span<const at::Tensor* cons
   }
 }
 
+Status driver_error(const CudaDriver& driver, const char* what, CudaDriver::Result error) {
+  return {StatusCode::kIncompatible, std::string(what) + ": " + driver.describe(error)};
+}
+
 }  // namespace
 
 Result<CudaLauncher> CudaLauncher::load(c10::Device device, std::span<const std::string> objects,
@@ -135,16 +137,13 @@ Result<CudaLauncher> CudaLauncher::load(c10::Device device, std::span<const std:
   if (!device.is_cuda() || !device.has_index()) {
     return Status(StatusCode::kIncompatible, "the plan is for CUDA, the call is not");
   }
-  const auto failed = [&](const char* what, CudaDriver::Result error) {
-    return Status(StatusCode::kIncompatible, std::string(what) + ": " + driver->describe(error));
-  };
   int handle = 0;
   void* context = nullptr;
   if (const auto error = driver->device_get(&handle, device.index())) {
-    return failed("cuDeviceGet", error);
+    return driver_error(*driver, "cuDeviceGet", error);
   }
   if (const auto error = driver->primary_ctx_retain(&context, handle)) {
-    return failed("cuDevicePrimaryCtxRetain", error);
+    return driver_error(*driver, "cuDevicePrimaryCtxRetain", error);
   }
   CudaLauncher launcher(*driver, context);
   if (Status status = launcher.load_functions(objects, launches); !status) {
@@ -155,9 +154,6 @@ Result<CudaLauncher> CudaLauncher::load(c10::Device device, std::span<const std:
 
 Status CudaLauncher::load_functions(std::span<const std::string> objects,
                                     std::span<const CudaLaunch> launches) {
-  const auto failed = [&](const char* what, CudaDriver::Result error) {
-    return Status(StatusCode::kIncompatible, std::string(what) + ": " + driver_->describe(error));
-  };
   const RelaxedCapture relaxed;
   const CurrentContext current(*driver_, context_);
   if (!current.ok()) {
@@ -167,7 +163,7 @@ Status CudaLauncher::load_functions(std::span<const std::string> objects,
   for (const std::string& object : objects) {
     void* module = nullptr;
     if (const auto error = driver_->module_load_data(&module, object.data())) {
-      return failed("cuModuleLoadData", error);
+      return driver_error(*driver_, "cuModuleLoadData", error);
     }
     modules.push_back(module);
   }
@@ -178,18 +174,18 @@ Status CudaLauncher::load_functions(std::span<const std::string> objects,
     }
     if (const auto error = driver_->module_get_function(&function, modules[launch.object],
                                                         launch.function.c_str())) {
-      return failed("cuModuleGetFunction", error);
+      return driver_error(*driver_, "cuModuleGetFunction", error);
     }
     if (launch.shared > CudaDriver::kPlainSharedBytes) {
       if (const auto error = driver_->func_set_attribute(
               function, CudaDriver::kMaxDynamicSharedSize, static_cast<int>(launch.shared))) {
-        return failed("cuFuncSetAttribute", error);
+        return driver_error(*driver_, "cuFuncSetAttribute", error);
       }
     }
     // Not at the first launch, which may be inside a capture.
     if (driver_->func_load != nullptr) {
       if (const auto error = driver_->func_load(function)) {
-        return failed("cuFuncLoad", error);
+        return driver_error(*driver_, "cuFuncLoad", error);
       }
     }
     functions_.push_back(function);

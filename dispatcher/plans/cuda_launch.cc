@@ -153,6 +153,7 @@ std::optional<CudaLaunch> read_launch(const json& value, const CudaLaunchLimits&
   }
   return launch;
 }
+
 }  // namespace
 
 bool is_grid(const std::array<std::uint64_t, 3>& blocks) noexcept {
