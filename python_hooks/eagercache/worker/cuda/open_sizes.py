@@ -42,7 +42,7 @@ from eagercache.worker.inductor.shape_plan import Symbols
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 
 VERSION = 1
-# CudaShapePlan's limits in dispatcher/plans/cuda_shape_plan.h.
+# CudaShapePlan's limits in dispatcher/plans/cuda_shape_plan.h and admitted_calls.h.
 MAX_BUFFERS = 32
 MAX_OUTPUTS = 16
 MAX_NUMBERS = 256
@@ -244,13 +244,21 @@ def _adopted(
     return tuple(strides)
 
 
+def _names(symbols: Symbols) -> dict[str, Size]:
+    return {name: open_size(index) for index, name in enumerate(symbols.names)}
+
+
+def _input_sizes(symbols: Symbols) -> list[Sequence[Size]]:
+    names = _names(symbols)
+    return [[read_size(size, names) for size in sizes] for sizes in symbols.inputs]
+
+
 def read_open(text: str, symbols: Symbols) -> WrapperText:
     """What a generated module does some of whose sizes are ``symbols``, and on what conditions.
 
     Raises NotUnderstood.
     """
-    names: dict[str, Size] = {name: open_size(i) for i, name in enumerate(symbols.names)}
-    inputs = [[read_size(size, names) for size in sizes] for sizes in symbols.inputs]
+    names, inputs = _names(symbols), _input_sizes(symbols)
     wrapper = read_wrapper(text, OpenReader(inputs))
     if wrapper.num_inputs != len(inputs):
         raise NotUnderstood("another number of inputs")
@@ -279,8 +287,7 @@ def make_open_plan(
         raise NotUnderstood("guards that never hold, or very many guards or buffers")
     if not 0 < len(buffers) <= MAX_OUTPUTS:
         raise NotUnderstood("no outputs, or very many")
-    names: dict[str, Size] = {name: open_size(i) for i, name in enumerate(symbols.names)}
-    shapes = [[read_size(size, names) for size in sizes] for sizes in symbols.inputs]
+    shapes = [*_input_sizes(symbols), *(value.sizes for value in text.outputs)]
     plan = CudaShapePlan(
         num_inputs=text.num_inputs,
         outputs=tuple(OpenOutput(v.buffer.dtype, v.sizes, v.strides) for v in text.outputs),
@@ -289,7 +296,7 @@ def make_open_plan(
         conditions=tuple(c for c in conditions if isinstance(c, Expression)),
         guards=symbols.guards,
         pattern=pattern,
-        elements=largest(list(map(_count, [*shapes, *(v.sizes for v in text.outputs)]))),
+        elements=largest(list(map(_count, shapes))),
     )
     if len(plan.cubins()) > MAX_OBJECTS or len(plan.to_json([])) > MAX_TEXT:
         raise NotUnderstood("very many kernels or buffers")

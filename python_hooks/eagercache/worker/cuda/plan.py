@@ -219,7 +219,9 @@ def argument_of(
         offset = value.offset * ITEM_SIZES[value.root.dtype]
         moved = "part" if isinstance(offset, Expression) else "pointer"
         return (moved, pointers[id(value.root)], offset)
-    type_name = type_of(kind)
+    if kind not in _TYPES:
+        raise NotUnderstood(f"an argument of type {kind}")
+    type_name = _TYPES[kind]
     if isinstance(value, Expression):
         if not type_name.startswith("int"):
             raise NotUnderstood("an open size where the kernel takes no integer")
@@ -229,13 +231,6 @@ def argument_of(
     if isinstance(value, Value):
         raise NotUnderstood("a tensor where the kernel takes a number")
     return ("value", type_name, _bits(type_name, value))
-
-
-def type_of(kind: str) -> str:
-    """The plan's name for what Triton calls ``kind`` and a kernel takes by value."""
-    if kind not in _TYPES:
-        raise NotUnderstood(f"an argument of type {kind}")
-    return _TYPES[kind]
 
 
 def _bits(type_name: str, value: float) -> int:
