@@ -12,6 +12,7 @@ from typing import Any
 import eagercache
 import pytest
 import torch
+from gpu_calls import flat, hits, rand
 
 F = torch.nn.functional
 Call = Callable[[int], Any]
@@ -22,20 +23,6 @@ LENGTHS = (2, 3, 4, 5, 8, 16, 17, 31, 33, 64, 127, 129, 500, 1000, 1024, 2048)
 def everything_enabled() -> Iterator[None]:
     with eagercache.enable(devices=["cuda"], on_miss="wait", choose="always"):
         yield
-
-
-def rand(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(hash(sizes) & 0xFFFF)
-    return torch.randn(sizes, generator=generator, device="cuda").to(dtype)
-
-
-def flat(result: Any) -> list[torch.Tensor]:
-    return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
-def hits(name: str) -> int:
-    row = eagercache.stats().operators.get(f"{name} @CUDA")
-    return row.hits if row is not None else 0
 
 
 def kernels(name: str) -> list[tuple[str, str, str]]:
