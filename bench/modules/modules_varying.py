@@ -1,20 +1,22 @@
 """Models called with sizes at random under ``enable(modules="auto")``: compiles and speed.
 
     python -m bench.modules.modules_varying [--threads 2] [--calls 150] [--models llama,mlp]
-                                              [--output bench/results/x.md]
+                                              [--training] [--output bench/results/x.md]
 
 A Llama-shaped model of transformers, hidden size 256, batch 1 and length 1 to 512; a small
 convolutional model and an MLP, batch 1 to 64. Each in a process of its own over an empty store,
 which waits for what a call has led to until nothing more is compiled; then it is called at sizes
-spread over the whole range, by turns with and without kernels. A second process over the same
-store compiles nothing. Ends with 1 when a kind of module led to more than 6 compiles, an answer is
-wrong, or a step is more than 2 % slower (beyond what two sides without kernels differ by).
+spread over the whole range, by turns with and without kernels. With ``--training`` a call is the
+forward and its backward, and answers are gradients. A second process over the same store compiles
+nothing. Ends with 1 when a kind of module led to more than 6 compiles, an answer is wrong, or a
+step is more than 2 % slower (beyond what two sides without kernels differ by).
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import random
 import statistics
@@ -75,6 +77,27 @@ def make_model(name: str) -> tuple[Any, Callable[[int], Callable[[], Any]]]:
     return model, batch
 
 
+def as_steps(
+    model: Any, call_of: Callable[[int], Callable[[], Any]]
+) -> Callable[[int], Callable[[], Any]]:
+    """Of calls that give tensors, calls that go backward, too, and give all gradients."""
+    import torch
+
+    model.train()
+    given = list(model.parameters())
+
+    def step(size: int) -> Callable[[], Any]:
+        call = call_of(size)
+
+        def run() -> Any:
+            gradients = torch.autograd.grad(call().square().mean(), given)
+            return torch.cat([gradient.flatten() for gradient in gradients])
+
+        return run
+
+    return step
+
+
 def by_turns(
     core: Any, call: Callable[[], Any], seconds: float
 ) -> list[tuple[float, float, float]]:
@@ -99,7 +122,7 @@ def by_turns(
     return rounds
 
 
-def run(name: str, threads: int, calls: int, on_miss: str) -> dict[str, Any]:
+def run(name: str, threads: int, calls: int, on_miss: str, training: bool) -> dict[str, Any]:
     """In a process of its own: fills or reads the store, then measures."""
     import eagercache
     import torch
@@ -108,9 +131,11 @@ def run(name: str, threads: int, calls: int, on_miss: str) -> dict[str, Any]:
 
     assert core is not None
     torch.set_num_threads(threads)
-    _, call_of = make_model(name)
+    model, call_of = make_model(name)
+    if training:
+        call_of = as_steps(model, call_of)
     choose = random.Random(3)
-    eagercache.enable(ops=(), modules="auto", on_miss=on_miss)
+    eagercache.enable(ops=(), modules="auto", on_miss=on_miss, training=training)
     compiled: collections.Counter[str] = collections.Counter()
     original = manager._requests._submit
 
@@ -120,7 +145,7 @@ def run(name: str, threads: int, calls: int, on_miss: str) -> dict[str, Any]:
 
     manager._requests._submit = submit  # type: ignore[method-assign]
     rows, wrong = [], 0
-    with torch.inference_mode():
+    with contextlib.nullcontext() if training else torch.inference_mode():
         begin = time.perf_counter()
         for _ in range(calls):
             call_of(choose.randint(1, SIZES[name]))()
@@ -161,6 +186,7 @@ def in_process(name: str, options: argparse.Namespace, on_miss: str, store: str)
     """`run` in a fresh process over ``store``."""
     wanted = ["--run", name, "--on-miss", on_miss]
     wanted += ["--threads", str(options.threads), "--calls", str(options.calls)]
+    wanted += ["--training"] if options.training else []
     result: dict[str, Any] = frame.in_process(__file__, *wanted, EAGERCACHE_DIR=store)
     return result
 
@@ -200,13 +226,15 @@ def main() -> int:
     """Reads the options, runs, prints."""
     parser = modules.parser_of(__doc__)
     parser.add_argument("--calls", type=int, default=150)
+    parser.add_argument("--training", action="store_true")
     parser.set_defaults(models=",".join(MODELS))
     options = parser.parse_args()
     if options.run:
-        print(json.dumps(run(options.run, options.threads, options.calls, options.on_miss)))
+        own = (options.run, options.threads, options.calls, options.on_miss, options.training)
+        print(json.dumps(run(*own)))
         return 0
     lines = [
-        "# Whole modules at sizes at random, CPU",
+        f"# Whole modules at sizes at random, CPU{', training' if options.training else ''}",
         "",
         f'{modules.where("cpu", options.threads)}, choose="faster". Medians of alternating calls.',
         "",

@@ -175,6 +175,7 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   if (!unflatten.is_none()) {
     kernel->unflatten = unflatten;
   }
+  kernel->num_plan_sizes = training != nullptr ? count_sizes(*training) : 0;
   kernel->training = training.release();
   kernel->differs_on_replicas = differs_on_replicas;
   kernel->takes_objects = takes_objects;

@@ -55,9 +55,9 @@ void install_class(const py::object& module, const std::string& identity, const 
 // "kernel" or "native" where a class of the module admits the call, else "".
 std::string answers(const py::object& module, const py::bytes& key) {
   const auto record = ModuleRegistry::instance().find(module.ptr());
-  ModuleShapeClass::Strides strides;
+  ModuleShapeClass::Layout layout;
   bool chosen = false;
-  if (record == nullptr || record->find_class(words_of(key), strides, &chosen) == nullptr) {
+  if (record == nullptr || record->find_class(words_of(key), layout, &chosen) == nullptr) {
     return "";
   }
   return chosen ? "kernel" : "native";

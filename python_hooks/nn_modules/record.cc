@@ -115,12 +115,12 @@ void ModuleRecord::install_class(const std::string& identity,
 }
 
 ModuleShapeClass* ModuleRecord::find_class(std::span<const Word> words,
-                                           ModuleShapeClass::Strides& strides, bool* chosen) const {
+                                           ModuleShapeClass::Layout& layout, bool* chosen) const {
   if (classes_ == nullptr) {
     return nullptr;
   }
   for (const auto& shape_class : *classes_) {
-    const ModuleShapeClass::Answer answer = shape_class->admits(words, strides);
+    const ModuleShapeClass::Answer answer = shape_class->admits(words, layout);
     if (answer != ModuleShapeClass::Answer::kForeign) {
       *chosen = answer == ModuleShapeClass::Answer::kKernel;
       return shape_class.get();

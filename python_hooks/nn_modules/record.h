@@ -28,7 +28,8 @@ namespace eagercache {
 
 // A function beside a kernel with symbolic sizes, made of Inductor's own text. `sizes`: the open
 // sizes of the call's tensors, in order. 0 when the kernel holds for them; `strides` then gets the
-// strides of all outputs, one after the other. Has no state and does not throw.
+// strides of all outputs, one after the other, and the sizes of the plan of a kernel for training.
+// Has no state and does not throw.
 using ModuleShapeFunction = std::int32_t (*)(const std::int64_t* sizes, std::int64_t* strides);
 
 struct ModuleTraining;  // python_hooks/nn_modules/training/training_plan.h
@@ -76,7 +77,8 @@ struct ModuleKernel {
   bool takes_objects = false;
   // For calls that need gradients; null for others. Never destroyed.
   const ModuleTraining* training = nullptr;
-  ModuleReplays replays;  // of calls without gradients on a GPU
+  std::size_t num_plan_sizes = 0;  // of its plan; `shape` gives them behind the strides
+  ModuleReplays replays;           // of calls without gradients on a GPU
   // Its calls, and after how many of them one is timed (call_trials.h).
   std::uint64_t calls = 0;
   std::uint64_t trial_at = call_trials::kApart;
@@ -122,9 +124,9 @@ class ModuleRecord {
   void require_tensors_of(const ModuleKernel& kernel) const;
   // Gives the identity a kernel with symbolic sizes; one that it has is not taken twice.
   void install_class(const std::string& identity, std::unique_ptr<ModuleShapeClass> shape_class);
-  // The first class of the identity that holds now to admit such a call, and the strides of the
-  // outputs; nullptr when there is none. `chosen`: whether its kernel was faster at such sizes.
-  ModuleShapeClass* find_class(std::span<const Word> words, ModuleShapeClass::Strides& strides,
+  // The first class of the identity that holds now to admit such a call, and how its tensors are
+  // laid out; nullptr when there is none. `chosen`: whether its kernel was faster at such sizes.
+  ModuleShapeClass* find_class(std::span<const Word> words, ModuleShapeClass::Layout& layout,
                                bool* chosen) const;
   // That kernel answers no more, nor another of the same entry: it failed, or was wrong. The
   // forward does. Whether any was there.

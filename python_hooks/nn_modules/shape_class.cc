@@ -58,8 +58,9 @@ ModuleShapeClass::ModuleShapeClass(std::span<const Word> words,
     sized_.push_back(std::move(sized));
   }
   for (const std::vector<std::int64_t>& row : kernel->output_strides) {
-    num_strides_ += row.size();
+    num_numbers_ += row.size();
   }
+  num_numbers_ += kernel->num_plan_sizes;
   for (const ModuleKernel::Input& input : kernel->inputs) {
     if (!input.from_module && input.index >= places.size()) {
       throw std::invalid_argument("the kernel asks for a tensor that no such call has");
@@ -89,7 +90,7 @@ bool ModuleShapeClass::is_laid_out(const Sized& sized, std::span<const Word> wor
 }
 
 ModuleShapeClass::Answer ModuleShapeClass::admits(std::span<const Word> words,
-                                                  Strides& strides) const {
+                                                  Layout& layout) const {
   if (words.size() != words_.size()) {
     return Answer::kForeign;
   }
@@ -129,19 +130,20 @@ ModuleShapeClass::Answer ModuleShapeClass::admits(std::span<const Word> words,
                   words_.begin() + static_cast<std::ptrdiff_t>(at))) {
     return Answer::kForeign;
   }
-  c10::SmallVector<std::int64_t, 32> numbers(num_strides_);
+  c10::SmallVector<std::int64_t, 32> numbers(num_numbers_);
   if (kernel_->shape(open.data(), numbers.data()) != 0) {
     return Answer::kForeign;
   }
   if (!is_chosen(largest)) {
     return Answer::kNative;
   }
-  strides.clear();
+  layout.strides.clear();
   const std::int64_t* next = numbers.data();
   for (const std::vector<std::int64_t>& row : kernel_->output_strides) {
-    strides.emplace_back(next, next + row.size());
+    layout.strides.emplace_back(next, next + row.size());
     next += row.size();
   }
+  layout.numbers.assign(next, static_cast<const std::int64_t*>(numbers.end()));
   return Answer::kKernel;
 }
 

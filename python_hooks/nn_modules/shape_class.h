@@ -28,6 +28,12 @@ class ModuleShapeClass {
     kNative,  // the forward is faster for about so many elements
   };
   using Strides = std::vector<std::vector<std::int64_t>>;
+  // How the tensors of one call are laid out.
+  struct Layout {
+    Strides strides;  // of the outputs
+    // Of a kernel for training: what `with_sizes` takes (training_plan.h).
+    std::vector<std::int64_t> numbers;
+  };
 
   // (elements of the largest tensor with an open size, whether the kernel was faster), ascending.
   using Choice = std::vector<std::pair<std::int64_t, bool>>;
@@ -40,8 +46,8 @@ class ModuleShapeClass {
                    ModuleKernel* kernel, Choice choice);
 
   ModuleKernel* kernel() const noexcept { return kernel_; }
-  // Below 1 us. On kKernel fills `strides`, one row for each output.
-  Answer admits(std::span<const Word> words, Strides& strides) const;
+  // Below 1 us. On kKernel fills `layout`.
+  Answer admits(std::span<const Word> words, Layout& layout) const;
 
  private:
   struct Sized {
@@ -58,7 +64,7 @@ class ModuleShapeClass {
   std::vector<Word> words_;
   std::vector<Sized> sized_;
   std::size_t num_open_ = 0;
-  std::size_t num_strides_ = 0;
+  std::size_t num_numbers_ = 0;  // that the kernel's function gives
   ModuleKernel* kernel_;
   Choice choice_;
 };

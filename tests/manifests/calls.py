@@ -17,7 +17,10 @@ from torch import nn
 OPERATORS = ("var.correction", "_softmax", "add.Tensor", "mul_.Tensor")
 DEVICE = os.environ.get("MANIFESTS_DEVICE", "cpu")
 FORMS = {
-    "cpu": {"bare", "shapes", "scalars", "container", "module", "module_sizes", "module-training"},
+    "cpu": {
+        *("bare", "shapes", "scalars", "container", "module", "module_sizes"),
+        *("module-training", "module-training-sizes"),
+    },
     "cuda": {"cuda", "module", "module-training"},
 }[DEVICE]
 
@@ -91,18 +94,18 @@ def module_calls(model: Small, sizes: Sequence[int] = (6, 9, 11)) -> list[Call]:
     return [Call(f"module {rows}", lambda rows=rows: forward(rows)) for rows in sizes]  # type: ignore[misc]
 
 
-def training_call(model: Small) -> Call:
-    """A call with its backward."""
+def training_calls(model: Small, sizes: Sequence[int] = (7, 15, 22)) -> list[Call]:
+    """Calls with their backward, some of other sizes."""
 
-    def run() -> list[torch.Tensor]:
+    def run(rows: int) -> list[torch.Tensor]:
         model.zero_grad()
-        x = _data(7, 13).requires_grad_()
+        x = _data(rows, 13).requires_grad_()
         answer = model(x)
         answer.sum().backward()
         gradients: list[Any] = [x.grad, *(parameter.grad for parameter in model.parameters())]
         return [answer.detach(), *gradients]
 
-    return Call("training", run)
+    return [Call(f"training {rows}", lambda rows=rows: run(rows)) for rows in sizes]  # type: ignore[misc]
 
 
 def make_model() -> Small:

@@ -45,7 +45,8 @@ def fill(store: Path) -> dict[str, int]:
     for _ in range(3):
         for call in calls.module_calls(model, (6, 7, 8, 10, 12)):
             call.run()
-        calls.training_call(model).run()
+        for call in calls.training_calls(model, (7, 9, 14)):
+            call.run()
     eagercache.wait(600)
     return dict(
         collections.Counter(
@@ -92,7 +93,7 @@ class Trial:
         for call in (
             *calls.operator_calls(),
             *calls.module_calls(model),
-            calls.training_call(model),
+            *calls.training_calls(model),
         ):
             self._expected[call.name] = [tensor.clone() for tensor in call.run()]
         enable(store, "native")
@@ -135,8 +136,8 @@ class Trial:
             manager.select(calls.Small)
             model = calls.make_model()
             made = calls.module_calls(model)
-            if subject.form == "module-training":
-                made = [calls.training_call(model)]
+            if subject.form.startswith("module-training"):
+                made = calls.training_calls(model)
         else:
             _C.set_policy("native", "always", "accurate", replicas=False, shape_classes=True)
             made = calls.operator_calls()

@@ -79,4 +79,6 @@ def _training_rows(plan: Mapping[str, Any]) -> dict[str, Any]:
     rows = {name: plan[name] for name in ("saved", "tangents", "rebuilt", "noise", "draws")}
     rows["buffers"] = [row[0] for row in plan["buffers"]]
     rows["gradients"] = [row[:2] for row in plan["gradients"]]
+    if "open" in plan:
+        rows["open"] = plan["open"]
     return rows

@@ -57,10 +57,10 @@ class KnownModules:
         """Forgets all of them."""
         self._infos.clear()
 
-    def has_kernel(self, module: torch.nn.Module) -> bool:
-        """Whether it has a kernel for calls without gradients."""
+    def has_kernel(self, module: torch.nn.Module, gradients: bool) -> bool:
+        """Whether it has a kernel for calls without ``gradients``, or with them."""
         info = self._infos.get(module)
-        return info is not None and info.kernels[False] > 0
+        return info is not None and info.kernels[gradients] > 0
 
     def refuse(self, module: torch.nn.Module, info: ModuleInfo, reason: str) -> None:
         """Leaves all of its calls to its forward."""

@@ -93,7 +93,9 @@ class ModuleRequests:
                 return
         # Where sizes change from call to call none may ever come twice.
         refused = (
-            size_class is not None and size_class.closed and not self._known.has_kernel(module)
+            size_class is not None
+            and size_class.closed
+            and not self._known.has_kernel(module, missed.form.gradients)
         )
         wanted = missed.form.calls >= EXACT_AT if said else missed.compile or refused
         if wanted and self._sizes.may_compile(missed.form.identity, form, digest):
@@ -103,9 +105,9 @@ class ModuleRequests:
 
     def _size_class(self, form: SizedForm, missed: Missed) -> SizeClass | None:
         configuration = session.configuration
-        if form.pattern is None or configuration is None or missed.form.gradients:
+        if form.pattern is None or configuration is None or missed.autocast:
             return None
-        if missed.autocast:
+        if missed.form.gradients and missed.form.gpu is not None:
             return None
         name = entry_digest(missed.form.identity, form.pattern, configuration.choose)
         return self._sizes.meet(name, form)

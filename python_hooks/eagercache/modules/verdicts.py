@@ -199,6 +199,6 @@ class Verdicts:
             return ""
         info = self._known.find(module)
         if info is not None and said:
-            info.kernels[False] += 1
-            core.module_leave(module, False, False)
+            info.kernels[form.gradients] += 1
+            core.module_leave(module, form.gradients, False)
         return said

@@ -116,22 +116,22 @@ PyObject* answer_form(ModuleRegistry& registry, ModuleRecord& record, const Modu
   put_state(form, device);
   ModuleVariant* variant = record.find({form.words.data(), form.words.size()});
   if (variant != nullptr && variant->state == ModuleVariant::State::kKernel) [[likely]] {
-    return answer_by_kernel(record, *variant->kernel, variant->kernel->output_strides, call, form);
+    return answer_by_kernel(record, *variant->kernel, nullptr, call, form);
   }
   if (variant != nullptr && variant->state == ModuleVariant::State::kNative) {
     ++record.native;
     return to_parts ? call.forward() : call.forward_watched();
   }
-  ModuleShapeClass::Strides strides;
+  ModuleShapeClass::Layout layout;
   bool chosen = false;
   const ModuleShapeClass* shape_class =
-      record.find_class({form.words.data(), form.words.size()}, strides, &chosen);
+      record.find_class({form.words.data(), form.words.size()}, layout, &chosen);
   if (shape_class != nullptr && chosen) {
     if (!form.counts.empty()) {
       const InsideGuard inside;
       take_counts(*shape_class->kernel(), device, form);
     }
-    return answer_by_kernel(record, *shape_class->kernel(), strides, call, form);
+    return answer_by_kernel(record, *shape_class->kernel(), &layout, call, form);
   }
   if (is_capturing(device)) {
     // What is captured is the forward, and nothing is asked for.

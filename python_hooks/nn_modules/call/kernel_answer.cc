@@ -176,8 +176,9 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
 }
 
 // The same for a call that needs gradients.
-PyObject* run_training_kernel(const ModuleKernel& kernel, const ModuleGuard& guard,
-                              const ModuleCallForm& form, const ModuleCall& call, bool* failed) {
+PyObject* run_training_kernel(const ModuleKernel& kernel, const ModuleShapeClass::Layout* layout,
+                              const ModuleGuard& guard, const ModuleCallForm& form,
+                              const ModuleCall& call, bool* failed) {
   std::vector<at::Tensor> inputs;
   inputs.reserve(kernel.inputs.size());
   for (const ModuleKernel::Input& input : kernel.inputs) {
@@ -188,12 +189,18 @@ PyObject* run_training_kernel(const ModuleKernel& kernel, const ModuleGuard& gua
   }
   py::tuple whole = kept_call(*kernel.training, call.args[0], call.positional(), call.keywords());
   c10::SmallVector<at::Tensor, 4> answers;
+  const ModuleShapeClass::Strides& strides =
+      layout == nullptr ? kernel.output_strides : layout->strides;
+  // The kernel's own plan is never destroyed.
+  const std::shared_ptr<const ModuleTraining> plan =
+      layout == nullptr
+          ? std::shared_ptr<const ModuleTraining>(std::shared_ptr<void>(), kernel.training)
+          : with_sizes(*kernel.training, layout->numbers);
   const LoadedKernel::Outcome outcome =
-      answer_with_gradients(kernel, std::move(inputs), std::move(whole), answers);
+      answer_with_gradients(kernel, plan, strides, std::move(inputs), std::move(whole), answers);
   *failed = outcome == LoadedKernel::Outcome::kFailed;
-  return outcome == LoadedKernel::Outcome::kAnswered
-             ? wrap_outputs(kernel, kernel.output_strides, form, answers)
-             : nullptr;
+  return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, strides, form, answers)
+                                                     : nullptr;
 }
 
 // Asks the forward too. A new reference to what is right; nullptr where the forward raised.
@@ -293,7 +300,7 @@ void take_counts(const ModuleKernel& kernel, c10::Device device, ModuleCallForm&
 }
 
 PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
-                           const ModuleShapeClass::Strides& strides, const ModuleCall& call,
+                           const ModuleShapeClass::Layout* layout, const ModuleCall& call,
                            const ModuleCallForm& form) {
   if (kernel.differs_on_replicas && computes_redundantly()) [[unlikely]] {
     ++record.native;
@@ -327,7 +334,9 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
   {
     std::optional<ProfileEvent> event;
     record.begin_event(event, kernel, form, ModuleRegistry::instance().handlers().name);
-    result = training ? run_training_kernel(kernel, *record.guard, form, call, &failed)
+    const ModuleShapeClass::Strides& strides =
+        layout == nullptr ? kernel.output_strides : layout->strides;
+    result = training ? run_training_kernel(kernel, layout, *record.guard, form, call, &failed)
                       : run_kernel(kernel, strides, *record.guard, form, &failed);
   }
   if (result != nullptr) [[likely]] {

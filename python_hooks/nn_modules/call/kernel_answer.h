@@ -15,11 +15,11 @@ PyObject* answer_aside(ModuleRecord& record, ModuleAside reason, const ModuleCal
 // Makes the tensors that stand for the counts which the kernel takes.
 void take_counts(const ModuleKernel& kernel, c10::Device device, ModuleCallForm& form);
 
-// The kernel's answer, or the forward's where the kernel cannot answer after all. `strides` are
-// those of the outputs: the kernel's own, or what its class says for the call. nullptr with an
+// The kernel's answer, or the forward's where the kernel cannot answer after all. `layout` is what
+// the kernel's class says for the call; null for a kernel of one form of call. nullptr with an
 // exception, which is what the forward raised, or says that an argument is half written.
 PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
-                           const ModuleShapeClass::Strides& strides, const ModuleCall& call,
+                           const ModuleShapeClass::Layout* layout, const ModuleCall& call,
                            const ModuleCallForm& form);
 
 }  // namespace eagercache

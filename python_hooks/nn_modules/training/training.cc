@@ -122,10 +122,11 @@ bool is_as_planned(const ModuleTraining& plan, const variable_list& outputs) {
   });
 }
 
-void record(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tuple call,
-            Autocast autocast, at::Tensor drawn_from, variable_list before,
-            const variable_list& answers, variable_list made) {
-  const ModuleTraining& plan = *kernel.training;
+void record(const ModuleKernel& kernel, const std::shared_ptr<const ModuleTraining>& sized,
+            std::vector<at::Tensor> inputs, py::tuple call, Autocast autocast,
+            at::Tensor drawn_from, variable_list before, const variable_list& answers,
+            variable_list made) {
+  const ModuleTraining& plan = *sized;
   variable_list saved;
   saved.reserve(plan.saved.size());
   for (const ModuleTraining::Saved& one : plan.saved) {
@@ -142,7 +143,7 @@ void record(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tupl
     }
   }
   const auto node =
-      make_node<ModuleNode>(kernel, std::move(inputs), std::move(call), std::move(autocast),
+      make_node<ModuleNode>(kernel, sized, std::move(inputs), std::move(call), std::move(autocast),
                             plan.draws ? std::move(drawn_from) : at::Tensor(), std::move(before));
   for (const at::Tensor& tensor : saved) {
     node->save(tensor);
@@ -196,9 +197,11 @@ bool may_be_recorded(const ModuleKernel& kernel, const std::vector<at::Tensor>& 
 }
 
 LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
+                                            const std::shared_ptr<const ModuleTraining>& sized,
+                                            const std::vector<std::vector<std::int64_t>>& strides,
                                             std::vector<at::Tensor> inputs, py::tuple call,
                                             c10::SmallVector<at::Tensor, 4>& answers) {
-  const ModuleTraining& plan = *kernel.training;
+  const ModuleTraining& plan = *sized;
   const py::gil_scoped_release no_gil;
   // Masks that were drawn before a kernel in a captured graph were not the same again when the
   // graph was replayed from the same seed: there the module's own forward is captured.
@@ -226,7 +229,7 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
       return LoadedKernel::Outcome::kFailed;
     }
     for (std::size_t i = 0; i < plan.num_answers; ++i) {
-      adopt_strides(outputs[i], kernel.output_strides[i]);
+      adopt_strides(outputs[i], strides[i]);
       given.push_back(std::move(outputs[i]));
     }
     share_versions(given);
@@ -240,8 +243,8 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
     write_buffers(plan, inputs, outputs);
     drawn_from = masks.use();
   }
-  record(kernel, std::move(inputs), std::move(call), std::move(autocast), std::move(drawn_from),
-         std::move(before), given, std::move(made));
+  record(kernel, sized, std::move(inputs), std::move(call), std::move(autocast),
+         std::move(drawn_from), std::move(before), given, std::move(made));
   show_views(plan, given);
   for (at::Tensor& answer : given) {
     answers.push_back(std::move(answer));

@@ -27,10 +27,13 @@ bool saved_tensors_are_watched();
 
 // Answers one call with the forward and puts a node into autograd's graph, whose backward is the
 // other half. `call` is what `kept_call` gives, which the node keeps for what no kernel can do.
-// `inputs` are the container's but for its masks, which are drawn here. Fills `answers`, which are
-// native's in layout. On anything but kAnswered nothing was written, and the program's generator is
+// `inputs` are the container's but for its masks, which are drawn here; `plan` is the kernel's for
+// the call's sizes, and `strides` are those of the answers. Fills `answers`, which are native's in
+// layout. On anything but kAnswered nothing was written, and the program's generator is
 // where it was. Needs the GIL, and releases it.
 LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
+                                            const std::shared_ptr<const ModuleTraining>& plan,
+                                            const std::vector<std::vector<std::int64_t>>& strides,
                                             std::vector<at::Tensor> inputs, pybind11::tuple call,
                                             c10::SmallVector<at::Tensor, 4>& answers);
 

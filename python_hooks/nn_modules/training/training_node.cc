@@ -140,9 +140,11 @@ at::Tensor ArgumentShell::rebuild(const at::Tensor& saved,
   return made;
 }
 
-ModuleNode::ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, py::tuple call,
-                       Autocast autocast, at::Tensor drawn_from, variable_list before)
+ModuleNode::ModuleNode(const ModuleKernel& kernel, std::shared_ptr<const ModuleTraining> plan,
+                       std::vector<at::Tensor> inputs, py::tuple call, Autocast autocast,
+                       at::Tensor drawn_from, variable_list before)
     : kernel_(kernel),
+      plan_(std::move(plan)),
       autocast_(std::move(autocast)),
       drawn_from_(std::move(drawn_from)),
       inputs_(std::move(inputs)),
@@ -152,10 +154,10 @@ ModuleNode::ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> input
   for (const at::Tensor& input : inputs_) {
     versions_.push_back(input._version());
   }
-  for (const ModuleTraining::Gradient& gradient : plan().gradients) {
+  for (const ModuleTraining::Gradient& gradient : plan_->gradients) {
     add_next_edge(torch::autograd::impl::gradient_edge(inputs_[gradient.input]));
   }
-  for (const ModuleTraining::Rebuilt& one : plan().rebuilt) {
+  for (const ModuleTraining::Rebuilt& one : plan_->rebuilt) {
     shells_.emplace_back(inputs_[one.input]);
     inputs_[one.input] = at::Tensor();
   }

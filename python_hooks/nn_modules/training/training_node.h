@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -73,10 +74,11 @@ struct ArgumentShell {
 // What a program gets of one call: a node that keeps what the backward reads.
 class ModuleNode final : public torch::autograd::Node {
  public:
-  // `drawn_from`: the generator's state before the kernel, where that draws. `before`: what those
-  // of the plan's buffers held that are read.
-  ModuleNode(const ModuleKernel& kernel, std::vector<at::Tensor> inputs, pybind11::tuple call,
-             Autocast autocast, at::Tensor drawn_from, torch::autograd::variable_list before);
+  // `plan`: the kernel's, for the call's sizes. `drawn_from`: the generator's state before the
+  // kernel, where that draws. `before`: what those of the plan's buffers held that are read.
+  ModuleNode(const ModuleKernel& kernel, std::shared_ptr<const ModuleTraining> plan,
+             std::vector<at::Tensor> inputs, pybind11::tuple call, Autocast autocast,
+             at::Tensor drawn_from, torch::autograd::variable_list before);
   ~ModuleNode() override { drop_call(); }
   ModuleNode(const ModuleNode&) = delete;
   ModuleNode& operator=(const ModuleNode&) = delete;
@@ -101,7 +103,7 @@ class ModuleNode final : public torch::autograd::Node {
  private:
   using variable_list = torch::autograd::variable_list;
 
-  const ModuleTraining& plan() const noexcept { return *kernel_.training; }
+  const ModuleTraining& plan() const noexcept { return *plan_; }
   // Never with the lock, which is not waited for with the GIL either.
   void drop_call();
   // Leaves the gradients of the tangents. What came to one from other parts alone, and is as it was
@@ -133,6 +135,7 @@ class ModuleNode final : public torch::autograd::Node {
   using WeakNode = decltype(weak_node(std::declval<torch::autograd::Edge>().function));
 
   const ModuleKernel& kernel_;
+  const std::shared_ptr<const ModuleTraining> plan_;
   std::vector<WeakNode> parts_;  // of parts that are behind others; never changes after the call
   const Autocast autocast_;
   const at::Tensor drawn_from_;

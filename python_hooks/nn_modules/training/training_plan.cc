@@ -103,7 +103,47 @@ void check_sizes(const ModuleTraining& plan, std::size_t num_inputs) {
   }
 }
 
+// Calls `take` with each list of sizes or strides that changes with a call's sizes, in order.
+template <typename Plan, typename Take>
+void each_open(Plan& plan, const Take& take) {
+  for (auto& saved : plan.saved) {
+    take(saved.sizes);
+    take(saved.strides);
+  }
+  for (auto& tangent : plan.tangents) {
+    if (!tangent.in_object) {
+      take(tangent.sizes);
+      take(tangent.strides);
+    }
+  }
+  for (const std::size_t gradient : plan.open) {
+    take(plan.gradients[gradient].strides);
+  }
+  for (auto& one : plan.noise) {
+    take(one.sizes);
+    take(one.strides);
+  }
+}
+
 }  // namespace
+
+std::size_t count_sizes(const ModuleTraining& plan) {
+  std::size_t count = 0;
+  each_open(plan, [&count](const Sizes& sizes) { count += sizes.size(); });
+  return count;
+}
+
+std::shared_ptr<const ModuleTraining> with_sizes(const ModuleTraining& plan,
+                                                 std::span<const std::int64_t> numbers) {
+  auto own = std::make_shared<ModuleTraining>(plan);
+  std::size_t next = 0;
+  each_open(*own, [&](Sizes& sizes) {
+    for (std::int64_t& size : sizes) {
+      size = numbers[next++];
+    }
+  });
+  return own;
+}
 
 std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
                                                          std::size_t num_inputs,
@@ -150,6 +190,9 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
     const py::tuple fields = py::cast<py::tuple>(row);
     read->rebuilt.push_back(read_rebuilt(*read, fields, num_inputs));
     read->without.push_back(py::cast<std::size_t>(fields[2]));
+  }
+  if (plan.contains("open")) {
+    read->open = indices(plan["open"], read->gradients.size());
   }
   read->noise = read_noise(plan["noise"]);
   read->draws = py::cast<bool>(plan["draws"]);

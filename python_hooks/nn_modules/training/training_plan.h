@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -85,6 +86,8 @@ struct ModuleTraining {
   std::vector<Tangent> tangents;
   std::vector<std::size_t> outer;  // those with some behind them, each after these
   std::vector<Gradient> gradients;
+  // Of a plan for several sizes: those whose strides are the call's (see `with_sizes`).
+  std::vector<std::size_t> open;
   std::vector<Rebuilt> rebuilt;      // in the order of the arguments
   std::vector<std::size_t> without;  // these arguments' numbers among the call's, as ordered
   std::vector<ModuleNoise> noise;    // the forward's last inputs
@@ -99,5 +102,14 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const pybind11::dict& p
                                                          std::size_t num_inputs,
                                                          std::size_t num_outputs,
                                                          ModelContainer* backward);
+
+// How many sizes and strides a plan has that change with the sizes of a call: those of what is
+// saved, of the tangents that are read, of the gradients `open`, and of the masks, in this order
+// and the sizes of each before its strides (TrainingGraphs.see_sizes of training_graphs.py).
+std::size_t count_sizes(const ModuleTraining& plan);
+
+// The plan for a call where these are the `numbers`.
+std::shared_ptr<const ModuleTraining> with_sizes(const ModuleTraining& plan,
+                                                 std::span<const std::int64_t> numbers);
 
 }  // namespace eagercache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from eagercache.calls.numerics import ProofFailed
-from eagercache.worker.modules.wide_reference import in_float64
+from eagercache.worker.modules.proof import in_float64
 
 
 def test_casts_by_name_are_to_float64() -> None:

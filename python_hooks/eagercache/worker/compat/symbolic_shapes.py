@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +37,21 @@ def symbolic_tensors(
         source = ConstantSource(f"tensor{index}") if tensor.dim() else None
         fakes.append(mode.from_tensor(tensor, symbolic_context=context, source=source))
     return fakes, environment
+
+
+def hint(size: Any) -> int:
+    """A size or stride in the call that was traced; nothing is assumed of an open one."""
+    return int(size.node.hint) if hasattr(size, "node") else int(size)
+
+
+def hints(sizes: Iterable[Any]) -> list[int]:
+    """Each of them as `hint` has it."""
+    return [hint(size) for size in sizes]
+
+
+def is_open(size: Any) -> bool:
+    """Whether a traced size, stride or number is not known."""
+    return hasattr(size, "node")
 
 
 def size_text(size: Any) -> str:

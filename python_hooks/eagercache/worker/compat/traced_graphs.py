@@ -158,7 +158,7 @@ def split_joint_graph(
     """
     from torch._functorch import config, partitioners
 
-    given = [node for node in joint.graph.find_nodes(op="placeholder") if not _is_tangent(node)]
+    given = [node for node in joint.graph.find_nodes(op="placeholder") if not is_tangent(node)]
     costs = {node.name: 2 for index, node in enumerate(given) if index not in kept}
     (output,) = joint.graph.find_nodes(op="output")
     costs |= {output.args[0][index].name: 0 for index in kept_outputs}
@@ -182,7 +182,8 @@ _LEANER = {
 }
 
 
-def _is_tangent(node: torch.fx.Node) -> bool:
+def is_tangent(node: torch.fx.Node) -> bool:
+    """Whether an input of a `joint_graph` is the gradient of an output."""
     return str(node.target).startswith("tangents")
 
 

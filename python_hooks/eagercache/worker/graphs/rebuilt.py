@@ -6,7 +6,7 @@ saved, the argument can be made again, for gradients of gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,3 +145,36 @@ def copied(
     while operator_name(node) in PARTS and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node, shown, dtypes
+
+
+def views_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The views, last one first, through which ``node`` shows what is to be saved.
+
+    That is an input, or a tensor that is shown whole: other views of it are saved at no cost. A
+    copy of an input, in another layout for one, is made again.
+    """
+    if operator_name(node) == "aten::clone" and node.args[0].op == "placeholder":
+        return [node]
+    for views in (VIEWS, WHOLE_VIEWS):
+        chain = []
+        root = node
+        while operator_name(root) in views and isinstance(root.args[0], torch.fx.Node):
+            chain.append(root)
+            root = root.args[0]
+        if root.op == "placeholder":
+            break
+    return chain
+
+
+def shown_by(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose memory ``node`` shows, whole or a part of it."""
+    while operator_name(node) in VIEWS and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
+
+
+def root_of(node: torch.fx.Node, views: Sequence[torch.fx.Node]) -> torch.fx.Node:
+    """What ``node`` shows through those of its ``views``."""
+    root = views[-1].args[0] if views else node
+    assert isinstance(root, torch.fx.Node)
+    return root

@@ -68,6 +68,15 @@ def _arange(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
     return low[0], high[1] - 1
 
 
+def _iota(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
+    """What `arange` is decomposed into: so many numbers from ``start`` on."""
+    length, start = ask(node.args[0]), ask(node.kwargs.get("start"))
+    step = node.kwargs.get("step")
+    if length is None or start is None or not (isinstance(step, int) and step > 0):
+        return None
+    return start[0], start[1] + (length[1] - 1) * step
+
+
 def _filled(number: int | None, position: int = -1) -> _Rule:
     def rule(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
         return ask(node.args[position] if number is None else number)
@@ -201,6 +210,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("aten::full", "aten::full_like"), _filled(None, 1)),
     "aten::scalar_tensor": _filled(None, 0),
     "aten::arange": _arange,
+    "prims::iota": _iota,
     "aten::cumsum": _cumsum,
     "aten::add": _add(1),
     "aten::sub": _add(-1),

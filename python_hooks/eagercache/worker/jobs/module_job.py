@@ -15,6 +15,7 @@ from eagercache.worker.modules.answers import decide
 from eagercache.worker.modules.compile import ModuleResult, compile_module
 from eagercache.worker.modules.sizes import JudgeSizes
 from eagercache.worker.modules.training import compile_training
+from eagercache.worker.modules.training_sizes import JudgeTrainingSizes
 from eagercache.worker.timing.timing import UNDECIDED
 
 
@@ -64,7 +65,8 @@ class ModuleJob(Job):
 
     def _compile(self, tools: Tools, made: Sequence[Path] = ()) -> ModuleResult:
         assert self._directory is not None
+        sizes = self.description.get("open")
+        own = self.description, self._directory, tools, self._core
         if self.description.get("gradients"):
-            return compile_training(self.description, self._directory, tools, self._core, made)
-        judge = JudgeSizes(self.request) if self.description.get("open") else None
-        return compile_module(self.description, self._directory, tools, self._core, judge, made)
+            return compile_training(*own, JudgeTrainingSizes(self.request) if sizes else None, made)
+        return compile_module(*own, JudgeSizes(self.request) if sizes else None, made)

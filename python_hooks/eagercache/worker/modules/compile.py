@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -54,6 +54,9 @@ from eagercache.worker.modules.rebuilt_call import MAX_FUNCTIONS, rebuilt_call
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.timing import timing
 from eagercache.worker.timing.gpu_memory import with_room
+
+if TYPE_CHECKING:
+    from eagercache.worker.modules.training_graphs import TrainingGraphs
 
 
 @dataclass
@@ -263,7 +266,7 @@ def _contract(
     return found
 
 
-def open_rows(rebuilt: Transferred, traced: ModuleGraph) -> list[list[int]]:
+def open_rows(rebuilt: Transferred, traced: ModuleGraph | TrainingGraphs) -> list[list[int]]:
     """The sizes of each tensor and the counts of a call, `OPEN` where any is taken."""
     rows = [sizes_of(value) for value in sized_values(rebuilt.args, rebuilt.kwargs)]
     for tensor, dimension in traced.symbolic.open_sizes if traced.symbolic is not None else ():

@@ -48,6 +48,7 @@ from eagercache.worker.modules.opened import (
     with_objects,
     without_empty_parts,
 )
+from eagercache.worker.modules.symbolic import dynamic_shapes, symbolic_sizes
 from eagercache.worker.modules.training_graphs import TrainingGraphs
 
 
@@ -77,6 +78,7 @@ def trace_training(
     strides: Sequence[Sequence[int]],
     fits: Callable[[TrainingGraphs], bool],
     opened: OpenedAnswer | None = None,
+    open_sizes: Sequence[tuple[int, int]] = (),
 ) -> TrainingGraphs:
     """Traces one call with its gradients.
 
@@ -86,10 +88,11 @@ def trace_training(
     tensors, ``differentiable`` which of them have gradients of their own, and ``strides`` how the
     forward lays them out, which tracing does not always foresee. ``opened`` is an answer that holds
     objects. Where the first split does not ``fit``, the result is another one that keeps less.
-    Raises CompileRefused.
+    ``open_sizes`` are those that `trace_module` leaves open. Raises CompileRefused.
     """
-    program, guards, args, kwargs = _exported(module, args, kwargs, opened)
-    inputs = read_inputs(program, args, kwargs, identity)
+    program, guards, args, kwargs = _exported(module, args, kwargs, opened, open_sizes)
+    inputs = read_inputs(program, args, kwargs, identity, sizes_open=bool(open_sizes))
+    symbolic = symbolic_sizes(inputs.of_arguments, open_sizes) if open_sizes else None
     outputs, answers = read_outputs(program.graph, program.call_spec.out_spec)
     if len(answers) != len(differentiable):
         raise CompileRefused("the traced graph returns another number of tensors")
@@ -106,17 +109,21 @@ def trace_training(
         for index, source in enumerate(inputs.sources)
         if isinstance(source, tuple) and source[0] and identity.slots[source[1]].kind == "buffer"
     ]
-    joint = _trace_joint(program, inputs, list(zip(answers, strides, apart, strict=True)), buffers)
+    wanted = list(zip(answers, strides, apart, strict=True))
+    joint = _trace_joint(program, inputs, wanted, buffers, sizes_open=symbolic is not None)
     written = _keep_written(joint, len(answers), buffers)
     draws = drawn_within(joint.graph)
     if not draws:
         devices = {value.device.type for value in inputs.values}
-        inputs.add_noise(noise_as_drawn(joint, number_layouts(program.graph), devices))
+        noise = noise_as_drawn(joint, number_layouts(program.graph), devices)
+        inputs.add_noise(noise, _drawn(joint, noise, sizes_open=symbolic is not None))
     refuse_operators(joint.graph, draws=bool(draws))
-    # Both are to be done.
-    if use_two_passes(joint.graph) | use_pools_for_gradients(joint.graph):
+    changed = use_two_passes(joint.graph)
+    if symbolic is None:
+        changed |= use_pools_for_gradients(joint.graph)
+    if changed:
         joint.recompile()
-    reads = read_as(joint.graph, inputs.arguments())
+    reads = read_as(joint.graph, inputs.arguments()) if symbolic is None else {}
     kept = _kept(inputs, eager_saves, written)
     outputs_kept = [index for index, keeps in enumerate(keeps_output) if keeps]
     outputs_made = len(answers) + len(written)
@@ -135,7 +142,20 @@ def trace_training(
     graphs = split(leaner=False)
     if not fits(graphs):
         graphs = split(leaner=True)
-    return replace(graphs, guards=guards)
+    if symbolic is not None:
+        graphs.see_sizes(symbolic, strides)
+    return replace(graphs, guards=guards, symbolic=symbolic)
+
+
+def _drawn(
+    joint: torch.fx.GraphModule, noise: Sequence[Noise], *, sizes_open: bool
+) -> list[torch.Tensor]:
+    """What a call draws, or where its sizes are open what stands for that."""
+    if not sizes_open:
+        return [one.draw() for one in noise]
+    inputs = joint.graph.find_nodes(op="placeholder")
+    given = [node for node in inputs if not traced_graphs.is_tangent(node)]
+    return [node.meta["val"] for node in given[len(given) - len(noise) :]]
 
 
 def _exported(
@@ -143,6 +163,7 @@ def _exported(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     opened: OpenedAnswer | None,
+    open_sizes: Sequence[tuple[int, int]],
 ) -> tuple[torch.export.ExportedProgram, Any, tuple[Any, ...], dict[str, Any]]:
     """The traced call, its guards, and the arguments that the program takes."""
     traced: torch.nn.Module = module
@@ -150,8 +171,13 @@ def _exported(
         check_constructors(CallObjects(args, kwargs).found)
         traced = OpenedCall(module, args, kwargs, (), opened.structure)
         args, kwargs = tuple(argument_tensors(args, kwargs)), {}
+    try:
+        given = argument_tensors(args, kwargs)
+        shapes = dynamic_shapes(traced, args, kwargs, given, open_sizes)
+    except Exception as error:
+        raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
     with torch.enable_grad(), traced_graphs.noted_custom_gradients() as met:
-        program, guards = export_strictly(traced, args, kwargs, None, module)
+        program, guards = export_strictly(traced, args, kwargs, shapes, module)
     if met:
         raise CompileRefused("it calls a torch.autograd.Function, whose backward no trace has")
     refuse_data_checks(program.graph_module)
@@ -184,6 +210,8 @@ def _trace_joint(
     inputs: Inputs,
     answers: Sequence[tuple[int, Sequence[int], bool]],
     buffers: Sequence[int],
+    *,
+    sizes_open: bool,
 ) -> torch.fx.GraphModule:
     """One graph: the answer's tensors, every buffer's value afterwards, and all gradients.
 
@@ -193,7 +221,7 @@ def _trace_joint(
     called = program.graph_module
     other = torch.fx.GraphModule(called, copy.deepcopy(called.graph))
     try:
-        if use_channels_last(other.graph):
+        if not sizes_open and use_channels_last(other.graph):
             other.recompile()
             with contextlib.suppress(Exception):
                 joint = _trace_called(other, program, inputs, answers, buffers)
@@ -203,6 +231,8 @@ def _trace_joint(
                     for layouts in (drawn_layouts, number_layouts)
                 ):
                     return joint
+        if sizes_open:  # where strides are, too: those of the trace are looked at afterwards
+            answers = [(place, (), apart) for place, _, apart in answers]
         return _trace_called(called, program, inputs, answers, buffers)
     except CompileRefused:
         raise
@@ -230,15 +260,20 @@ def _trace_called(
         return [
             # A clone: what may show an input is not traced, and a linear layer's answer may.
             *(
-                in_strides(given[i].detach() if apart else given[i], wanted).clone()
+                _laid_out(given[i].detach() if apart else given[i], wanted).clone()
                 for i, wanted, apart in answers
             ),
             *(own[i].detach() for i in buffers),
         ]
 
-    joint = traced_graphs.joint_graph(forward, tuple(inputs.values))
+    joint = traced_graphs.joint_graph(forward, tuple(inputs.traced))
     _drop_clones(joint, len(answers))
     return joint
+
+
+def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """`in_strides`, where there are any."""
+    return in_strides(tensor, strides) if strides else tensor
 
 
 def _drop_clones(joint: torch.fx.GraphModule, answers: int) -> None:

@@ -25,6 +25,10 @@ class Inputs:
     values: list[torch.Tensor]
     positions: list[int]  # among all placeholders
     fixed: list[Any]  # a value for every placeholder
+    # What stands for the values while the graph is traced: where sizes are open, fake tensors.
+    traced: list[torch.Tensor]
+    # Those of the call's tensors, by their number.
+    of_arguments: dict[int, torch.Tensor]
 
     def arguments(self) -> dict[int, torch.Tensor]:
         """Those of the call, without the module's own, by their place."""
@@ -34,10 +38,11 @@ class Inputs:
             if isinstance(source, tuple) and not source[0]
         }
 
-    def add_noise(self, noise: Sequence[Noise]) -> None:
-        """Inputs of a traced graph that are none of the program's."""
+    def add_noise(self, noise: Sequence[Noise], made: Sequence[torch.Tensor]) -> None:
+        """Inputs of a traced graph that are none of the program's, ``made`` for one call."""
         self.sources.extend(noise)
-        self.values.extend(mask.draw() for mask in noise)
+        self.values.extend(made)
+        self.traced.extend(made)
 
 
 def read_inputs(
@@ -45,9 +50,14 @@ def read_inputs(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     identity: Identity,
+    *,
+    sizes_open: bool = False,
 ) -> Inputs:
-    """The inputs of an exported call. Raises CompileRefused for what no call can give."""
-    found = Inputs([], [], [], [])
+    """The inputs of an exported call. Raises CompileRefused for what no call can give.
+
+    ``sizes_open``: the program was exported with open sizes, as ``traced`` has them.
+    """
+    found = Inputs([], [], [], [], [], {})
     leaves = iter(user_leaves(program, tuple(args), dict(kwargs)))
     arguments = argument_tensors(args, kwargs)
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
@@ -67,6 +77,10 @@ def read_inputs(
             constant_bytes += value.numel() * value.element_size()
         found.sources.append(source)
         found.values.append(value)
+        found.traced.append(node.meta["val"] if sizes_open else value)
+        if kind == "USER_INPUT":
+            assert source is not None
+            found.of_arguments[source[1]] = found.traced[-1]
         found.positions.append(position)
     if constant_bytes > MAX_CONSTANT_BYTES:
         raise CompileRefused("the forward holds large constants")

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from eagercache.worker.compat.size_nodes import SizeNodes, is_size
+from eagercache.worker.compat.symbolic_shapes import is_open
 from eagercache.worker.graphs.dropout_masks import Draw, Noise, ranges_of_given
 from eagercache.worker.graphs.indices import (
     INDEXING,
@@ -22,17 +24,18 @@ from eagercache.worker.graphs.indices import (
 from eagercache.worker.graphs.layout import is_channels_last
 from eagercache.worker.graphs.nodes import ancestors, is_made_here, operator_name
 from eagercache.worker.graphs.rebuilt import (
-    VIEWS,
-    WHOLE_VIEWS,
     Part,
     Rebuilt,
     copied,
     holds,
     part_of,
+    root_of,
+    shown_by,
+    views_of,
 )
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.joint_inputs import Inputs
-from eagercache.worker.modules.training_graphs import Saved, TrainingGraphs
+from eagercache.worker.modules.training_graphs import Saved, TrainingGraphs, nbytes
 
 _aten = torch.ops.aten
 
@@ -60,7 +63,11 @@ class Splitter:
         self._forward, self._backward = forward, backward
         self._inputs, self._reads = inputs, reads
         self._arguments = list(forward.graph.find_nodes(op="placeholder"))
-        self._returned = list(_output(forward.graph).args[0])
+        # Open sizes that are handed over are made anew of those of the tensors (`SizeNodes`).
+        self._returned = [node for node in _output(forward.graph).args[0] if not is_size(node)]
+        into = backward.graph.find_nodes(op="placeholder")
+        self._into = [node for node in into if not is_size(node)]
+        self._sizes_into = [node for node in into if is_size(node)]
         if len(self._arguments) != len(inputs.values):
             raise CompileRefused("the traced graph takes another number of tensors")
         # The inputs that calls give, by their place in the graph as it was traced.
@@ -84,20 +91,20 @@ class Splitter:
         answers, passed = len(differentiable), self._returned[len(differentiable) + len(written) :]
         in_objects = self.in_objects
         tangents = [i for i, needed in enumerate(differentiable) if needed and not in_objects[i]]
-        into = list(self._backward.graph.find_nodes(op="placeholder"))
+        into = self._into
         if len(into) != len(passed) + len(tangents) or not all(
             isinstance(node, torch.fx.Node) for node in passed
         ):
             raise CompileRefused("the backward takes another number of tensors")
         # What the backward reads: inputs and nodes of the forward, each once.
-        chains = {node: _views_of(node) for node in passed}
-        roots = list(dict.fromkeys(_root(node, chains[node]) for node in passed))
+        chains = {node: views_of(node) for node in passed}
+        roots = list(dict.fromkeys(root_of(node, chains[node]) for node in passed))
         roots = [node for node in roots if node in self._number or not _is_constant(node)]
         saved, made = self._saved(roots, kept, self._returned[:answers], keeps_output)
         forward, ranges = self._make_forward(answers + len(written), made)
         backward, gradients, reach = self._make_backward(roots, passed, chains, len(tangents))
         self._check_indices(backward, roots, ranges)
-        examples = tuple(self._inputs.values[index] for index in self._given)
+        examples = tuple(self._inputs.traced[index] for index in self._given)
         sources = [self._inputs.sources[index] for index in self._given]
         given = tuple(source for source in sources if isinstance(source, tuple))
         noise = tuple(source for source in sources if isinstance(source, Noise))
@@ -125,7 +132,7 @@ class Splitter:
             tangents=tuple(tangents),
             gradients=gradients,
             reach=reach,
-            made_bytes=sum(_bytes(node) for node in made),
+            made_bytes=sum(nbytes(node.meta["val"]) for node in made),
             rebuilt=self._rebuilt(roots, saved),
         )
 
@@ -181,10 +188,10 @@ class Splitter:
             env[node] = self._argument(graph, module, node, index)
         _copy_body(self._forward.graph, graph, env)
         results = [env[node] for node in self._returned[:returns]]
-        memory = {_shown_by(node) for node in self._returned[:returns]}
+        memory = {shown_by(node) for node in self._returned[:returns]}
         # What the backward needs, and eager's would not have read: its value now.
         for node in made:
-            if node.op == "placeholder" or _shown_by(node) in memory:
+            if node.op == "placeholder" or shown_by(node) in memory:
                 self._copied.add(node)
             results.append(_clone(graph, env[node]) if node in self._copied else env[node])
         graph.output(tuple(results))
@@ -198,7 +205,7 @@ class Splitter:
     def _example(self, node: torch.fx.Node) -> torch.Tensor:
         """A tensor as the backward gets it: a copy of a part of a tensor is dense."""
         made = _example(node)
-        return torch.zeros_like(made) if node in self._copied else made
+        return made.clone() if node in self._copied else made
 
     def _argument(
         self, graph: torch.fx.Graph, module: torch.nn.Module, node: torch.fx.Node, index: int
@@ -222,7 +229,7 @@ class Splitter:
     ) -> tuple[torch.fx.GraphModule, tuple[int, ...], tuple[tuple[int, ...], ...]]:
         graph = torch.fx.Graph()
         module = torch.nn.Module()
-        into = list(self._backward.graph.find_nodes(op="placeholder"))
+        into = self._into
         env: _Env = {}
         here: _Env = {}  # of the forward's nodes
         tangents = into[len(passed) :]
@@ -232,13 +239,21 @@ class Splitter:
             if node in self._copied:
                 placeholder.meta["val"] = torch.empty_like(node.meta["val"])
             (env if node in tangents else here)[node] = placeholder
+        sizes = SizeNodes(graph, list(graph.nodes))
+        for node in self._sizes_into:
+            env[node] = _size(sizes, node)
         for source, node in zip(passed, into[: len(passed)], strict=True):
-            root = _root(source, chains[source])
+            root = root_of(source, chains[source])
             if root not in here:
-                self._make_constant(graph, module, root, here)
+                self._make_constant(graph, module, root, here, sizes)
             env[node] = here[root]
             for view in reversed(chains[source]):
-                env[node] = graph.node_copy(view, lambda _, shown=env[node]: shown)
+                env[node] = graph.node_copy(
+                    view,
+                    lambda before, shown=env[node]: (
+                        _size(sizes, before) if is_size(before) else shown
+                    ),
+                )
         _copy_body(self._backward.graph, graph, env)
         wanted = list(_output(self._backward.graph).args[0])
         results: list[torch.fx.Node] = []
@@ -261,12 +276,20 @@ class Splitter:
         return torch.fx.GraphModule(module, graph), tuple(numbers), tuple(reach)
 
     def _make_constant(
-        self, graph: torch.fx.Graph, module: torch.nn.Module, root: torch.fx.Node, here: _Env
+        self,
+        graph: torch.fx.Graph,
+        module: torch.nn.Module,
+        root: torch.fx.Node,
+        here: _Env,
+        sizes: SizeNodes,
     ) -> None:
         """Puts a node of the forward that no call changes into the backward, too."""
         behind = ancestors(root)
         for node in self._forward.graph.nodes:
             if node not in behind or node in here:
+                continue
+            if is_size(node):
+                here[node] = _size(sizes, node)
                 continue
             if node.op == "placeholder":
                 here[node] = self._argument(graph, module, node, self._arguments.index(node))
@@ -297,6 +320,14 @@ class Splitter:
                 raise CompileRefused(f"the backward indexes with data ({node.target})")
 
 
+def _size(sizes: SizeNodes, node: torch.fx.Node) -> Any:
+    """What stands for a size of the whole graph in the backward."""
+    try:
+        return sizes.node_for(node.meta["val"])
+    except ValueError as error:
+        raise CompileRefused(f"no kernel for several sizes: {error}") from error
+
+
 def _is_constant(node: torch.fx.Node) -> bool:
     """Whether ``node`` is a constant of the code, or made of nothing that a call gives."""
     return node.op == "placeholder" or is_made_here(node)
@@ -319,50 +350,15 @@ def _clone(graph: torch.fx.Graph, node: torch.fx.Node, **options: Any) -> torch.
     return clone
 
 
-def _views_of(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The views, last one first, through which ``node`` shows what is to be saved.
-
-    That is an input, or a tensor that is shown whole: other views of it are saved at no cost. A
-    copy of an input, in another layout for one, is made again.
-    """
-    if operator_name(node) == "aten::clone" and node.args[0].op == "placeholder":
-        return [node]
-    for views in (VIEWS, WHOLE_VIEWS):
-        chain = []
-        root = node
-        while operator_name(root) in views and isinstance(root.args[0], torch.fx.Node):
-            chain.append(root)
-            root = root.args[0]
-        if root.op == "placeholder":
-            break
-    return chain
-
-
-def _shown_by(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose memory ``node`` shows, whole or a part of it."""
-    while operator_name(node) in VIEWS and isinstance(node.args[0], torch.fx.Node):
-        node = node.args[0]
-    return node
-
-
-def _root(node: torch.fx.Node, views: Sequence[torch.fx.Node]) -> torch.fx.Node:
-    root = views[-1].args[0] if views else node
-    assert isinstance(root, torch.fx.Node)
-    return root
-
-
 def _example(node: torch.fx.Node) -> torch.Tensor:
-    """A tensor of the node's metadata."""
+    """A tensor of the node's metadata; where sizes are open, one that stands for all of them."""
     value = node.meta["val"]
+    if any(map(is_open, (*value.size(), *value.stride()))):
+        return value
     made = torch.empty_strided(
         tuple(value.size()), tuple(value.stride()), dtype=value.dtype, device=value.device
     )
     return made.zero_()
-
-
-def _bytes(node: torch.fx.Node) -> int:
-    value = node.meta["val"]
-    return int(value.numel()) * int(value.element_size())
 
 
 def _read(forward: torch.fx.GraphModule, buffers: Sequence[int], answers: int) -> tuple[bool, ...]:

@@ -1,30 +1,40 @@
-"""A module's kernel, compared with its forward in calls with drawn values."""
+"""A module's kernel, compared with its forward in calls with drawn values.
+
+Errors of both are measured beside what the forward gives in float64.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity, identify
+from eagercache.callables.module_tensors import own_tensors
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, map_tensors
 from eagercache.callables.replay import Replayed
 from eagercache.callables.surroundings import drawing_from
-from eagercache.calls.numerics import ProofFailed
+from eagercache.calls.numerics import ProofFailed, is_out_of_memory
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.modules.answers import Answers
 from eagercache.worker.modules.comparison import Moved, compare, equal_answers, tensor_leaves
-from eagercache.worker.modules.wide_reference import in_float64, wide_copy
 
 SEEDS = (0, 1, 2)
 SPREADS = (1.0, 1.0, 2.0)
+
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+Answer = TypeVar("Answer")
 
 
 def prove_calls(
@@ -100,3 +110,66 @@ def _reference(rebuilt: Transferred, noise: Sequence[Draw]) -> list[torch.Tensor
             return [*tensor_leaves(outcome), *written]
 
     return in_float64(run)
+
+
+# ---- in float64 ----------------------------------------------------------------------------------
+
+
+def wide_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose numbers are float64, in the same tensors wherever it keeps these."""
+    copied = copy.deepcopy(module)
+    for tensor in own_tensors(copied).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.float64)
+    return copied
+
+
+def in_float64(run: Callable[[], Answer]) -> Answer:
+    """What ``run`` gives, which calls a float64 copy of a module. Raises ProofFailed.
+
+    A forward that casts to a dtype by its name (`t.float()`) mixes that with its weights, which may
+    raise. So may one that makes a tensor of the least number of its weights' dtype, which the
+    default dtype does not hold. It is run again with each such cast made one to float64, and that
+    for the default.
+    """
+    try:
+        return run()
+    except Exception as error:
+        if isinstance(error, ProofFailed) or is_out_of_memory(error):
+            raise
+        default = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(torch.float64)
+            with _Widened():
+                return run()
+        except Exception as again:
+            if isinstance(again, ProofFailed) or is_out_of_memory(again):
+                raise
+            raise ProofFailed("not equal bit for bit, and there is no wider reference") from again
+        finally:
+            torch.set_default_dtype(default)
+
+
+class _Widened(TorchDispatchMode):
+    """A block in which operators take and give float64 in the place of narrower floats."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = (args, kwargs or {})
+        if func._schema.is_mutable and any(map(_is_narrow, pytree.tree_leaves(given))):
+            raise ProofFailed(
+                "not equal bit for bit, and its wider reference writes narrow numbers"
+            )
+        args, kwargs = pytree.tree_map(_widened, given)
+        return pytree.tree_map(_widened, func(*args, **kwargs))
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _NARROW
+
+
+def _widened(value: Any) -> Any:
+    if _is_narrow(value):
+        return value.to(torch.float64)
+    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value

@@ -1,6 +1,6 @@
 """The worker's half of a module's kernel with symbolic sizes: at which sizes it is right and fast.
 
-The guards are those of the compiled function itself, which is asked (`_Guards`). The kernel is
+The guards are those of the compiled function itself, which is asked (`Guards`). The kernel is
 proved on the call that came with the request, at the other sizes that were met, at the smallest and
 around vector lengths, and where guards end; and it is timed at sizes from the smallest to the
 largest that are quick to try. A size between two that were timed is the kernel's where both were.
@@ -12,7 +12,7 @@ import ctypes
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,14 @@ _LARGEST_PROOF = 64  # a proof's call may take so much longer than the request's
 Values = tuple[int, ...]
 
 
-class _Guards:
+class Guards:
     """The function beside the kernels."""
 
     def __init__(self, path: Path, strides: int, counts: Sequence[bool]) -> None:
-        """``counts`` says of each open size whether it is a count."""
+        """``counts`` says of each open size whether it is a count; ``strides``: how many it gives.
+
+        What else it gives counts as such.
+        """
         self._function = getattr(ctypes.CDLL(str(path)), SHAPE_FUNCTION)
         self._function.restype = ctypes.c_int32
         self._strides = max(strides, 1)
@@ -53,18 +56,23 @@ class _Guards:
 
     def admits(self, values: Sequence[int]) -> bool:
         """Whether the kernel holds for these open sizes."""
+        return self.numbers(values) is not None
+
+    def numbers(self, values: Sequence[int]) -> list[int] | None:
+        """What the function gives for these open sizes; None where the kernel does not hold."""
         given = [value + offset for value, offset in zip(values, self._offsets, strict=True)]
         if min(given) < SMALLEST:
-            return False
+            return None
         sizes = (ctypes.c_int64 * len(given))(*given)
-        return bool(self._function(sizes, (ctypes.c_int64 * self._strides)()) == 0)
+        made = (ctypes.c_int64 * self._strides)()
+        return list(made) if self._function(sizes, made) == 0 else None
 
 
-class _Members:
+class Members:
     """The calls of one class, made of the one that came with the request."""
 
     def __init__(
-        self, rebuilt: Transferred, open_sizes: Sequence[tuple[int, int]], guards: _Guards
+        self, rebuilt: Transferred, open_sizes: Sequence[tuple[int, int]], guards: Guards
     ) -> None:
         self._rebuilt = rebuilt
         self._open = open_sizes
@@ -152,14 +160,47 @@ def _with(values: Values, group: Sequence[int], value: int) -> Values:
     return tuple(value if index in group else old for index, old in enumerate(values))
 
 
+class Met:
+    """The sizes of other calls that the program has met, as a request says them."""
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        self._rows = description["met"]
+        self._open = [tuple(place) for place in description["open"]]
+
+    def values(
+        self, own: Values, open_sizes: Sequence[tuple[int, int]], guards: Guards
+    ) -> list[Values]:
+        """Those of what stayed open."""
+        found = []
+        for row in self._rows:
+            by_place = dict(zip(self._open, row, strict=True))
+            values = tuple(by_place[place] for place in open_sizes)
+            # Those that became numbers must be the request's own: other sizes are another program.
+            if values != own and guards.admits(values):
+                found.append(values)
+        return list(dict.fromkeys(found))
+
+
+def choice_of(rows: Iterable[tuple[int, bool, bool]]) -> list[tuple[int, bool]]:
+    """At how many elements the kernel is chosen, ascending.
+
+    ``rows``: of each size that was timed its elements, whether the kernel is to answer there, and
+    whether that is known; of others the nearest size tells.
+    """
+    choice: dict[int, bool] = {}
+    for elements, chosen, known in rows:
+        if known:
+            choice[elements] = choice.get(elements, True) and chosen
+    return sorted(choice.items())
+
+
 class JudgeSizes:
     """Proves and times a compiled call as one of a class; stands for `compile._judge`."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._margin = float(request["margin"])
         self._always = request["choose"] == "always"
-        self._met = request["description"]["met"]
-        self._open = [tuple(place) for place in request["description"]["open"]]
+        self._met = Met(request["description"])
 
     def __call__(
         self,
@@ -177,9 +218,9 @@ class JudgeSizes:
         open_sizes = traced.symbolic.open_sizes
         sized = sized_values(rebuilt.args, rebuilt.kwargs)
         counts = [isinstance(sized[place], int) for place, _ in open_sizes]
-        guards = _Guards(path, sum(map(len, strides)), counts)
-        members = _Members(rebuilt, open_sizes, guards)
-        met = self._met_values(members.own, open_sizes, guards)
+        guards = Guards(path, sum(map(len, strides)), counts)
+        members = Members(rebuilt, open_sizes, guards)
+        met = self._met.values(members.own, open_sizes, guards)
         rows = open_rows(rebuilt, traced)
         answers = _ClassAnswers(rebuilt, identity, core)
         try:
@@ -201,21 +242,8 @@ class JudgeSizes:
         }
         return ModuleResult(path, facts, measured, seconds, chosen)
 
-    def _met_values(
-        self, own: Values, open_sizes: Sequence[tuple[int, int]], guards: _Guards
-    ) -> list[Values]:
-        """Sizes that the program has met, of what stayed open."""
-        found = []
-        for row in self._met:
-            by_place = dict(zip(self._open, row, strict=True))
-            values = tuple(by_place[place] for place in open_sizes)
-            # Those that became numbers must be the request's own: other sizes are another program.
-            if values != own and guards.admits(values):
-                found.append(values)
-        return list(dict.fromkeys(found))
-
     def _prove(
-        self, members: _Members, answers: _ClassAnswers, identity: Identity, met: list[Values]
+        self, members: Members, answers: _ClassAnswers, identity: Identity, met: list[Values]
     ) -> tuple[str, tuple[float, float], list[Values]]:
         numerics, worst, native_worst = prove_calls(members.make(members.own), answers, identity)
         proved = members.proved(met)
@@ -231,12 +259,11 @@ class JudgeSizes:
         return numerics, (worst, native_worst), proved
 
     def _time(
-        self, members: _Members, answers: _ClassAnswers, traced: ModuleGraph, met: list[Values]
+        self, members: Members, answers: _ClassAnswers, traced: ModuleGraph, met: list[Values]
     ) -> tuple[timing.Timing, list[tuple[int, bool]], list[str]]:
         """(own timing, at how many elements the kernel is chosen, ascending, lines for people)."""
         own: timing.Timing | None = None
-        choice: dict[int, bool] = {}
-        lines = []
+        rows, lines = [], []
         for values in members.timed(met)[: 1 if self._always else None]:
             member = members.make(values)
             member.draw(seed=0)
@@ -244,12 +271,11 @@ class JudgeSizes:
             measured = time_answers(answers, traced)
             own = own or measured
             faster, reason = decide(measured, self._margin)
-            elements = members.elements(values)
-            if faster or self._always or not measured.disturbed:  # else the nearest size tells
-                choice[elements] = choice.get(elements, True) and (faster or self._always)
+            chosen = faster or self._always
+            rows.append((members.elements(values), chosen, chosen or not measured.disturbed))
             lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
         assert own is not None
-        return own, sorted(choice.items()), lines
+        return own, choice_of(rows), lines
 
 
 class _ClassAnswers(Answers):

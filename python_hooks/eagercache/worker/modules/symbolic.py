@@ -50,6 +50,7 @@ class SymbolicSizes:
         environment: collects what is assumed, until the graph is lowered.
         strides: those of the outputs, as C++.
         tied: pairs of open sizes, by their positions, that have to be equal besides.
+        numbers: what else follows from the sizes, as C++, and is given behind the strides.
     """
 
     open_sizes: tuple[tuple[int, int], ...]
@@ -57,6 +58,7 @@ class SymbolicSizes:
     environment: Any = field(repr=False)
     strides: tuple[tuple[str, ...], ...] = ()
     tied: tuple[tuple[int, int], ...] = ()
+    numbers: tuple[str, ...] = ()
 
     def tie(self, fakes: Mapping[int, torch.Tensor], members: Collection[int]) -> None:
         """Has sizes be equal that are equal in this call, among the ``members`` of its tensors.
@@ -113,7 +115,7 @@ class SymbolicSizes:
             for name, index in self._symbols().items()
         ]
         lines += [f"  if (!({condition})) return 1;" for condition in self.guards()]
-        texts = [text for row in self.strides for text in row]
+        texts = [text for row in self.strides for text in row] + [*self.numbers]
         lines += [f"  o[{index}] = {text};" for index, text in enumerate(texts)]
         body = "\n".join(lines)
         return (

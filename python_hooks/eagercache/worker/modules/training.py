@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
 from eagercache.worker.modules.answers import time_answers
 from eagercache.worker.modules.comparison import tensor_leaves
-from eagercache.worker.modules.compile import ModuleResult
+from eagercache.worker.modules.compile import ModuleResult, open_rows
 from eagercache.worker.modules.facts import call_facts, kernel_facts
 from eagercache.worker.modules.joint_graph import trace_training
 from eagercache.worker.modules.proof import SEEDS, SPREADS
@@ -51,14 +51,18 @@ def compile_training(
     directory: Path,
     tools: Tools,
     core: Any,
+    judge: Callable[..., ModuleResult] | None = None,
     made: Sequence[Path] = (),
 ) -> ModuleResult:
-    """Makes and judges the kernels that a request describes.
+    """Makes and judges the kernels that a request describes; ``judge`` stands for `_judge`.
 
     Containers ``made`` elsewhere are judged instead, where they are of what is traced here.
 
     Raises CompileRefused (the forward stays, for good), ProofFailed, or CompileFailed.
     """
+    open_sizes = [
+        (int(tensor), int(dimension)) for tensor, dimension in description.get("open", ())
+    ]
     with rebuilt_call(description, gradients=True) as rebuilt:
         rebuilt.require_gradients()
         seconds: dict[str, float] = {}
@@ -79,20 +83,22 @@ def compile_training(
                 watched.traced,
                 watched.keeps_output,
                 watched.strides,
-                lambda graphs: saved_bytes(rebuilt, graphs) <= _most_saved(watched),
+                lambda graphs: saved_bytes(rebuilt, graphs) <= most_saved(watched),
                 watched.opened,
+                open_sizes,
             )
         graphs = replace(graphs, behind=watched.behind)
         if watched.draws != bool(graphs.noise or graphs.draws):
             raise CompileRefused("it draws random numbers that are no masks of dropout")
         _check_memory(rebuilt, watched, graphs)
         with _clocked(seconds, "containers"):
-            contracts = _contracts(description, graphs, tools)
+            contracts = _contracts(description, rebuilt, graphs, tools)
             if are_of(contracts, made):
                 paths = made[0], made[1]
             else:
                 paths = _compile(graphs, directory, tools, seconds, contracts)
-        return _judge(rebuilt, watched, graphs, paths, core, seconds, description["autocast"])
+        judge = judge or _judge
+        return judge(rebuilt, watched, graphs, paths, core, seconds, description["autocast"])
 
 
 @contextlib.contextmanager
@@ -109,14 +115,14 @@ def _clocked(seconds: dict[str, float], step: str) -> Iterator[None]:
 def _check_memory(rebuilt: Transferred, watched: Watched, graphs: TrainingGraphs) -> None:
     """Raises CompileRefused when more would be kept for the backward than may be."""
     ours = saved_bytes(rebuilt, graphs)
-    if ours > _most_saved(watched):
+    if ours > most_saved(watched):
         raise CompileRefused(
             f"{ours} bytes would be kept for the backward, {watched.saved_bytes} are now"
             f"{graphs.largest_saved()}"
         )
 
 
-def _most_saved(watched: Watched) -> int:
+def most_saved(watched: Watched) -> int:
     """What may be kept for the backward: as much as eager keeps, and a hundredth.
 
     A program's peak is more than that, so it rises by less. Without the hundredth one small tensor
@@ -136,27 +142,22 @@ def saved_bytes(rebuilt: Transferred, graphs: TrainingGraphs) -> int:
         for number, tensor in enumerate(argument_tensors(rebuilt.args, rebuilt.kwargs))
         if number not in without
     }
-    outputs = sum(
-        example.numel() * example.element_size()
-        for source, example in zip(graphs.saved, graphs.backward_examples, strict=False)
-        if source.kind == "output"
-    )
-    masks = sum(
-        example.numel() * example.element_size()
-        for example in graphs.examples[len(graphs.inputs) :]
-    )
-    return graphs.made_bytes + outputs + masks + sum(memory.values())
+    return graphs.saved_bytes() + sum(memory.values())
 
 
 # ---- compile -------------------------------------------------------------------------------------
 
 
-def _contracts(description: Mapping[str, Any], graphs: TrainingGraphs, tools: Tools) -> list[str]:
+def _contracts(
+    description: Mapping[str, Any], rebuilt: Transferred, graphs: TrainingGraphs, tools: Tools
+) -> list[str]:
     """What the two containers say of the request's entry (calls/contract.py)."""
     plan = graphs.plan()
     plan["buffers"] = [[index] for index in plan["buffers"]]
     plan["gradients"] = list(zip(plan["gradients"], plan["reach"], strict=True))
-    facts = call_facts("module-training", graphs)
+    facts = call_facts(form_of(graphs), graphs)
+    if graphs.symbolic is not None:
+        facts["sizes"] = json.dumps(open_rows(rebuilt, graphs))
     return module_contracts(description["digest"], facts, tools.cpu_features, plan)
 
 
@@ -181,19 +182,16 @@ def _compile(
         if text.checks_values and not graphs.ranges and not any(map(is_index, graphs.noise)):
             raise CompileRefused("the generated code checks values")
 
+    def check_backward(text: GeneratedText) -> None:
+        check(text, len(graphs.backward_examples))
+
+    # The forward's container says of open sizes what lowering both has assumed: it is the last.
+    backward = ("backward", graphs.backward, graphs.backward_examples, check_backward, None)
+    beside = graphs.symbolic.shape_function if graphs.symbolic is not None else None
+    forward = ("forward", graphs.forward, graphs.examples, check_forward, beside)
     paths = []
-    for contract, (name, graph, examples, checked) in zip(
-        contracts,
-        (
-            ("forward", graphs.forward, graphs.examples, check_forward),
-            (
-                "backward",
-                graphs.backward,
-                graphs.backward_examples,
-                lambda text: check(text, len(graphs.backward_examples)),
-            ),
-        ),
-        strict=True,
+    for contract, (name, graph, examples, checked, text) in zip(
+        reversed(contracts), (backward, forward), strict=True
     ):
         folder = directory / name
         folder.mkdir()
@@ -205,6 +203,7 @@ def _compile(
                 plain,
                 folder,
                 checked,
+                text,
                 improves=True,
                 draws=draws,
                 contract=contract,
@@ -214,7 +213,7 @@ def _compile(
             seconds[f"{name}.{step}"] = value
     if all(not text.kernels for text in texts):
         raise CompileRefused("it is library calls alone: nothing to gain")
-    return paths[0], paths[1]
+    return paths[1], paths[0]
 
 
 # ---- prove and time ------------------------------------------------------------------------------
@@ -235,22 +234,12 @@ def _judge(
     answers = TrainingAnswers(rebuilt, watched, graphs.noise or graphs.draws, core)
     with autocast(under, keeps_casts=False):
         answers.draw(SEEDS[0], SPREADS[0])
-        plan = _plan(watched, graphs, answers)
+        plan = core_plan(watched, graphs, answers)
     core.set_eager_gradients(eager_gradients)
     core.set_modules_training(True)
     try:
         with autocast(under, keeps_casts=False):
-            kernel = core.load_module(
-                [*map(str, paths)],
-                str(graphs.device),
-                graphs.inputs,
-                graphs.ranges,
-                strides,
-                build_unflatten(graphs.outputs, len(strides)),
-                plan,
-                takes_objects=takes_objects(graphs.outputs),
-            )
-            answers.put(kernel)
+            answers.put(load_training(paths, graphs, strides, plan, core))
             with _clocked(seconds, "prove"):
                 numerics, error, native_error = with_room(
                     lambda: prove_training(answers, watched, rebuilt)
@@ -261,17 +250,55 @@ def _judge(
     finally:
         answers.close()
         core.set_modules_training(False)
-    errors = (error, native_error)
-    facts = {
-        **kernel_facts("module-training", graphs, strides, watched.functions, numerics, errors),
+    facts = training_facts(rebuilt, watched, graphs, strides, plan, (numerics, error, native_error))
+    return ModuleResult(paths[0], facts, measured, seconds, more=(paths[1],))
+
+
+def form_of(graphs: TrainingGraphs) -> str:
+    """The form of the kernel's entry."""
+    return "module-training" if graphs.symbolic is None else "module-training-sizes"
+
+
+def load_training(
+    paths: tuple[Path, Path],
+    graphs: TrainingGraphs,
+    strides: list[list[int]],
+    plan: Mapping[str, Any],
+    core: Any,
+) -> Any:
+    """The core's kernel out of the two containers."""
+    return core.load_module(
+        [*map(str, paths)],
+        str(graphs.device),
+        graphs.inputs,
+        graphs.ranges,
+        strides,
+        build_unflatten(graphs.outputs, len(strides)),
+        plan,
+        takes_objects=takes_objects(graphs.outputs),
+    )
+
+
+def training_facts(
+    rebuilt: Transferred,
+    watched: Watched,
+    graphs: TrainingGraphs,
+    strides: list[list[int]],
+    plan: Mapping[str, Any],
+    proved: tuple[str, float, float],
+) -> dict[str, str]:
+    """What the entry says. ``proved``: as `prove_training` gives it."""
+    numerics, *errors = proved
+    named = (errors[0], errors[1])
+    return {
+        **kernel_facts(form_of(graphs), graphs, strides, watched.functions, numerics, named),
         "training": json.dumps(plan, separators=(",", ":")),
         "saved_bytes": str(saved_bytes(rebuilt, graphs)),
         "native_saved_bytes": str(watched.saved_bytes),
     }
-    return ModuleResult(paths[0], facts, measured, seconds, more=(paths[1],))
 
 
-def _plan(watched: Watched, graphs: TrainingGraphs, answers: TrainingAnswers) -> dict[str, Any]:
+def core_plan(watched: Watched, graphs: TrainingGraphs, answers: TrainingAnswers) -> dict[str, Any]:
     """What `read_training_plan` of nn_modules/training/training_plan.cc reads."""
     plan = graphs.plan()
     steps = watched.version_steps
@@ -281,7 +308,7 @@ def _plan(watched: Watched, graphs: TrainingGraphs, answers: TrainingAnswers) ->
     strides = answers.gradient_strides()
     rows = []
     for index, tangents in zip(plan["gradients"], plan["reach"], strict=True):
-        layout = strides.get(id(graphs.examples[index]))
+        layout = strides.get(answers.input_id(graphs.inputs[index]))
         if layout is None:
             raise ProofFailed("the traced graph has a gradient that the forward has not")
         rows.append([index, tangents, layout])
@@ -299,4 +326,5 @@ def _plan(watched: Watched, graphs: TrainingGraphs, answers: TrainingAnswers) ->
         "rebuilt": plan["rebuilt"],
         "noise": plan["noise"],
         "draws": plan["draws"],
+        **({"open": plan["open"]} if "open" in plan else {}),
     }

@@ -27,9 +27,8 @@ from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.modules.answers import Answers
 from eagercache.worker.modules.comparison import tensor_leaves
-from eagercache.worker.modules.proof import wide
+from eagercache.worker.modules.proof import in_float64, wide, wide_copy
 from eagercache.worker.modules.training_watch import Watched
-from eagercache.worker.modules.wide_reference import in_float64, wide_copy
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,13 @@ class TrainingAnswers(Answers):
             for leaf, needed in zip(leaves, self._watched.differentiable, strict=True)
             if needed
         ]
+
+    def input_id(self, source: tuple[bool, int]) -> int:
+        """The identity of the tensor that an input of the forward's kernel comes from."""
+        of_module, index = source
+        if of_module:
+            return id(self._watched.identity.slots[index].tensor)
+        return id(argument_tensors(self._rebuilt.args, self._rebuilt.kwargs)[index])
 
     def gradient_strides(self) -> dict[int, list[int]]:
         """The strides of autograd's own gradients, by the identity of the tensor."""

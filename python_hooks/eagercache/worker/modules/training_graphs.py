@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx
 
+from eagercache.worker.compat.symbolic_shapes import hints, size_text
 from eagercache.worker.graphs.dropout_masks import Draw, Noise
 from eagercache.worker.graphs.indices import Range
 from eagercache.worker.graphs.rebuilt import Rebuilt
+from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.symbolic import SymbolicSizes
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class TrainingGraphs:
             dtype to which all of the graph casts it at first. In the order of the arguments.
         behind: of each tensor of the answer that has a gradient, in order, which of these autograd
             computes it from in the module's own forward.
+        symbolic: what is not known of the sizes; None where all are. Examples are fake then.
         guards, writes, checks: as those of `trace.ModuleGraph`; nothing but buffers is written.
     """
 
@@ -76,6 +82,7 @@ class TrainingGraphs:
     writes: tuple[tuple[bool, int, int], ...] = ()
     checks: bool = False
     behind: tuple[tuple[int, ...], ...] = ()
+    symbolic: SymbolicSizes | None = None
 
     @property
     def device(self) -> torch.device:
@@ -89,8 +96,8 @@ class TrainingGraphs:
             for saved, example in zip(self.saved, self.backward_examples, strict=False)
             if saved.kind == "made"
         ]
-        made.sort(key=lambda tensor: tensor.nbytes, reverse=True)
-        texts = [f"{str(t.dtype).removeprefix('torch.')} {list(t.size())}" for t in made[:3]]
+        made.sort(key=nbytes, reverse=True)
+        texts = [f"{str(t.dtype).removeprefix('torch.')} {hints(t.size())}" for t in made[:3]]
         return f"; the largest of them are {', '.join(texts)}" if texts else ""
 
     def plan(self) -> dict[str, Any]:
@@ -98,7 +105,7 @@ class TrainingGraphs:
         made = self.backward_examples[: len(self.saved)]
         tangents = self.backward_examples[len(self.saved) :]
         rows = {
-            output: [output, list(t.size()), list(t.stride()), False]
+            output: [output, hints(t.size()), hints(t.stride()), False]
             for output, t in zip(self.tangents, tangents, strict=True)
         }
         have = [output for output, needed in enumerate(self.differentiable) if needed]
@@ -107,7 +114,7 @@ class TrainingGraphs:
             "buffers": list(self.buffers),
             "differentiable": list(self.differentiable),
             "saved": [
-                [saved.kind, saved.index, list(t.size()), list(t.stride())]
+                [saved.kind, saved.index, hints(t.size()), hints(t.stride())]
                 for saved, t in zip(self.saved, made, strict=True)
             ],
             "tangents": [
@@ -117,6 +124,60 @@ class TrainingGraphs:
             "gradients": list(self.gradients),
             "reach": [[place[self.tangents[number]] for number in row] for row in self.reach],
             "rebuilt": [one.row() for one in self.rebuilt],
-            "noise": [noise.row() for noise in self.noise],
+            "noise": [
+                replace(one, sizes=tuple(hints(one.sizes)), strides=tuple(hints(one.strides))).row()
+                for one in self.noise
+            ],
             "draws": bool(self.draws),
+            **({"open": self._open_gradients()} if self.symbolic is not None else {}),
         }
+
+    def _open_gradients(self) -> list[int]:
+        """The positions in ``gradients`` of the call's own tensors, whose layouts are theirs."""
+        return [place for place, index in enumerate(self.gradients) if not self.inputs[index][0]]
+
+    def see_sizes(self, symbolic: SymbolicSizes, strides: Sequence[Sequence[int]]) -> None:
+        """Has ``symbolic`` say how tensors are laid out: `with_sizes` of training_plan.h reads it.
+
+        ``strides``: those of the answer's tensors in the traced call. Raises CompileRefused where
+        the graph has others.
+        """
+        (output,) = self.forward.graph.find_nodes(op="output")
+        answers = [node.meta["val"].stride() for node in output.args[0][: len(strides)]]
+        if [hints(stride) for stride in answers] != [list(stride) for stride in strides]:
+            raise CompileRefused("no kernel for several sizes: its answers are laid out otherwise")
+        symbolic.strides = tuple(tuple(map(size_text, stride)) for stride in answers)
+        given = [self.examples[self.gradients[place]] for place in self._open_gradients()]
+        symbolic.numbers = tuple(
+            size_text(number)
+            for row in (
+                *(row for t in self.backward_examples for row in (t.size(), t.stride())),
+                *(t.stride() for t in given),
+                *(row for one in self.noise for row in (one.sizes, one.strides)),
+            )
+            for number in row
+        )
+
+    def noise_of(self, numbers: Sequence[int]) -> tuple[Noise, ...]:
+        """What a call draws for which the shape function gave those ``numbers``."""
+        rest = list(numbers)[len(numbers) - sum(2 * len(one.sizes) for one in self.noise) :]
+        found = []
+        for one in self.noise:
+            rank = len(one.sizes)
+            sizes, strides, rest = rest[:rank], rest[rank : 2 * rank], rest[2 * rank :]
+            found.append(replace(one, sizes=tuple(sizes), strides=tuple(strides)))
+        return tuple(found)
+
+    def saved_bytes(self) -> int:
+        """Memory of what the forward makes for the backward, its answers and masks counted.
+
+        Of the traced call.
+        """
+        read = zip(self.saved, self.backward_examples, strict=False)
+        outputs = sum(nbytes(example) for source, example in read if source.kind == "output")
+        return self.made_bytes + outputs + sum(map(nbytes, self.examples[len(self.inputs) :]))
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Memory of a tensor's elements, in the traced call where sizes are open."""
+    return math.prod(hints(tensor.size())) * tensor.element_size()

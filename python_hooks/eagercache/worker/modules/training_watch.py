@@ -32,7 +32,7 @@ from eagercache.callables.surroundings import (
 )
 from eagercache.callables.used_functions import FunctionRecorder
 from eagercache.callables.written_tensors import marks_of
-from eagercache.calls.numerics import same_bits
+from eagercache.calls.numerics import ProofFailed, same_bits
 from eagercache.worker.graphs.custom_calls import is_custom
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.comparison import equal_answers, tensor_leaves
@@ -135,6 +135,27 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         draws=draws,
         views=tuple((i, of, leaves[i].storage_offset()) for i, of in sorted(views.items())),
     )
+
+
+def check_as_watched(member: Transferred, watched: Watched) -> int:
+    """Bytes that autograd keeps of a call of another size for its backward.
+
+    Raises ProofFailed where it keeps other parts of the answer, or computes them otherwise of each
+    other: a kernel of all sizes does the same for each.
+    """
+    answer, saved, _ = _run(member, FunctionRecorder())
+    leaves = tensor_leaves(outcome_of(answer, member.objects))
+    parts = [leaf for leaf in leaves if leaf.requires_grad]
+    same = (
+        [leaf.requires_grad for leaf in leaves] == watched.differentiable
+        and [_is_kept(leaf, saved) for leaf in leaves] == watched.keeps_output
+        and parts_behind(parts) == watched.behind
+        and not views_among(leaves)
+    )
+    if not same:
+        raise ProofFailed("autograd has another graph for another size")
+    own = {slot.tensor.untyped_storage().data_ptr() for slot in watched.identity.slots}
+    return sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in own)
 
 
 def _is_kept(leaf: torch.Tensor, saved: Mapping[int, torch.Tensor]) -> bool:
