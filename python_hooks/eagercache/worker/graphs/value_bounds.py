@@ -69,12 +69,12 @@ def _arange(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
 
 
 def _iota(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
-    """What `arange` is decomposed into: so many numbers from ``start`` on."""
-    length, start = ask(node.args[0]), ask(node.kwargs.get("start"))
-    step = node.kwargs.get("step")
-    if length is None or start is None or not (isinstance(step, int) and step > 0):
+    """An `arange` of integers as a graph with gradients has it."""
+    start, step = node.kwargs.get("start"), node.kwargs.get("step")
+    first, count = ask(start), ask(node.args[0])
+    if first is None or count is None or not (isinstance(step, int) and step > 0):
         return None
-    return start[0], start[1] + (length[1] - 1) * step
+    return first[0], first[1] + (count[1] - 1) * step
 
 
 def _filled(number: int | None, position: int = -1) -> _Rule:

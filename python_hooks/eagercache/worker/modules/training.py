@@ -29,6 +29,7 @@ from eagercache.callables.surroundings import (
 from eagercache.calls.contract import are_of, module_contracts
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.graphs.dropout_masks import is_index
+from eagercache.worker.graphs.indices import indexes
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
@@ -179,7 +180,9 @@ def _compile(
 
     def check_forward(text: GeneratedText) -> None:
         check(text, len(graphs.examples))
-        if text.checks_values and not graphs.ranges and not any(map(is_index, graphs.noise)):
+        # Of what it indexes with all is known that no range says (`index_ranges`).
+        known = graphs.ranges or any(map(is_index, graphs.noise)) or indexes(graphs.forward.graph)
+        if text.checks_values and not known:
             raise CompileRefused("the generated code checks values")
 
     def check_backward(text: GeneratedText) -> None:
