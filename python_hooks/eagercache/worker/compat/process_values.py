@@ -27,7 +27,13 @@ from typing import Any
 
 import torch
 
-from eagercache.worker.compat import cached_calls, numpy_numbers, texts_of_sets, tracing_state
+from eagercache.worker.compat import (
+    cached_calls,
+    known_tensors,
+    numpy_numbers,
+    texts_of_sets,
+    tracing_state,
+)
 from eagercache.worker.compat.noted_calls import before
 
 # The files of Dynamo's own sets. What reads members there adds, removes, finds or compares them,
@@ -171,6 +177,7 @@ def noticed(order: int = 0) -> Iterator[ProcessValues]:
         undo.callback(delattr, kind, "items")
         cached_calls.notice(undo, found.reasons)
         numpy_numbers.notice(undo, found.reasons)
+        known_tensors.notice(undo)
         has_own_order = functools.partial(_has_own_order, kind, ordered)
         texts_of_sets.notice(undo, has_own_order, found.reads_a_text)
         tracing_state.eagers_own(undo)
