@@ -172,6 +172,16 @@ void bind_records(py::module_& module) {
       py::arg("module"), py::arg("values"));
   module.def("module_values_changed",
              [](py::handle object) { return require_record(object)->values_changed; });
+  module.def("module_values_changes", [](py::handle object) -> py::object {
+    const auto record = ModuleRegistry::instance().find(object.ptr());
+    if (record == nullptr) {
+      return py::none();
+    }
+    if (!record->values->same()) {
+      record->note_values_changed();
+    }
+    return py::int_(record->values_changes);
+  });
   module.def("module_looks_in_vain", [](py::handle object) {
     const auto record = require_record(object);
     return py::make_tuple(record->looks_in_vain, record->looks_without_hits);

@@ -146,6 +146,13 @@ class ModuleRecord {
     valid = false;
   }
 
+  // The same for a value that a forward reads.
+  void note_values_changed() noexcept {
+    values_changed = true;
+    ++values_changes;
+    invalidate();
+  }
+
   // Whether its forward answers such calls from now on; see `left`.
   void leave(bool gradients, bool leaves) noexcept {
     bool& is_left = left[gradients ? 1 : 0];
@@ -182,7 +189,8 @@ class ModuleRecord {
   std::unique_ptr<ModuleGuard> guard;
   // What the functions read that the kernels, of whatever form and identity, were traced from.
   std::unique_ptr<ModuleValues> values = std::make_unique<ModuleValues>();
-  bool values_changed = false;  // and so no kernel answers until the Python side has looked
+  bool values_changed = false;       // and so no kernel answers until the Python side has looked
+  std::uint64_t values_changes = 0;  // how often that was noticed
   std::uint64_t hits = 0;
   std::uint64_t training_hits = 0;  // of those, with gradients
   std::uint64_t native = 0;

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +18,20 @@ from torch.utils.hooks import RemovableHandle
 from eagercache.base.load import core
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import views_among
-from eagercache.callables.module_identity import identify
+from eagercache.callables.module_identity import CALL_HOOKS, Identity, Unfit, identify
+from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.replay import Replayed, drawing_again
 
 _lock = threading.RLock()
+
+_CHANGED = (
+    "eagercache: a module, or a value that it reads, was changed between its call and a backward "
+    "that has to run its forward again"
+)
+
+# By their identities, modules that have kernels for calls with gradients.
+_kept: dict[str, _Kept] = {}
 
 
 def _renew_lock() -> None:
@@ -47,6 +58,8 @@ def eager_gradients(
     grads: Sequence[torch.Tensor | None],
     parts: Sequence[int] = (),
     whole: Sequence[int] = (),
+    then: Sequence[tuple[int, torch.Tensor, bool]] = (),
+    values_changes: int | None = None,
 ) -> list[torch.Tensor | None]:
     """The gradients of ``inputs`` that are wanted, None for the others and where there is none.
 
@@ -56,30 +69,32 @@ def eager_gradients(
     the call read and wrote, with what they held. ``grads`` are those of the answer's tensors that
     have one. Where there are ``parts``, positions among these, the gradients of those parts of the
     answer come back instead: of each by the ways that lead through no other of them. To those
-    of ``grads`` at the positions ``whole`` nothing is added that comes from others. All are
-    recorded where autograd records: so gradients of gradients are those of the module's own
-    forward. Called by autograd, on its threads, with the state of grad mode that it asks for.
-    Raises RuntimeError when the module is another one than it was at the call.
+    of ``grads`` at the positions ``whole`` nothing is added that comes from others. ``then`` are
+    the tensors that the call read: each with its slot in the module, -1 for an argument's, and
+    whether gradients of it were wanted; ``values_changes`` is how often values outside of the
+    module, which its forward reads, had been seen to change by then. All are recorded where
+    autograd records: so gradients of gradients are those of the module's own forward. Called by
+    autograd, on its threads, with the state of grad mode that it asks for. Raises RuntimeError
+    where these values, or the module, are no longer what they were and cannot be made again.
     """
+    assert core is not None
+    if core.module_values_changes(module) not in (None, values_changes):
+        raise RuntimeError(_CHANGED)
     records = torch.is_grad_enabled()
     if rebuilt:
         missing = iter(rebuilt)
         args = _filled(args, missing)
         kwargs = _filled(kwargs, missing)
-    found = identify(module)
-    known = {id(slot.tensor) for slot in found.slots} | {
-        id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-    }
-    if found.digest != identity or any(id(tensor) not in known for tensor in inputs):
-        raise RuntimeError(
-            "eagercache: a module was changed between its call and a backward that has to run its "
-            "forward again"
-        )
-    shown = _shown(inputs, {id(slot.tensor) for slot in found.slots})
+    module, shown = _at_the_call(module, identity, then)
+    found = {id(x) for slot, x, _ in then if slot >= 0}
+    found.update(map(id, pytree.tree_leaves((args, kwargs))))
+    if any(id(x) not in found for x in inputs):
+        raise RuntimeError(_CHANGED)
     args, kwargs = pytree.tree_map(lambda leaf: shown.get(id(leaf), leaf), (args, kwargs))
     replayed: AbstractContextManager[object] = Replayed(masks) if masks else nullcontext()
     again = nullcontext() if drawn_from is None else drawing_again(inputs[0].device, drawn_from)
-    with _state(autocast), _buffers_kept(module, before), forwards_alone(), replayed, again:
+    around = _state(autocast), _buffers_kept(module, before), forwards_alone(), _unbatched()
+    with around[0], around[1], around[2], around[3], replayed, again:
         answer = module(*args, **kwargs)
     outputs = _differentiable(answer, args, kwargs)
     pairs = [(own, grad) for own, grad in zip(outputs, grads, strict=True) if grad is not None]
@@ -153,10 +168,123 @@ def _removing(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
             hook.remove()
 
 
-def _shown(inputs: Sequence[torch.Tensor], own: set[int]) -> dict[int, torch.Tensor]:
-    """Views of the arguments among ``inputs``, by the identities of those."""
+def keep_as_it_is(module: torch.nn.Module, identity: str) -> None:
+    """Remembers what a module of ``identity`` is, without its tensors.
+
+    A gradient may have to run the forward of a call after which the module was changed:
+    `torch.func.functional_call` gives it other tensors for the time of a call alone.
+    """
+    if identity in _kept:
+        return
+    with contextlib.suppress(Exception):  # an attribute that cannot be copied
+        found = identify(module)
+        if found.digest != identity or _has_hooks(found):
+            return
+        places = [_empty(slot.tensor, torch.device("meta")) for slot in found.slots]
+        instead = {id(slot.tensor): place for slot, place in zip(found.slots, places, strict=True)}
+        _kept[identity] = _Kept(
+            _copied(module, instead),
+            [instead[id(slot.tensor)] for slot in found.slots],
+            [slot.tensor.device for slot in found.slots],
+        )
+
+
+def _at_the_call(
+    module: torch.nn.Module, identity: str, then: Sequence[tuple[int, torch.Tensor, bool]]
+) -> tuple[torch.nn.Module, dict[int, torch.Tensor]]:
+    """What is the module that was called, and what stands for tensors there, by their identities.
+
+    That is the module itself unless it was changed.
+    """
+    shown = {id(x): _seen(x, needed, is_own=False) for slot, x, needed in then if slot < 0}
+    own = [(slot, x, needed) for slot, x, needed in then if slot >= 0]
+    found = None
+    with contextlib.suppress(Unfit):
+        found = identify(module)
+    if found is not None and found.digest == identity and not _has_hooks(found):
+        tensors = [item.tensor for item in found.slots]
+        if all(tensors[slot] is x and _seen(x, needed) is x for slot, x, needed in own):
+            for _, x, _ in own:
+                shown[id(x)] = x
+            return module, shown
+    kept = _kept.get(identity)
+    if kept is None:
+        raise RuntimeError(_CHANGED)
+    for _, x, needed in own:
+        shown[id(x)] = _seen(x, needed)
+    return kept.with_tensors({slot: shown[id(x)] for slot, x, _ in own}, identity), shown
+
+
+def _seen(tensor: torch.Tensor, needed: bool, is_own: bool = True) -> torch.Tensor:
+    """What a forward that is run again has in the place of a tensor of its call.
+
+    It needs gradients if they were ``needed`` then. Those that come to a view of the tensor stop
+    there (`_ending_at`), before its hooks and before what it was made of: autograd goes that way
+    itself.
+    """
+    if not needed:
+        return tensor.detach() if tensor.requires_grad else tensor
+    if not tensor.requires_grad:
+        return tensor.detach().requires_grad_()
+    if is_own and tensor.is_leaf and not tensor._backward_hooks:
+        return tensor
     with torch.enable_grad():
-        return {id(x): x.view_as(x) for x in inputs if id(x) not in own}
+        return tensor.view_as(tensor)
+
+
+def _has_hooks(found: Identity) -> bool:
+    """Whether a call of the module that was described would run hooks that are not described."""
+    return any(
+        getattr(part, name)
+        for path, part in found.modules
+        for name in CALL_HOOKS
+        if not (name == "_forward_hooks" and path in found.hooked)
+    )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A module as it was, with ``places`` where it had tensors, which are of no memory."""
+
+    module: torch.nn.Module
+    places: list[torch.Tensor]
+    devices: list[torch.device]
+
+    def with_tensors(self, tensors: Mapping[int, torch.Tensor], identity: str) -> torch.nn.Module:
+        """It with the tensors in their slots; the others it does not read. May raise RuntimeError.
+
+        The code of its classes may be another one by now.
+        """
+        instead = {}
+        for slot, (place, device) in enumerate(zip(self.places, self.devices, strict=True)):
+            if slot in tensors or id(place) not in instead:
+                instead[id(place)] = tensors[slot] if slot in tensors else _empty(place, device)
+        made = _copied(self.module, instead)
+        if identify(made).digest != identity:
+            raise RuntimeError(_CHANGED)
+        return made
+
+
+def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def _copied(module: torch.nn.Module, instead: Mapping[int, torch.Tensor]) -> torch.nn.Module:
+    """A copy of all of ``module``, with others in the place of the tensors, by their identities."""
+    parts = list(module.modules())
+    memo: dict[int, Any] = {id(part): object.__new__(type(part)) for part in parts}
+    memo.update(instead)
+    for part in parts:
+        for name, value in vars(part).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                copied: Any = {key: memo.get(id(item), item) for key, item in value.items()}
+            elif name in OWN_ATTRIBUTES:
+                copied = copy.copy(value)
+            else:
+                copied = copy.deepcopy(value, memo)
+            vars(memo[id(part)])[name] = copied
+    copy_of_it: torch.nn.Module = memo[id(module)]
+    return copy_of_it
 
 
 def _ending_at(views: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
@@ -214,6 +342,19 @@ def _state(autocast: Mapping[str, torch.dtype]) -> Iterator[None]:
                 )
             )
         yield
+
+
+@contextlib.contextmanager
+def _unbatched() -> Iterator[None]:
+    """Beside batched gradients (`is_grads_batched`) nothing may be drawn; the call was outside."""
+    level = torch._C._vmapmode_increment_nesting()
+    for _ in range(level):
+        torch._C._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        for _ in range(level - 1):
+            torch._C._vmapmode_increment_nesting()
 
 
 @contextlib.contextmanager

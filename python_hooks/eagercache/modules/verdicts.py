@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from eagercache.base.load import core
+from eagercache.callables.module_gradient import keep_as_it_is
 from eagercache.callables.used_functions import changed_function
 from eagercache.calls.trace_rows import rows_in
 from eagercache.modules.forms import Form, Missed, load_kernel
@@ -145,6 +146,8 @@ class Verdicts:
     ) -> None:
         assert core is not None
         kernel = load_kernel(digest, form, entry)
+        if form.gradients:
+            keep_as_it_is(module, form.identity)
         core.module_install(module, form.identity, form.key, kernel)
         info = self._known.find(module)
         if info is not None:
@@ -192,6 +195,8 @@ class Verdicts:
             )
             for known in size_class.kernels:
                 self._known.watch(module, known.functions)
+            if form.gradients and size_class.kernels:
+                keep_as_it_is(module, form.identity)
             said = self._sizes.install(size_class, module, form.identity, form.key)
         except Exception as error:
             log.warning("a stored kernel of %s cannot be used: %s", class_name(module), error)

@@ -95,8 +95,8 @@ ModuleGuard::Verdict check(ModuleRecord& record, bool* requires_grad) noexcept {
   }
   ModuleGuard::Verdict verdict = record.guard->check(requires_grad);
   if (verdict == ModuleGuard::Verdict::kSame && !record.values->same()) {
-    record.values_changed = true;
-    verdict = ModuleGuard::Verdict::kChanged;
+    record.note_values_changed();
+    return ModuleGuard::Verdict::kChanged;
   }
   if (verdict == ModuleGuard::Verdict::kChanged) {
     record.invalidate();

@@ -176,18 +176,19 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
 }
 
 // The same for a call that needs gradients.
-PyObject* run_training_kernel(const ModuleKernel& kernel, const ModuleShapeClass::Layout* layout,
-                              const ModuleGuard& guard, const ModuleCallForm& form,
+PyObject* run_training_kernel(const ModuleRecord& record, const ModuleKernel& kernel,
+                              const ModuleShapeClass::Layout* layout, const ModuleCallForm& form,
                               const ModuleCall& call, bool* failed) {
   std::vector<at::Tensor> inputs;
   inputs.reserve(kernel.inputs.size());
   for (const ModuleKernel::Input& input : kernel.inputs) {
-    inputs.push_back(input_of(input, guard, form));
+    inputs.push_back(input_of(input, *record.guard, form));
   }
   if (!may_be_recorded(kernel, inputs)) {
     return nullptr;
   }
-  py::tuple whole = kept_call(*kernel.training, call.args[0], call.positional(), call.keywords());
+  py::tuple whole = kept_call(*kernel.training, call.args[0], call.positional(), call.keywords(),
+                              record.values_changes);
   c10::SmallVector<at::Tensor, 4> answers;
   const ModuleShapeClass::Strides& strides =
       layout == nullptr ? kernel.output_strides : layout->strides;
@@ -336,7 +337,7 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
     record.begin_event(event, kernel, form, ModuleRegistry::instance().handlers().name);
     const ModuleShapeClass::Strides& strides =
         layout == nullptr ? kernel.output_strides : layout->strides;
-    result = training ? run_training_kernel(kernel, layout, *record.guard, form, call, &failed)
+    result = training ? run_training_kernel(record, kernel, layout, form, call, &failed)
                       : run_kernel(kernel, strides, *record.guard, form, &failed);
   }
   if (result != nullptr) [[likely]] {

@@ -57,6 +57,7 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
     for (const ModuleTraining::Gradient& gradient : plan().gradients) {
       inputs.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[gradient.input])));
     }
+    const py::list held_then = inputs_then(own);
     py::list given;
     for (const at::Tensor& gradient : gradients) {
       given.append(gradient.defined()
@@ -78,9 +79,9 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
     const py::object drawn_from =
         drawn_from_.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(drawn_from_))
                               : py::object(py::none());
-    const py::object answer =
-        eager_gradients()(call[0], call[1], call[2], rebuilt, masks, drawn_from, before,
-                          plan().identity, autocast, inputs, wanted, given, parts, whole);
+    const py::object answer = eager_gradients()(
+        call[0], call[1], call[2], rebuilt, masks, drawn_from, before, plan().identity, autocast,
+        inputs, wanted, given, parts, whole, held_then, call[3]);
     variable_list results;
     for (const py::handle& gradient : answer) {
       results.push_back(gradient.is_none() ? at::Tensor() : THPVariable_Unpack(gradient.ptr()));
@@ -93,6 +94,17 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
     persistent.persist();
     throw persistent;
   }
+}
+
+py::list ModuleNode::inputs_then(const std::vector<at::Tensor>& inputs) const {
+  py::list rows;
+  for (std::size_t i = 0; i < kernel_.inputs.size(); ++i) {
+    const ModuleKernel::Input& input = kernel_.inputs[i];
+    rows.append(py::make_tuple(input.from_module ? static_cast<std::int64_t>(input.index) : -1,
+                               py::reinterpret_steal<py::object>(THPVariable_Wrap(inputs[i])),
+                               static_cast<bool>(needed_[i])));
+  }
+  return rows;
 }
 
 std::vector<at::Tensor> ModuleNode::whole_inputs(std::vector<at::Tensor>& before) {

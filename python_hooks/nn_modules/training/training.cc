@@ -168,13 +168,14 @@ void put_gradients(const ModuleGuard& guard, ModuleCallForm& form) {
 }
 
 py::tuple kept_call(const ModuleTraining& plan, const py::handle& module, py::tuple args,
-                    py::dict kwargs) {
+                    py::dict kwargs, std::uint64_t values_changes) {
   if (plan.without.empty()) [[likely]] {
-    return py::make_tuple(module, std::move(args), std::move(kwargs));
+    return py::make_tuple(module, std::move(args), std::move(kwargs), values_changes);
   }
   std::size_t next = 0;
   const py::object given = without_tensors(args, plan.without, &next);
-  return py::make_tuple(module, given, without_tensors(kwargs, plan.without, &next));
+  return py::make_tuple(module, given, without_tensors(kwargs, plan.without, &next),
+                        values_changes);
 }
 
 bool saved_tensors_are_watched() { return at::SavedTensorDefaultHooks::get_hooks().has_value(); }

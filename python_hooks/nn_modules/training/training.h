@@ -37,10 +37,11 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                                             std::vector<at::Tensor> inputs, pybind11::tuple call,
                                             c10::SmallVector<at::Tensor, 4>& answers);
 
-// (module, args, kwargs) as a node keeps it: `...` stands for an argument that is rebuilt. Needs
-// the GIL.
+// (module, args, kwargs, values_changes) as a node keeps it: `...` stands for an argument that is
+// rebuilt, `values_changes` is the record's. Needs the GIL.
 pybind11::tuple kept_call(const ModuleTraining& plan, const pybind11::handle& module,
-                          pybind11::tuple args, pybind11::dict kwargs);
+                          pybind11::tuple args, pybind11::dict kwargs,
+                          std::uint64_t values_changes);
 
 // Whether a call with these inputs may be recorded at all.
 bool may_be_recorded(const ModuleKernel& kernel, const std::vector<at::Tensor>& inputs);

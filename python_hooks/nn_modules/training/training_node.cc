@@ -151,8 +151,10 @@ ModuleNode::ModuleNode(const ModuleKernel& kernel, std::shared_ptr<const ModuleT
       before_(std::move(before)),
       call_(call.release().ptr()) {
   versions_.reserve(inputs_.size());
+  needed_.reserve(inputs_.size());
   for (const at::Tensor& input : inputs_) {
     versions_.push_back(input._version());
+    needed_.push_back(input.requires_grad());
   }
   for (const ModuleTraining::Gradient& gradient : plan_->gradients) {
     add_next_edge(torch::autograd::impl::gradient_edge(inputs_[gradient.input]));

@@ -130,6 +130,9 @@ class ModuleNode final : public torch::autograd::Node {
   // The inputs, those that are not kept made anew; none where they were given up. `before` gets
   // what the buffers held that are read.
   std::vector<at::Tensor> whole_inputs(std::vector<at::Tensor>& before);
+  // Of each of the kernel's inputs which slot of the module it was in, or -1, and whether it needed
+  // gradients. With the GIL.
+  pybind11::list inputs_then(const std::vector<at::Tensor>& inputs) const;
   void check_versions(const std::vector<at::Tensor>& inputs) const;
 
   using WeakNode = decltype(weak_node(std::declval<torch::autograd::Edge>().function));
@@ -140,6 +143,7 @@ class ModuleNode final : public torch::autograd::Node {
   const Autocast autocast_;
   const at::Tensor drawn_from_;
   std::vector<std::int64_t> versions_;  // of inputs_
+  std::vector<bool> needed_;            // which of inputs_ needed gradients at the call
   Mutex saved_mutex_;
   std::vector<torch::autograd::SavedVariable> saved_ EAGERCACHE_GUARDED_BY(saved_mutex_);
   std::vector<at::Tensor> inputs_ EAGERCACHE_GUARDED_BY(saved_mutex_);
@@ -152,15 +156,16 @@ class ModuleNode final : public torch::autograd::Node {
 };
 
 // `handler(module, args, kwargs, rebuilt, masks, drawn_from, before, identity, autocast, inputs,
-// wanted, gradients, parts, whole)`
+// wanted, gradients, parts, whole, then, values_changes)`
 // gives the wanted inputs' gradients, or None, by the module's own forward and autograd: where the
 // gradient of a gradient is asked for, and where the kernel cannot answer. `rebuilt` stand where
 // args and kwargs have `...`, in order; `masks` are what the call drew, `drawn_from` is the state
 // of the generator that its kernel drew from, or None, and `before` has each buffer that the
 // forward reads and writes, with what it held. Where there are `parts`, positions among
 // `gradients`, it gives the gradients of these instead, as `gradients_behind` says. To those of
-// `gradients` at the positions `whole` nothing is added that comes from others. It may raise. Kept
-// for ever.
+// `gradients` at the positions `whole` nothing is added that comes from others. `then` has each
+// tensor that the kernel read, with its slot in the module (-1: an argument) and whether it needed
+// gradients at the call, `values_changes` is the record's of then. It may raise. Kept for ever.
 void set_eager_gradients(const pybind11::object& handler);
 
 }  // namespace eagercache
