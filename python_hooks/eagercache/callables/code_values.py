@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from eagercache.calls.array_contents import contents_row
 from eagercache.calls.code_digest import code_digest
 
 # Packages whose code the environment key covers, or that a forward cannot compute with.
@@ -393,4 +394,4 @@ class _Loose:
             return [str(value.__module__), value.__qualname__, *self.function(value)]
         if is_of_program(value):
             return [[key, self.write(item)] for key, item in sorted(vars(value).items())]
-        return []
+        return contents_row(value) or []

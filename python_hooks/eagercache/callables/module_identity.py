@@ -34,6 +34,7 @@ from eagercache.callables.code_values import (
 from eagercache.callables.made_classes import hides_a_value
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES, TensorSlot, groups_of, items_of
 from eagercache.calls import capturing_hooks
+from eagercache.calls.array_contents import contents_row
 from eagercache.calls.code_digest import code_digest
 
 FORMAT = 1
@@ -69,6 +70,7 @@ class Identity:
     slots: tuple[TensorSlot, ...]
     modules: tuple[tuple[str, torch.nn.Module], ...]
     hooked: frozenset[str]  # those, by their paths, whose forward hooks are in the text
+    arrays: tuple[Any, ...] = ()  # of numpy, whose values are in the text
 
     @property
     def digest(self) -> str:
@@ -139,7 +141,7 @@ def identify(module: torch.nn.Module) -> Identity:
         {"format": FORMAT, "modules": rows, "tensors": tensors, "shared": _sharing(slots)},
         separators=(",", ":"),
     )
-    return Identity(text, tuple(slots), tuple(modules), hooked)
+    return Identity(text, tuple(slots), tuple(modules), hooked, tuple(writer.arrays))
 
 
 def _names(module: torch.nn.Module) -> list[Any]:
@@ -250,6 +252,7 @@ class Writer:
         self._own = own or {}
         self._left = _MAX_ITEMS
         self._active: set[int] = set()
+        self.arrays: list[Any] = []
 
     def write(self, value: Any, where: str, depth: int) -> Any:
         """``value`` as canonical JSON. Raises Unfit, naming the attribute ``where``."""
@@ -277,6 +280,10 @@ class Writer:
         if isinstance(value, torch.nn.Module):
             raise Unfit(f"attribute {where} holds a module that is not registered")
         name = type_name(value)
+        array = contents_row(value)
+        if array is not None:
+            self.arrays.append(value)
+            return array
         if not is_covered(type(value).__module__) and hides_a_value(value):
             raise Unfit(f"attribute {where} is a {type(value).__name__}, which cannot be compared")
         items = self._items(value, where, depth)

@@ -58,6 +58,14 @@ def held_parts(value: Any) -> Iterator[Any]:
         yield from _referents(value)
 
 
+def function_parts(value: types.FunctionType) -> tuple[Any, ...]:
+    """What may be assigned to a function, in the order of nn_modules/places/values.cc."""
+    return (
+        *(value.__code__, value.__defaults__, value.__kwdefaults__),
+        *(value.__name__, value.__qualname__, value.__doc__),
+    )
+
+
 def _referents(value: Any) -> Iterator[Any]:
     """Whatever else an object leads to: its attributes, and what C code keeps."""
     if isinstance(value, (type, types.ModuleType)):

@@ -21,7 +21,7 @@ from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
-from eagercache.callables.module_identity import Unfit, Unsettled, identify
+from eagercache.callables.module_identity import Unfit, Unsettled
 from eagercache.callables.standins import sketched
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
@@ -42,7 +42,7 @@ from eagercache.modules.stats import ModuleStats
 from eagercache.modules.thread import ModuleThread
 from eagercache.modules.unknown_names import unknown_names
 from eagercache.modules.verdicts import LOST, keep_lost
-from eagercache.modules.watch import attribute_values
+from eagercache.modules.watch import described
 from eagercache.modules.watched_rows import Unwatchable
 from eagercache.runtime import differences
 from eagercache.runtime.reimplemented import is_reimplemented, watch_libraries
@@ -257,9 +257,7 @@ class ModuleManager:
         if version is None:
             return
         try:
-            # First: what changes in between is noticed at the next call.
-            values = attribute_values(module)
-            identity = identify(module)
+            values, identity = described(module)
             info.identity = identity.digest
             # One that was seen before, as of a mode that is switched on and off, finds its kernels.
             info.looks += identity.digest not in info.seen

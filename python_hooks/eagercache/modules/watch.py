@@ -19,16 +19,29 @@ import torch
 
 from eagercache.callables.code_values import chains, environment_names, is_covered, own_members
 from eagercache.callables.guard_rows import guards_in
-from eagercache.callables.module_identity import SHARDING_MARKS
+from eagercache.callables.module_identity import SHARDING_MARKS, Identity, identify
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.callables.used_functions import indexed
-from eagercache.modules.watched_rows import Row, Rows
+from eagercache.modules.guarded_places import GuardedRows
+from eagercache.modules.watched_rows import Row, Rows, Unwatchable
 
 
-def attribute_values(module: torch.nn.Module) -> list[Row]:
+def described(module: torch.nn.Module) -> tuple[list[Row], Identity]:
+    """What is watched of ``module``, and what it is. Raises Unfit and Unwatchable."""
+    arrays: set[int] = set()
+    # First: what changes in between is noticed at the next call.
+    values = attribute_values(module, arrays)
+    identity = identify(module)
+    if not arrays.issuperset(map(id, identity.arrays)):
+        raise Unwatchable("arrays in places that cannot be watched")
+    return values, identity
+
+
+def attribute_values(module: torch.nn.Module, arrays: set[int] | None = None) -> list[Row]:
     """What is inside of the attributes and classes of ``module`` and of everything below it.
 
     Another value of an attribute or in a class is noticed otherwise (nn_modules/guard.h).
+    ``arrays`` gets the ids of the arrays of numpy that are watched.
     """
     rows = Rows(module)
     kinds: dict[type, None] = {}
@@ -37,13 +50,15 @@ def attribute_values(module: torch.nn.Module) -> list[Row]:
         rows.metaclasses(type(part))
         for name, value in list(vars(part).items()):
             if name not in OWN_ATTRIBUTES and name not in SHARDING_MARKS:
-                rows.inside(value)
+                rows.attribute(vars(part), name, value)
     for kind in kinds:
         if is_covered(kind.__module__):
             continue
         for _, value, functions in own_members(kind):
             for part in functions or [value]:
                 rows.inside(part)
+    if arrays is not None:
+        arrays.update(rows.arrays)
     return rows.made
 
 
@@ -52,7 +67,7 @@ def function_values(functions: list[list[str]], module: torch.nn.Module) -> list
 
     Raises Unwatchable.
     """
-    rows = Rows(module)
+    rows = GuardedRows(module)
     for guard in guards_in(functions):
         rows.guard(guard, module)
     for (_, path, *_), index in indexed(functions, module):

@@ -70,6 +70,9 @@ const PyHeapTypeObject* heap_type(PyObject* type) noexcept {
 }  // namespace
 
 bool ModuleValues::Expected::matches(PyObject* now) const noexcept {
+  if (contents != nullptr) {
+    return now != nullptr && contents->are_of(now);
+  }
   if (by_type) {
     return object.is_none()
                ? now == nullptr
@@ -109,6 +112,9 @@ ModuleValues::Place ModuleValues::place_of(const py::tuple& row) {
   } else if (sort == "list") {
     place.sort = Sort::kList;
     fits = PyList_Check(object);
+  } else if (sort == "tuple") {
+    place.sort = Sort::kTuple;
+    fits = PyTuple_Check(object);
   } else if (sort == "set") {
     place.sort = Sort::kSet;
     fits = PyAnySet_Check(object);
@@ -151,7 +157,12 @@ void ModuleValues::add(const py::list& rows) {
     }
     for (const py::handle& value : row[3]) {
       const auto pair = py::cast<py::tuple>(value);
-      place.values.push_back({pair[0], py::cast<bool>(pair[1])});
+      if (pair[1].is_none()) {
+        const auto contents = py::cast<py::tuple>(pair[0]);
+        place.values.push_back({py::none(), false, std::make_shared<ArrayContents>(contents)});
+      } else {
+        place.values.push_back({pair[0], py::cast<bool>(pair[1])});
+      }
     }
     const bool keyed =
         place.sort == Sort::kItems || place.sort == Sort::kDict || place.sort == Sort::kSlots;
@@ -248,6 +259,17 @@ bool ModuleValues::holds(const Place& place) noexcept {
       for (Py_ssize_t i = 0; i < size; ++i) {
         if (!place.values[static_cast<std::size_t>(i)].matches(
                 PyList_GET_ITEM(place.container, i))) {
+          return false;
+        }
+      }
+      return true;
+    case Sort::kTuple:
+      if (PyTuple_GET_SIZE(place.container) != size) {
+        return false;
+      }
+      for (Py_ssize_t i = 0; i < size; ++i) {
+        if (!place.values[static_cast<std::size_t>(i)].matches(
+                PyTuple_GET_ITEM(place.container, i))) {
           return false;
         }
       }

@@ -5,8 +5,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <unordered_set>
 #include <vector>
+
+#include "python_hooks/nn_modules/places/array_contents.h"
 
 namespace eagercache {
 
@@ -26,6 +29,7 @@ class ModuleValues {
   //   ("items", dict or class, keys, values)  those keys have those values;
   //   ("dict", dict, keys, values)            that is all there is, in that order;
   //   ("list", list, (), values)              the same, of a list;
+  //   ("tuple", tuple, (), values)            the same, of a tuple, whose items may be arrays;
   //   ("set", set, (), values)                the same, of a set;
   //   ("cell", cell, (), (value,))            what a closure has;
   //   ("class", class, (), ())                nothing was assigned to it or to a base, and its
@@ -34,19 +38,22 @@ class ModuleValues {
   //   ("type", object, (), (class,))          the object's class;
   //   ("slots", object, names, values)        those slots of it have those values.
   // A value is (object, by_type): by_type stands for any object of the type `object`, and a None
-  // with it for a key that is not there. Throws std::invalid_argument for anything else.
+  // with it for a key that is not there. (contents, None) stands for an array that holds these, as
+  // `ArrayContents` takes them. Throws std::invalid_argument for anything else.
   void add(const pybind11::list& rows);
 
-  // Whether all are as they were added. Runs no Python code. About 10 ns a value.
+  // Whether all are as they were added. Runs no Python code. About 10 ns a value, and
+  // more of an array, whose bytes are compared.
   bool same() const noexcept;
   // Whether something in that dict, or its being that dict, is among them.
   bool watches(PyObject* container) const noexcept { return containers_.contains(container); }
 
  private:
-  enum class Sort { kItems, kDict, kList, kSet, kCell, kClass, kFunction, kType, kSlots };
+  enum class Sort { kItems, kDict, kList, kTuple, kSet, kCell, kClass, kFunction, kType, kSlots };
   struct Expected {
     pybind11::object object;
     bool by_type = false;
+    std::shared_ptr<const ArrayContents> contents = nullptr;
     bool matches(PyObject* now) const noexcept;
   };
   struct Place {

@@ -19,7 +19,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ import torch
 from eagercache.worker.compat import (
     cached_calls,
     known_tensors,
+    numpy_arrays,
     numpy_numbers,
     texts_of_sets,
     tracing_state,
@@ -159,8 +160,11 @@ class ProcessValues:
 
 
 @contextlib.contextmanager
-def noticed(order: int = 0) -> Iterator[ProcessValues]:
-    """A block whose traces write down what they read of the process."""
+def noticed(order: int = 0, arrays: Collection[int] = ()) -> Iterator[ProcessValues]:
+    """A block whose traces write down what they read of the process.
+
+    ``arrays``: ids of the arrays of numpy that are the module's.
+    """
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
     from torch._dynamo.variables.builtin import BuiltinVariable
     from torch._dynamo.variables.constant import ConstantVariable
@@ -177,6 +181,7 @@ def noticed(order: int = 0) -> Iterator[ProcessValues]:
         undo.callback(delattr, kind, "items")
         cached_calls.notice(undo, found.reasons)
         numpy_numbers.notice(undo, found.reasons)
+        numpy_arrays.notice(undo, arrays)
         known_tensors.notice(undo)
         has_own_order = functools.partial(_has_own_order, kind, ordered)
         texts_of_sets.notice(undo, has_own_order, found.reads_a_text)

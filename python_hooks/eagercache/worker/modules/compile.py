@@ -49,7 +49,7 @@ from eagercache.worker.modules.class_rows import rows_of_class
 from eagercache.worker.modules.comparison import equal_answers
 from eagercache.worker.modules.facts import call_facts, kernel_facts, output_strides
 from eagercache.worker.modules.proof import prove_calls
-from eagercache.worker.modules.reads import Reads, check_names
+from eagercache.worker.modules.reads import Reads, check_names, refuse_array_memory
 from eagercache.worker.modules.rebuilt_call import MAX_FUNCTIONS, rebuilt_call
 from eagercache.worker.modules.trace import ModuleGraph, trace_module
 from eagercache.worker.timing import timing
@@ -146,6 +146,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     states = other_states()
     with rebuilt.finds_writes(identity.slots), Reads(watched, gradients=False) as reads:
         rebuilt.run()  # what a first call sets up is not its effect
+    refuse_array_memory(identity, rebuilt.run)
     reads.check()
     if not identity.holds(module):  # what it changes might be as before after two runs
         raise Unfit("it changes attributes of its own")

@@ -14,7 +14,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from eagercache.callables.module_identity import Identity
+from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.outputs import spec_text
 from eagercache.calls.texts import named_line
 from eagercache.worker.compat import process_values, traced_graphs
@@ -104,7 +104,7 @@ def _export(
             warnings.catch_warnings(record=True) as said,
             guards.recorded(),
             traced_graphs.takes_recurrent_layers(),
-            process_values.noticed(order) as own,
+            process_values.noticed(order, _arrays_of(guarded)) as own,
         ):
             warnings.simplefilter("always")
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
@@ -124,6 +124,14 @@ def _export(
         name = _GLOBAL.sub(r"\1", changed[0]).replace("_dot_", ".")
         raise CompileRefused(f"the forward changes {name}, which outlives the call")
     return program, tuple(tuple(row.to_row()) for row in guards.rows(guarded)), own
+
+
+def _arrays_of(module: torch.nn.Module) -> list[int]:
+    """The ids of the arrays that `identify` takes, which are watched in the program."""
+    try:
+        return [id(array) for array in identify(module).arrays]
+    except Unfit:  # one that is exported, and not watched, need not be described
+        return []
 
 
 def _on_a_gpu(graph: torch.fx.Graph) -> bool:

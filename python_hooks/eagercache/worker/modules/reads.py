@@ -12,13 +12,15 @@ the call's tensors need gradients, and their gradients (`self.zero_grad()`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from eagercache.callables.module_identity import Unfit
+from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.used_functions import FunctionRecorder
 
 # Attributes that are of the layout, the dtype or the device, or tensors themselves.
@@ -113,6 +115,49 @@ class Reads(TorchFunctionMode):
             raise Unfit(f"it reads {self._found} of a tensor, which may differ from call to call")
         if self._changes:
             raise Unfit("it changes more of a tensor than its values")
+
+
+class ArrayMemory(TorchDispatchMode):
+    """A block in which a forward runs that has arrays of numpy; `check` says afterwards.
+
+    A kernel holds their values: it writes into none of them, and what it answers is none of their
+    memory. A value that is there already may be written, and leaves no trace but this.
+    """
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        super().__init__()
+        self._ends = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
+        self._written = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[place] if place < len(args) else kwargs.get(argument.name)
+                self._written = self._written or self._holds(given)
+        return func(*args, **kwargs)
+
+    def _holds(self, value: Any) -> bool:
+        leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        starts = [leaf.untyped_storage().data_ptr() for leaf in leaves if leaf.is_cpu]
+        return any(low <= start < high for start in starts for low, high in self._ends)
+
+    def check(self, answer: Any) -> None:
+        """Raises Unfit where memory of an array was written, or is in the answer."""
+        if self._written:
+            raise Unfit("it writes into an array of numpy")
+        if self._holds(answer):
+            raise Unfit("it returns the memory of an array of numpy")
+
+
+def refuse_array_memory(identity: Identity, run: Callable[[], Any]) -> None:
+    """Raises Unfit where ``run`` writes into an array of the module's, or answers with one."""
+    if identity.arrays:
+        with ArrayMemory(identity.arrays) as memory:
+            answer = run()
+        memory.check(answer)
 
 
 def check_names(recorder: FunctionRecorder, attributes: set[str]) -> None:

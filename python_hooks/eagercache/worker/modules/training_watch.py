@@ -39,7 +39,7 @@ from eagercache.worker.modules.comparison import equal_answers, tensor_leaves
 from eagercache.worker.modules.compile import read_beside, refuse_shared
 from eagercache.worker.modules.exported import export_strictly
 from eagercache.worker.modules.joint_graph import OpenedAnswer
-from eagercache.worker.modules.reads import Reads, check_names
+from eagercache.worker.modules.reads import Reads, check_names, refuse_array_memory
 from eagercache.worker.modules.rebuilt_call import MAX_FUNCTIONS
 
 
@@ -82,7 +82,7 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         raise Unfit("its attributes change, or cannot be rebuilt in another process")
     own = [slot.tensor for slot in identity.slots]
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
-    _first_run(rebuilt, own, arguments)
+    _first_run(rebuilt, identity, arguments)
     if not identity.holds(module):  # what it changes might be as before after two runs
         raise Unfit("it changes attributes of its own")
     rebuilt.draw(seed=0)
@@ -187,19 +187,19 @@ def parts_behind(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
     return tuple(everything)
 
 
-def _first_run(
-    rebuilt: Transferred, own: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]
-) -> None:
+def _first_run(rebuilt: Transferred, identity: Identity, arguments: Sequence[torch.Tensor]) -> None:
     """Runs the forward, since what a first call sets up is not its effect. Raises Unfit.
 
     What it does to tensors is seen here: what is turned around is as it was after two calls.
     """
+    own = [slot.tensor for slot in identity.slots]
     marks, written = marks_of([*own, *arguments]), [tensor._version for tensor in arguments]
     with Reads([*own, *arguments], gradients=True) as reads:
         rebuilt.module(*rebuilt.args, **rebuilt.kwargs)
     reads.check()
     if marks_of([*own, *arguments]) != marks or [t._version for t in arguments] != written:
         raise Unfit("it writes to its arguments, or changes more of a tensor than its values")
+    refuse_array_memory(identity, rebuilt.run)
 
 
 def _run(
