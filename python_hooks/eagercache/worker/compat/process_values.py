@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from eagercache.worker.compat import (
+    averaging_norms,
     cached_calls,
     known_tensors,
     numpy_arrays,
@@ -182,6 +183,7 @@ def noticed(order: int = 0, arrays: Collection[int] = ()) -> Iterator[ProcessVal
         cached_calls.notice(undo, found.reasons)
         numpy_numbers.notice(undo, found.reasons)
         numpy_arrays.notice(undo, arrays)
+        averaging_norms.notice(undo)
         known_tensors.notice(undo)
         has_own_order = functools.partial(_has_own_order, kind, ordered)
         texts_of_sets.notice(undo, has_own_order, found.reads_a_text)

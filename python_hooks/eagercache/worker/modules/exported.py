@@ -22,6 +22,7 @@ from eagercache.worker.compat.encoder_layers import trace_attention_as_called
 from eagercache.worker.compat.python_calls import teach_python_calls
 from eagercache.worker.graphs.bags import sum_equal_bags
 from eagercache.worker.graphs.one_hots import look_up_one_hots
+from eagercache.worker.graphs.read_numbers import numbers_as_tensors
 from eagercache.worker.graphs.recurrent import check_recurrent
 from eagercache.worker.graphs.same_programs import compute_the_same
 from eagercache.worker.inductor.commands import CompileRefused
@@ -117,6 +118,7 @@ def _export(
         raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
     check_recurrent(program.graph)
     look_up_one_hots(program.graph_module)
+    numbers_as_tensors(program.graph_module)
     # On a CPU native's kernel of bags is faster than generated code, with its gradient, too.
     if _on_a_gpu(program.graph) and sum_equal_bags(program.graph):
         program.graph_module.recompile()
