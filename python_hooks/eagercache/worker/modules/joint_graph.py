@@ -23,6 +23,7 @@ from eagercache.callables.objects import CallObjects
 from eagercache.calls.texts import named_line
 from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.dropout_masks import (
+    Draw,
     Noise,
     drawn_layouts,
     drawn_within,
@@ -112,17 +113,7 @@ def trace_training(
     wanted = list(zip(answers, strides, apart, strict=True))
     joint = _trace_joint(program, inputs, wanted, buffers, sizes_open=symbolic is not None)
     written = _keep_written(joint, len(answers), buffers)
-    draws = drawn_within(joint.graph)
-    if not draws:
-        devices = {value.device.type for value in inputs.values}
-        noise = noise_as_drawn(joint, number_layouts(program.graph), devices)
-        inputs.add_noise(noise, _drawn(joint, noise, sizes_open=symbolic is not None))
-    refuse_operators(joint.graph, draws=bool(draws))
-    changed = use_two_passes(joint.graph)
-    if symbolic is None:
-        changed |= use_pools_for_gradients(joint.graph)
-    if changed:
-        joint.recompile()
+    draws = _rewrite(joint, program, inputs, sizes_open=symbolic is not None)
     reads = read_as(joint.graph, inputs.arguments()) if symbolic is None else {}
     kept = _kept(inputs, eager_saves, written)
     outputs_kept = [index for index, keeps in enumerate(keeps_output) if keeps]
@@ -145,6 +136,28 @@ def trace_training(
     if symbolic is not None:
         graphs.see_sizes(symbolic, strides)
     return replace(graphs, guards=guards, symbolic=symbolic)
+
+
+def _rewrite(
+    joint: torch.fx.GraphModule,
+    program: torch.export.ExportedProgram,
+    inputs: Inputs,
+    *,
+    sizes_open: bool,
+) -> list[Draw]:
+    """Has masks be inputs, and operators others; what the forward draws itself."""
+    draws = drawn_within(joint.graph)
+    if not draws:
+        devices = {value.device.type for value in inputs.values}
+        noise = noise_as_drawn(joint, number_layouts(program.graph), devices)
+        inputs.add_noise(noise, _drawn(joint, noise, sizes_open=sizes_open))
+    refuse_operators(joint.graph, draws=bool(draws))
+    changed = use_two_passes(joint.graph)
+    if not sizes_open:
+        changed |= use_pools_for_gradients(joint.graph)
+    if changed:
+        joint.recompile()
+    return draws
 
 
 def _drawn(
