@@ -251,9 +251,9 @@ class _Kept:
     devices: list[torch.device]
 
     def with_tensors(self, tensors: Mapping[int, torch.Tensor], identity: str) -> torch.nn.Module:
-        """It with the tensors in their slots; the others it does not read. May raise RuntimeError.
+        """A copy with the tensors in their slots; memory of no meaning in those it does not read.
 
-        The code of its classes may be another one by now.
+        Raises RuntimeError where the code of its classes is another one by now.
         """
         instead = {}
         for slot, (place, device) in enumerate(zip(self.places, self.devices, strict=True)):

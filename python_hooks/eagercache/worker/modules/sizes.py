@@ -12,9 +12,11 @@ import ctypes
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from eagercache.callables.arguments import sized_values, sizes_of
 from eagercache.callables.module_identity import Identity
@@ -25,7 +27,7 @@ from eagercache.worker.modules.answers import Answers, decide, time_answers
 from eagercache.worker.modules.compile import ModuleResult, open_rows
 from eagercache.worker.modules.facts import kernel_facts, output_strides
 from eagercache.worker.modules.proof import prove_calls
-from eagercache.worker.modules.symbolic import SHAPE_FUNCTION
+from eagercache.worker.modules.symbolic import SHAPE_FUNCTION, SymbolicSizes
 from eagercache.worker.modules.trace import ModuleGraph
 from eagercache.worker.samples.shape_class import SMALLEST, ends, groups, sizes_text
 from eagercache.worker.timing import timing
@@ -181,26 +183,76 @@ class Met:
         return list(dict.fromkeys(found))
 
 
-def choice_of(rows: Iterable[tuple[int, bool, bool]]) -> list[tuple[int, bool]]:
-    """At how many elements the kernel is chosen, ascending.
-
-    ``rows``: of each size that was timed its elements, whether the kernel is to answer there, and
-    whether that is known; of others the nearest size tells.
-    """
-    choice: dict[int, bool] = {}
-    for elements, chosen, known in rows:
-        if known:
-            choice[elements] = choice.get(elements, True) and chosen
-    return sorted(choice.items())
-
-
-class JudgeSizes:
-    """Proves and times a compiled call as one of a class; stands for `compile._judge`."""
+class ClassJudge:
+    """What a request says of the judgement of a class of calls."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._margin = float(request["margin"])
         self._always = request["choose"] == "always"
         self._met = Met(request["description"])
+
+    def _time_sizes(
+        self, members: Members, met: Sequence[Values], time_at: Callable[[Values], timing.Timing]
+    ) -> tuple[timing.Timing, list[tuple[int, bool]], list[str]]:
+        """(own timing, at how many elements the kernel is chosen, ascending, lines for people).
+
+        ``time_at`` times the call with given open sizes.
+        """
+        own: timing.Timing | None = None
+        choice: dict[int, bool] = {}
+        lines = []
+        for values in members.timed(met)[: 1 if self._always else None]:
+            measured = time_at(values)
+            own = own or measured
+            faster, reason = decide(measured, self._margin)
+            elements = members.elements(values)
+            if faster or self._always or not measured.disturbed:  # else the nearest size tells
+                choice[elements] = choice.get(elements, True) and (faster or self._always)
+            lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
+        assert own is not None
+        return own, sorted(choice.items()), lines
+
+
+def install_class(
+    core: Any,
+    module: torch.nn.Module,
+    digest: str,
+    key: bytes,
+    rows: Sequence[Sequence[int]],
+    kernel: Any,
+) -> None:
+    """Has the kernel answer all calls of the module that it admits, as that of ``key``.
+
+    ``digest`` is of the module's identity. Raises ProofFailed.
+    """
+    core.module_open_sizes(kernel)
+    try:
+        core.module_install_class(module, digest, key, rows, kernel, [(1, True)])
+    except ValueError as error:
+        raise ProofFailed(str(error)) from error
+    if core.module_class_answers(module, key) != "kernel":
+        raise ProofFailed("its guards do not admit the call itself")
+
+
+def class_facts(
+    rows: Sequence[Sequence[int]],
+    symbolic: SymbolicSizes,
+    proved: Sequence[Values],
+    chosen: list[tuple[int, bool]],
+    lines: Sequence[str],
+) -> dict[str, str]:
+    """What an entry says of the class; ``chosen`` and ``lines`` as `ClassJudge` has them."""
+    return {
+        "sizes": json.dumps(rows),
+        "choice": json.dumps(chosen),
+        "guards": "; ".join(symbolic.guards())[:2_000],
+        "proved_sizes": " ".join(map(sizes_text, proved))[:4_000],
+        "timings": "; ".join(lines)[:8_000],
+    }
+
+
+class JudgeSizes(ClassJudge):
+    """Proves and times a compiled call as one of a class; stands for `compile._judge`."""
 
     def __call__(
         self,
@@ -228,17 +280,15 @@ class JudgeSizes:
             begin = time.process_time()
             numerics, errors, proved = self._prove(members, answers, identity, met)
             seconds["prove"] = round(time.process_time() - begin, 3)
-            measured, chosen, lines = self._time(members, answers, traced, met)
+            measured, chosen, lines = self._time_sizes(
+                members, met, lambda values: _time_at(members.make(values), answers, traced)
+            )
         finally:
             answers.use(rebuilt)
             answers.close()
         facts = {
             **kernel_facts("module_sizes", traced, strides, functions, numerics, errors),
-            "sizes": json.dumps(rows),
-            "choice": json.dumps(chosen),
-            "guards": "; ".join(traced.symbolic.guards())[:2_000],
-            "proved_sizes": " ".join(map(sizes_text, proved))[:4_000],
-            "timings": "; ".join(lines)[:8_000],
+            **class_facts(rows, traced.symbolic, proved, chosen, lines),
         }
         return ModuleResult(path, facts, measured, seconds, chosen)
 
@@ -258,24 +308,11 @@ class JudgeSizes:
             worst, native_worst = max(worst, error), max(native_worst, native_error)
         return numerics, (worst, native_worst), proved
 
-    def _time(
-        self, members: Members, answers: _ClassAnswers, traced: ModuleGraph, met: list[Values]
-    ) -> tuple[timing.Timing, list[tuple[int, bool]], list[str]]:
-        """(own timing, at how many elements the kernel is chosen, ascending, lines for people)."""
-        own: timing.Timing | None = None
-        rows, lines = [], []
-        for values in members.timed(met)[: 1 if self._always else None]:
-            member = members.make(values)
-            member.draw(seed=0)
-            answers.use(member)
-            measured = time_answers(answers, traced)
-            own = own or measured
-            faster, reason = decide(measured, self._margin)
-            chosen = faster or self._always
-            rows.append((members.elements(values), chosen, chosen or not measured.disturbed))
-            lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
-        assert own is not None
-        return own, choice_of(rows), lines
+
+def _time_at(member: Transferred, answers: _ClassAnswers, traced: ModuleGraph) -> timing.Timing:
+    member.draw(seed=0)
+    answers.use(member)
+    return time_answers(answers, traced)
 
 
 class _ClassAnswers(Answers):
@@ -290,12 +327,5 @@ class _ClassAnswers(Answers):
     ) -> None:
         """Makes the kernel answer calls of all sizes that it admits. Raises ProofFailed."""
         kernel = self.load(path, traced, strides)
-        self._core.module_open_sizes(kernel)
-        key = self.watch()
-        module, digest = self._rebuilt.module, self._identity.digest
-        try:
-            self._core.module_install_class(module, digest, key, rows, kernel, [(1, True)])
-        except ValueError as error:
-            raise ProofFailed(str(error)) from error
-        if self._core.module_class_answers(module, key) != "kernel":
-            raise ProofFailed("its guards do not admit the call itself")
+        digest = self._identity.digest
+        install_class(self._core, self._rebuilt.module, digest, self.watch(), rows, kernel)

@@ -6,25 +6,28 @@ tensors are laid out that go from one to the other (`TrainingGraphs.see_sizes`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.surroundings import autocast
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.answers import decide, time_answers
-from eagercache.worker.modules.comparison import tensor_leaves
+from eagercache.worker.modules.answers import time_answers
 from eagercache.worker.modules.compile import ModuleResult, open_rows
 from eagercache.worker.modules.proof import SEEDS, SPREADS
-from eagercache.worker.modules.sizes import Guards, Members, Met, Values, choice_of
+from eagercache.worker.modules.sizes import (
+    ClassJudge,
+    Guards,
+    Members,
+    Values,
+    class_facts,
+    install_class,
+)
 from eagercache.worker.modules.training import core_plan, load_training, training_facts
 from eagercache.worker.modules.training_answers import TrainingAnswers
 from eagercache.worker.modules.training_graphs import TrainingGraphs
@@ -37,13 +40,8 @@ from eagercache.worker.timing.gpu_memory import with_room
 _DRAWS = ((0, 1.0), (2, 2.0))  # of `prove_training`, for sizes beside the request's own
 
 
-class JudgeTrainingSizes:
+class JudgeTrainingSizes(ClassJudge):
     """Proves and times compiled calls as some of a class; stands for `training._judge`."""
-
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        self._margin = float(request["margin"])
-        self._always = request["choose"] == "always"
-        self._met = Met(request["description"])
 
     def __call__(
         self,
@@ -53,17 +51,14 @@ class JudgeTrainingSizes:
         paths: tuple[Path, Path],
         core: Any,
         seconds: dict[str, float],
-        under: Mapping[str, str],
+        _: Mapping[str, str],  # no autocast: sizes are not left open there
     ) -> ModuleResult:
         """The result. Raises ProofFailed, or CompileRefused."""
         if watched.views:
             raise CompileRefused("no kernel for several sizes: parts of its answer share memory")
         if graphs.draws:
             raise CompileRefused("no kernel for several sizes: its attention draws numbers")
-        with autocast(under):
-            answer = outcome_of(rebuilt.module(*rebuilt.args, **rebuilt.kwargs), rebuilt.objects)
-        strides = [list(leaf.stride()) for leaf in tensor_leaves(answer)]
-        found = _Class(rebuilt, watched, graphs, paths, strides, core)
+        found = _Class(rebuilt, watched, graphs, paths, core)
         met = self._met.values(found.members.own, found.open_sizes, found.guards)
         core.set_eager_gradients(eager_gradients)
         core.set_modules_training(True)
@@ -71,38 +66,16 @@ class JudgeTrainingSizes:
         try:
             plan = found.install(own)
             proved = with_room(lambda: found.prove(met))
-            measured, chosen, lines = self._time(found, met)
+            measured, chosen, lines = self._time_sizes(found.members, met, found.time_at)
         finally:
             own.close()
             core.set_modules_training(False)
         assert graphs.symbolic is not None
         facts = {
-            **training_facts(rebuilt, watched, graphs, strides, plan, proved),
-            "sizes": json.dumps(open_rows(rebuilt, graphs)),
-            "choice": json.dumps(chosen),
-            "guards": "; ".join(graphs.symbolic.guards())[:2_000],
-            "proved_sizes": " ".join(map(sizes_text, found.proved))[:4_000],
-            "timings": "; ".join(lines)[:8_000],
+            **training_facts(rebuilt, watched, graphs, watched.strides, plan, proved),
+            **class_facts(found.rows, graphs.symbolic, found.proved, chosen, lines),
         }
         return ModuleResult(paths[0], facts, measured, seconds, chosen, (paths[1],))
-
-    def _time(
-        self, found: _Class, met: Sequence[Values]
-    ) -> tuple[timing.Timing, list[tuple[int, bool]], list[str]]:
-        """As `sizes.JudgeSizes` times calls without gradients."""
-        own: timing.Timing | None = None
-        rows, lines = [], []
-        for values in found.members.timed(met)[: 1 if self._always else None]:
-            answers = found.call(values).answers
-            answers.draw(SEEDS[0], SPREADS[0])
-            measured = time_answers(answers, found.graphs)
-            own = own or measured
-            faster, reason = decide(measured, self._margin)
-            chosen = faster or self._always
-            rows.append((found.members.elements(values), chosen, chosen or not measured.disturbed))
-            lines.append(f"{sizes_text(values)}: {measured.line(reason)}")
-        assert own is not None
-        return own, choice_of(rows), lines
 
 
 @dataclass(frozen=True)
@@ -122,7 +95,6 @@ class _Class:
         watched: Watched,
         graphs: TrainingGraphs,
         paths: tuple[Path, Path],
-        strides: list[list[int]],
         core: Any,
     ) -> None:
         assert graphs.symbolic is not None
@@ -130,8 +102,9 @@ class _Class:
         self.open_sizes = graphs.symbolic.open_sizes
         self.proved: list[Values] = []
         self._rebuilt, self._watched, self._core = rebuilt, watched, core
-        self._paths, self._strides = paths, strides
-        self._num_strides = sum(map(len, strides))
+        self._paths = paths
+        self.rows = open_rows(rebuilt, graphs)
+        self._num_strides = sum(map(len, watched.strides))
         given = self._num_strides + len(graphs.symbolic.numbers)
         self.guards = Guards(paths[0], given, [False] * len(self.open_sizes))
         self.members = Members(rebuilt, self.open_sizes, self.guards)
@@ -160,18 +133,17 @@ class _Class:
         """
         own.draw(SEEDS[0], SPREADS[0])
         plan = core_plan(self._watched, self.graphs, own)
-        kernel = load_training(self._paths, self.graphs, self._strides, plan, self._core)
-        self._core.module_open_sizes(kernel)
-        key, module = own.watch(), self._rebuilt.module
-        rows = open_rows(self._rebuilt, self.graphs)
-        digest = self._watched.identity.digest
-        try:
-            self._core.module_install_class(module, digest, key, rows, kernel, [(1, True)])
-        except ValueError as error:
-            raise ProofFailed(str(error)) from error
-        if self._core.module_class_answers(module, key) != "kernel":
-            raise ProofFailed("its guards do not admit the call itself")
+        strides, digest = self._watched.strides, self._watched.identity.digest
+        kernel = load_training(self._paths, self.graphs, strides, plan, self._core)
+        module = self._rebuilt.module
+        install_class(self._core, module, digest, own.watch(), self.rows, kernel)
         return plan
+
+    def time_at(self, values: Values) -> timing.Timing:
+        """What both sides take with these open sizes."""
+        answers = self.call(values).answers
+        answers.draw(SEEDS[0], SPREADS[0])
+        return time_answers(answers, self.graphs)
 
     def prove(self, met: Sequence[Values]) -> tuple[str, float, float]:
         """As `prove_training`, at all sizes. Raises ProofFailed."""
