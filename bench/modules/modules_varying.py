@@ -1,15 +1,16 @@
 """Models called with sizes at random under ``enable(modules="auto")``: compiles and speed.
 
-    python -m bench.modules.modules_varying [--threads 2] [--calls 150] [--models llama,mlp]
-                                              [--training] [--output bench/results/x.md]
+    python -m bench.modules.modules_varying [--device cuda] [--threads 2] [--calls 150]
+                                              [--models llama,mlp] [--training]
+                                              [--output bench/results/x.md]
 
-A Llama-shaped model of transformers, hidden size 256, batch 1 and length 1 to 512; a small
-convolutional model and an MLP, batch 1 to 64. Each in a process of its own over an empty store,
-which waits for what a call has led to until nothing more is compiled; then it is called at sizes
-spread over the whole range, by turns with and without kernels. With ``--training`` a call is the
-forward and its backward, and answers are gradients. A second process over the same store compiles
-nothing. Ends with 1 when a kind of module led to more than 6 compiles, an answer is wrong, or a
-step is more than 2 % slower (beyond what two sides without kernels differ by).
+A Llama-shaped model of transformers, hidden size 256 (on a GPU 2048), batch 1 and length 1 to 512;
+a small convolutional model and an MLP, batch 1 to 64; in float32. Each in a process of its own over
+an empty store, which waits for what a call has led to until nothing more is compiled; then it is
+called at sizes spread over the whole range, by turns with and without kernels. With ``--training``
+a call is the forward and its backward, and answers are gradients. A second process over the same
+store compiles nothing. Ends with 1 when a kind of module led to more than 6 compiles, an answer is
+wrong, or a step is more than 2 % slower (beyond what two sides without kernels differ by).
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ MAX_COMPILES = 6
 SLACK = 0.02
 
 
-def make_model(name: str) -> tuple[Any, Callable[[int], Callable[[], Any]]]:
+def make_model(name: str, device: str) -> tuple[Any, Callable[[int], Callable[[], Any]]]:
     """(model, a function of a size that gives a call)."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device).manual_seed(1)
     if name == "llama":
-        llama = module_models.make_llama("cpu")
+        llama = module_models.make_llama(device)
+        words = module_models.LLAMA[device][-1]
 
         def tokens(length: int) -> Callable[[], Any]:
-            ids = torch.randint(0, module_models.LLAMA["cpu"][-1], (1, length), generator=generator)
+            ids = torch.randint(0, words, (1, length), generator=generator, device=device)
             return lambda: llama(ids, use_cache=False).logits
 
         return llama, tokens
@@ -71,7 +73,7 @@ def make_model(name: str) -> tuple[Any, Callable[[int], Callable[[], Any]]]:
     model.eval()
 
     def batch(size: int) -> Callable[[], Any]:
-        x = torch.randn(size, *shape, generator=generator)
+        x = torch.randn(size, *shape, generator=generator, device=device)
         return lambda: model(x)
 
     return model, batch
@@ -99,20 +101,25 @@ def as_steps(
 
 
 def by_turns(
-    core: Any, call: Callable[[], Any], seconds: float
+    core: Any, call: Callable[[], Any], seconds: float, wait: Callable[[], None]
 ) -> list[tuple[float, float, float]]:
-    """(eager, eager again, with kernels) milliseconds a call, in rounds of changing order."""
+    """(eager, eager again, with kernels) milliseconds a call, in rounds of changing order.
+
+    ``wait`` waits for the device.
+    """
 
     def block(active: bool, calls: int) -> float:
         core.set_modules_active(active)
+        wait()
         begin = time.perf_counter()
         for _ in range(calls):
             call()
+        wait()
         return 1e3 * (time.perf_counter() - begin) / calls
 
     block(False, 1), block(True, 1)
     calls = max(1, int(2.0 / max(block(False, 1), 1e-3)))
-    rounds = []
+    rounds: list[tuple[float, float, float]] = []
     end = time.perf_counter() + seconds
     while len(rounds) < 9 or time.perf_counter() < end:
         order = [0, 1, 2]
@@ -122,7 +129,7 @@ def by_turns(
     return rounds
 
 
-def run(name: str, threads: int, calls: int, on_miss: str, training: bool) -> dict[str, Any]:
+def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """In a process of its own: fills or reads the store, then measures."""
     import eagercache
     import torch
@@ -130,12 +137,15 @@ def run(name: str, threads: int, calls: int, on_miss: str, training: bool) -> di
     from eagercache.modules.manager import manager
 
     assert core is not None
-    torch.set_num_threads(threads)
-    model, call_of = make_model(name)
+    training = options.training
+    torch.set_num_threads(options.threads)
+    with torch.device(options.device):
+        model, call_of = make_model(name, options.device)
     if training:
         call_of = as_steps(model, call_of)
+    wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     choose = random.Random(3)
-    eagercache.enable(ops=(), modules="auto", on_miss=on_miss, training=training)
+    eagercache.enable(ops=(), modules="auto", on_miss=options.on_miss, training=training)
     compiled: collections.Counter[str] = collections.Counter()
     original = manager._requests._submit
 
@@ -147,7 +157,7 @@ def run(name: str, threads: int, calls: int, on_miss: str, training: bool) -> di
     rows, wrong = [], 0
     with contextlib.nullcontext() if training else torch.inference_mode():
         begin = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(options.calls):
             call_of(choose.randint(1, SIZES[name]))()
         for size in SHOWN[name]:
             for _ in range(3):
@@ -155,7 +165,7 @@ def run(name: str, threads: int, calls: int, on_miss: str, training: bool) -> di
         seconds = time.perf_counter() - begin
         for size in SHOWN[name]:
             call = call_of(size)
-            rounds = by_turns(core, call, 1.0)
+            rounds = by_turns(core, call, 1.0, wait)
             core.set_modules_active(False)
             expected = call()
             core.set_modules_active(True)
@@ -186,6 +196,7 @@ def in_process(name: str, options: argparse.Namespace, on_miss: str, store: str)
     """`run` in a fresh process over ``store``."""
     wanted = ["--run", name, "--on-miss", on_miss]
     wanted += ["--threads", str(options.threads), "--calls", str(options.calls)]
+    wanted += ["--device", options.device]
     wanted += ["--training"] if options.training else []
     result: dict[str, Any] = frame.in_process(__file__, *wanted, EAGERCACHE_DIR=store)
     return result
@@ -227,16 +238,18 @@ def main() -> int:
     parser = modules.parser_of(__doc__)
     parser.add_argument("--calls", type=int, default=150)
     parser.add_argument("--training", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.set_defaults(models=",".join(MODELS))
     options = parser.parse_args()
     if options.run:
-        own = (options.run, options.threads, options.calls, options.on_miss, options.training)
-        print(json.dumps(run(*own)))
+        print(json.dumps(run(options.run, options)))
         return 0
+    what = f"{options.device}{', training' if options.training else ''}"
     lines = [
-        f"# Whole modules at sizes at random, CPU{', training' if options.training else ''}",
+        f"# Whole modules at sizes at random, {what}",
         "",
-        f'{modules.where("cpu", options.threads)}, choose="faster". Medians of alternating calls.',
+        f'{modules.where(options.device, options.threads)}, choose="faster". '
+        "Medians of alternating calls.",
         "",
     ]
     good = True

@@ -107,8 +107,6 @@ class ModuleRequests:
         configuration = session.configuration
         if form.pattern is None or configuration is None or missed.autocast:
             return None
-        if missed.form.gradients and missed.form.gpu is not None:
-            return None
         name = entry_digest(missed.form.identity, form.pattern, configuration.choose)
         return self._sizes.meet(name, form)
 
