@@ -60,13 +60,23 @@ def drawing_from(seed: int) -> Iterator[None]:
         yield
 
 
+def own_attention_order(device: torch.device) -> list[int]:
+    """The order in which this process tries attention back ends on the GPU ``device``.
+
+    PyTorch settles it when a process first chooses one on a GPU: that is done before.
+    """
+    nothing = torch.empty(1, 1, 0, 8, dtype=torch.float16, device=device)
+    torch._fused_sdp_choice(nothing, nothing, nothing)
+    return torch._C._get_sdp_priority_order()
+
+
 @contextlib.contextmanager
 def attention_order(wanted: list[int] | None) -> Iterator[None]:
     """The order in which attention back ends are tried; None leaves it."""
     if wanted is None:
         yield
         return
-    before = torch._C._get_sdp_priority_order()
+    before = own_attention_order(torch.device("cuda"))
     torch._C._set_sdp_priority_order(wanted)
     try:
         yield

@@ -26,7 +26,7 @@ from eagercache.callables.module_identity import Unfit, identify
 from eagercache.callables.module_transfer import pack
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.standins import NotTransferable
-from eagercache.callables.surroundings import autocast_here
+from eagercache.callables.surroundings import autocast_here, own_attention_order
 from eagercache.calls.global_state import GlobalState
 from eagercache.calls.storage import extent
 from eagercache.deploy.layout import (
@@ -310,7 +310,7 @@ class _Export:
             "python_path": trusted_paths(),
             "autocast": autocast_here(self._device.type),
             "state": {**state.as_json(), "num_threads": threads or state.num_threads},
-            "attention": torch._C._get_sdp_priority_order() if on_gpu else None,
+            "attention": own_attention_order(self._device) if on_gpu else None,
             "gpu": self._gpu,
         }
         response = self._ask(description)

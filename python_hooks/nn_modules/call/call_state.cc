@@ -4,12 +4,18 @@
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include <exception>
 #include <optional>
+#include <utility>
 
+#include "dispatcher/hook/inside_guard.h"
 #include "dispatcher/hook/thread_state.h"
 #include "guards/builder/key_builder.h"
 
@@ -25,6 +31,23 @@ constexpr c10::DispatchKeySet kForeignToModules =
 // none.
 bool forward_gradients_are_made() {
   return torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
+
+// PyTorch settles the order in which back ends of attention are tried when a process first chooses
+// one on a GPU. Before that it would be another call's.
+void settle_attention_order(c10::Device device) {
+  static bool is_settled = false;  // under the GIL
+  if (std::exchange(is_settled, true)) [[likely]] {
+    return;
+  }
+  try {
+    const InsideGuard inside;
+    const c10::InferenceMode mode;
+    const at::Tensor nothing = at::empty({1, 1, 0, 8}, at::device(device).dtype(at::kHalf));
+    at::_fused_sdp_choice(nothing, nothing, nothing);
+  } catch (const std::exception&) {
+    // There may be another kernel for the first call and for those after it.
+  }
 }
 
 }  // namespace
@@ -48,6 +71,7 @@ void put_state(ModuleCallForm& form, c10::Device device) {
   Word priorities = 0;
   if (device.is_cuda()) {
     state.num_threads = 1;  // of the host, where nothing is computed
+    settle_attention_order(device);
     for (const at::SDPBackend backend : at::globalContext().sDPPriorityOrder()) {
       priorities = (priorities << 8) | (static_cast<Word>(backend) & 0xFF);
     }
