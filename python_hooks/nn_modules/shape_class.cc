@@ -44,11 +44,11 @@ ModuleShapeClass::ModuleShapeClass(std::span<const Word> words,
     }
     Sized sized{place, sizes[i], {}, {}};
     const bool is_open = std::ranges::find(sizes[i], kOpen) != sizes[i].end();
-    if (!place.is_count) {
+    if (!place.is_count && !place.is_same) {
       const auto strides = words.subspan(place.word + 1 + place.rank, place.rank);
       sized.innermost = dense_order(words.subspan(place.word + 1, place.rank), strides);
       if (sized.innermost.size() != place.rank) {
-        if (is_open || place.is_same) {
+        if (is_open) {
           throw std::invalid_argument("a tensor that is not dense");
         }
         sized.strides.assign(strides.begin(), strides.end());
@@ -104,6 +104,10 @@ ModuleShapeClass::Answer ModuleShapeClass::admits(std::span<const Word> words,
                     words.begin() + static_cast<std::ptrdiff_t>(place.word + 1),
                     words_.begin() + static_cast<std::ptrdiff_t>(at))) {
       return Answer::kForeign;
+    }
+    if (place.is_same) {  // laid out as it was before; the next words say as which
+      at = place.end();
+      continue;
     }
     const std::size_t before = open.size();
     for (std::size_t dimension = 0; dimension < place.rank; ++dimension) {

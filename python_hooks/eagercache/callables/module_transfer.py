@@ -148,6 +148,8 @@ class Transferred:
         classes, functions: those of the program's `__main__`, by their names.
         key: of the call in the program; empty where it may be another one here.
         draws: whether a call without gradients draws from torch's generators, once that is known.
+        rounded_to: the coarsest dtype to which the forward casts numbers, once that is known; None
+            where it casts to none.
     """
 
     module: torch.nn.Module
@@ -163,6 +165,7 @@ class Transferred:
     functions: dict[str, types.FunctionType] = field(default_factory=dict)
     key: bytes = b""
     draws: bool = False
+    rounded_to: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         self.objects = CallObjects(self.args, self.kwargs)
@@ -232,8 +235,8 @@ class Transferred:
         return {name for standin in self._standins for name in standin.attributes}
 
     def move(self, seed: int) -> None:
-        """Moves every floating-point number by its own last place, up or down."""
-        move_last_places(self._tensors, seed)
+        """Moves every floating-point number by the last place that the forward sees of it."""
+        move_last_places(self._tensors, seed, self.rounded_to)
 
     def require_gradients(self) -> None:
         """Lets the tensors that needed gradients need them, the call's arguments too."""
@@ -269,6 +272,7 @@ class Transferred:
         )
         member = Transferred(self.module, args, kwargs, tensors, standins, self.values)
         member.writes, member.buffers = self.writes, self.buffers
+        member.rounded_to = self.rounded_to
         member.draw(seed=0)
         return member
 

@@ -215,15 +215,21 @@ def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(values), exponents)
 
 
-def move_last_places(tensors: Sequence[torch.Tensor], seed: int) -> None:
-    """Moves every floating-point number of the tensors by its own last place, up or down."""
+def move_last_places(
+    tensors: Sequence[torch.Tensor], seed: int, rounded_to: torch.dtype | None = None
+) -> None:
+    """Moves every floating-point number of the tensors by its own last place, up or down.
+
+    Or by one of ``rounded_to``, where that is the coarser dtype.
+    """
     with torch.no_grad():
         for number, tensor in enumerate(tensors):
             if not tensor.is_floating_point():
                 continue
             generator = torch.Generator(tensor.device).manual_seed(seed * 10_007 + number)
             signs = torch.randint(0, 2, tensor.size(), generator=generator, device=tensor.device)
-            step = (signs * 2 - 1).to(tensor.dtype) * torch.finfo(tensor.dtype).eps
+            place = max(torch.finfo(dtype).eps for dtype in (tensor.dtype, rounded_to) if dtype)
+            step = (signs * 2 - 1).to(tensor.dtype) * place
             tensor.copy_(tensor * (1 + step))
 
 

@@ -105,7 +105,7 @@ class ModuleRequests:
 
     def _size_class(self, form: SizedForm, missed: Missed) -> SizeClass | None:
         configuration = session.configuration
-        if form.pattern is None or configuration is None or missed.autocast:
+        if form.pattern is None or configuration is None:
             return None
         name = entry_digest(missed.form.identity, form.pattern, configuration.choose)
         return self._sizes.meet(name, form)

@@ -43,7 +43,8 @@ class SizedForm:
     Attributes:
         structure: its key without sizes.
         pattern: its key with sizes of 1 and the order of strides, and what is not dense as it is;
-            None where a tensor is given twice.
+            None where there is no tensor.
+        sizes: of each tensor and count; zeros of a tensor that was given before.
     """
 
     structure: bytes
@@ -57,8 +58,10 @@ def sized_form(key: bytes) -> SizedForm:
     words = list(struct.unpack(f"<{len(key) // 8}Q", key))
     structure = list(words)
     rows = core.module_form_tensors(key)
+    told = []
     for word, sizes, order, kind in rows:
         rank = len(sizes)
+        told.append((0,) * rank if kind == "same" else tuple(sizes))
         if kind == "count":
             structure[word + 1] = words[word + 1] = 0
             continue
@@ -66,11 +69,12 @@ def sized_form(key: bytes) -> SizedForm:
         if kind == "dense":  # another one is as it is
             words[word + 1 : word + 1 + rank] = [1 if size == 1 else 0 for size in sizes]
             words[word + 1 + rank : word + 1 + 2 * rank] = order
-    fits = bool(rows) and all(kind != "same" for _, _, _, kind in rows)
+        elif kind == "same":
+            words[word + 1 : word + 1 + 2 * rank] = [0] * (2 * rank)
     return SizedForm(
         struct.pack(f"<{len(structure)}Q", *structure),
-        struct.pack(f"<{len(words)}Q", *words) if fits else None,
-        tuple(tuple(sizes) for _, sizes, _, _ in rows),
+        struct.pack(f"<{len(words)}Q", *words) if rows else None,
+        tuple(told),
     )
 
 

@@ -32,6 +32,9 @@ TRANSPARENT = {
 }
 
 
+_CASTS = {"aten::to", "aten::_to_copy", "prims::convert_element_type"}
+
+
 def operator_name(node: Any) -> str:
     """The operator that a node calls, as "aten::add"; "" where it calls none."""
     schema = getattr(getattr(node, "target", None), "_schema", None)
@@ -51,6 +54,19 @@ def called(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> tor
     values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
     node.meta["val"] = target(*values, **kwargs)
     return node
+
+
+def coarsest_cast(graph: torch.fx.Graph) -> torch.dtype | None:
+    """The coarsest dtype to which numbers of a finer one are cast; None where none are."""
+    found: dict[torch.dtype, float] = {}
+    for node in graph.nodes:
+        source = node.args[0] if node.args else None
+        if operator_name(node) in _CASTS and isinstance(source, torch.fx.Node):
+            before, after = source.meta["val"].dtype, node.meta["val"].dtype
+            if before.is_floating_point and after.is_floating_point:
+                place = torch.finfo(after).eps
+                found |= {after: place} if place > torch.finfo(before).eps else {}
+    return max(found, key=lambda dtype: found[dtype], default=None)
 
 
 def divides_integers(node: torch.fx.Node) -> bool:

@@ -22,8 +22,9 @@ _EPSILON_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.
 class Moved:
     """The forward's tensors when all that it is given moves by its last place, up or down.
 
-    Made when they are first asked for. ``call`` gives the tensors of a call, ``restore`` puts back
-    what the call was given.
+    By that of the coarsest dtype to which the forward casts: numbers that autocast rounds may not
+    show a smaller step. Made when they are first asked for. ``call`` gives the tensors of a call,
+    ``restore`` puts back what the call was given.
     """
 
     def __init__(

@@ -39,6 +39,7 @@ from eagercache.calls.contract import are_of, module_contracts
 from eagercache.calls.numerics import same_bits
 from eagercache.worker.compat import aot_inductor
 from eagercache.worker.graphs.indices import indexes
+from eagercache.worker.graphs.nodes import coarsest_cast
 from eagercache.worker.graphs.tensor_names import tensor_names
 from eagercache.worker.graphs.vector_products import use_vector_products
 from eagercache.worker.inductor.commands import CompileRefused
@@ -99,6 +100,7 @@ def compile_module(
         ):
             traced = trace_module(rebuilt, identity, open_sizes, operators)
         seconds = {"trace": round(time.process_time() - begin, 3)}
+        rebuilt.rounded_to = coarsest_cast(traced.graph.graph)
         try:
             contract = _contract(description, rebuilt, traced, tools)
             # One that calls the program's operators is made here, with them.
@@ -268,8 +270,16 @@ def _contract(
 
 
 def open_rows(rebuilt: Transferred, traced: ModuleGraph | TrainingGraphs) -> list[list[int]]:
-    """The sizes of each tensor and the counts of a call, `OPEN` where any is taken."""
-    rows = [sizes_of(value) for value in sized_values(rebuilt.args, rebuilt.kwargs)]
+    """The sizes of each tensor and the counts of a call, `OPEN` where any is taken.
+
+    Those of a tensor that was given before are zeros (`SizedForm`).
+    """
+    rows, met = [], set[int]()
+    for value in sized_values(rebuilt.args, rebuilt.kwargs):
+        sizes = sizes_of(value)
+        again = isinstance(value, torch.Tensor) and id(value) in met
+        rows.append([0] * len(sizes) if again else sizes)
+        met.add(id(value))
     for tensor, dimension in traced.symbolic.open_sizes if traced.symbolic is not None else ():
         rows[tensor][dimension] = OPEN
     return rows

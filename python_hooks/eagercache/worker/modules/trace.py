@@ -144,7 +144,7 @@ def trace_module(
         kept = kept_values(objects, changes) if open_sizes else None
         module = OpenedCall(module, args, kwargs, changes, structure, opens.counts, kept)
         args, kwargs = tuple(arguments), {}
-    casts = _has_casts(rebuilt, open_sizes)
+    casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     program, guards = _export(module, args, kwargs, opens, rebuilt, casts)
     _refuse_effects(program, casts, custom=operators is not None, draws=rebuilt.draws)
     graph = program.graph_module.graph
@@ -170,14 +170,14 @@ def trace_module(
     program.graph_module.recompile()
     plain = torch.fx.GraphModule(program.graph_module, graph)
     noise: Sequence[Noise] = ()
-    by_labels = not open_sizes and not rebuilt.writes and picks_by_labels(graph)
+    by_labels = not rebuilt.writes and picks_by_labels(graph)
     if casts or rebuilt.draws or by_labels:
         plain, noise = _as_it_runs(plain, examples, casts, draws=rebuilt.draws)
     ranges, checks = _look_at_indices(plain, rebuilt, examples)
     ranges = ranges_of_given(ranges, len(inputs), noise)
     examples.extend(one.draw() for one in noise)
     if symbolic is not None:
-        symbolic.see_outputs(graph)
+        symbolic.see_outputs(plain.graph)
     calls = take_custom_calls(plain.graph, operators, _why_no_operators(rebuilt, casts, symbolic))
     plain.recompile()
     writes = tuple((write.of_module, write.index, write.times) for write in rebuilt.writes)
@@ -294,14 +294,6 @@ class _Open:
         """The one of ``open_sizes`` that a place of the trace is."""
         place, dimension = self._open[self.traced.index(traced)]
         return place, dimension
-
-
-def _has_casts(rebuilt: Transferred, open_sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether the call is under autocast. Raises CompileRefused for what does not go with it."""
-    casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-    if casts and open_sizes:
-        raise CompileRefused("sizes are not left open under autocast")
-    return casts
 
 
 def _export(

@@ -30,6 +30,7 @@ from eagercache.calls.contract import are_of, module_contracts
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.graphs.dropout_masks import is_index
 from eagercache.worker.graphs.indices import indexes
+from eagercache.worker.graphs.nodes import coarsest_cast
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.inductor.compile import Tools
 from eagercache.worker.inductor.generated_text import GeneratedText
@@ -89,6 +90,7 @@ def compile_training(
                 open_sizes,
             )
         graphs = replace(graphs, behind=watched.behind)
+        rebuilt.rounded_to = coarsest_cast(graphs.forward.graph)
         if watched.draws != bool(graphs.noise or graphs.draws):
             raise CompileRefused("it draws random numbers that are no masks of dropout")
         _check_memory(rebuilt, watched, graphs)

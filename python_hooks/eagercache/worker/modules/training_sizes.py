@@ -15,6 +15,7 @@ from typing import Any
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_transfer import Transferred
+from eagercache.callables.surroundings import autocast, casts_kept
 from eagercache.calls.numerics import ProofFailed
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.answers import time_answers
@@ -51,13 +52,25 @@ class JudgeTrainingSizes(ClassJudge):
         paths: tuple[Path, Path],
         core: Any,
         seconds: dict[str, float],
-        _: Mapping[str, str],  # no autocast: sizes are not left open there
+        under: Mapping[str, str],
     ) -> ModuleResult:
         """The result. Raises ProofFailed, or CompileRefused."""
         if watched.views:
             raise CompileRefused("no kernel for several sizes: parts of its answer share memory")
         if graphs.draws:
             raise CompileRefused("no kernel for several sizes: its attention draws numbers")
+        with autocast(under, keeps_casts=False):
+            return self._judge(rebuilt, watched, graphs, paths, core, seconds)
+
+    def _judge(
+        self,
+        rebuilt: Transferred,
+        watched: Watched,
+        graphs: TrainingGraphs,
+        paths: tuple[Path, Path],
+        core: Any,
+        seconds: dict[str, float],
+    ) -> ModuleResult:
         found = _Class(rebuilt, watched, graphs, paths, core)
         met = self._met.values(found.members.own, found.open_sizes, found.guards)
         core.set_eager_gradients(eager_gradients)
@@ -117,7 +130,8 @@ class _Class:
             member.require_gradients()
             watched = self._watched
             if values != self.members.own:
-                eager = check_as_watched(member, watched)
+                with casts_kept():  # as a program's block of autocast does
+                    eager = check_as_watched(member, watched)
                 if self._saved_bytes(member, values) > eager + eager // 100:
                     text = sizes_text(values)
                     raise ProofFailed(f"more would be kept for the backward, sizes {text}")
