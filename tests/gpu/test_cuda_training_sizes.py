@@ -35,6 +35,8 @@ class Layers(nn.Module):
 class Language(nn.Module):
     """Rows that indices choose, attention, a loss beside its logits."""
 
+    dropped = 0.0
+
     def __init__(self) -> None:
         super().__init__()
         self.words, self.norm = nn.Embedding(50, 64), nn.LayerNorm(64)
@@ -45,8 +47,11 @@ class Language(nn.Module):
         rows, length = words.shape
         x = self.words(words) + self.places(torch.arange(length, device=words.device))
         query, key, value = self.mix(x).view(rows, length, 3, 2, 32).permute(2, 0, 3, 1, 4)
-        seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = self.norm(x + self.out(seen.transpose(1, 2).reshape(rows, length, 64)))
+        seen = nn.functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropped, is_causal=True
+        )
+        seen = self.out(seen.transpose(1, 2).reshape(rows, length, 64))
+        x = self.norm(x + nn.functional.dropout(seen, self.dropped))
         logits = self.head(nn.functional.gelu(x))
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits
 
@@ -57,7 +62,9 @@ class Language(nn.Module):
 
 
 class Copied(Language):
-    """Labels that are the words themselves, under autocast."""
+    """Labels that are the words themselves, under autocast; attention draws its masks itself."""
+
+    dropped = 0.1
 
     @staticmethod
     def example(rows: int, length: int) -> Example:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ def hints(sizes: Iterable[Any]) -> list[int]:
 def is_open(size: Any) -> bool:
     """Whether a traced size, stride or number is not known."""
     return hasattr(size, "node")
+
+
+def size_at(size: Any, values: Mapping[str, int]) -> int:
+    """A traced size or stride where symbols have these ``values``, by their names."""
+    if not is_open(size):
+        return int(size)
+    expression = size.node.expr
+    return int(expression.subs({symbol: values[str(symbol)] for symbol in expression.free_symbols}))
 
 
 def size_text(size: Any) -> str:

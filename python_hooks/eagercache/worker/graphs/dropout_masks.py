@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,11 @@ class Noise:
         by_two = given.normal_ if self.kind == "normal" else given.uniform_
         return by_two(self.first, self.second)
 
+    def resized(self, size: Callable[[Any], int]) -> Noise:
+        """The same where ``size`` says what each size and stride is."""
+        sizes, strides = tuple(map(size, self.sizes)), tuple(map(size, self.strides))
+        return replace(self, sizes=sizes, strides=strides)
+
     def row(self) -> list[Any]:
         """What `read_noise` of nn_modules/noise.cc reads."""
         dtype = str(self.dtype).removeprefix("torch.")
@@ -119,6 +124,11 @@ class _Layout:
     strides: tuple[int, ...]
     device: torch.device
 
+    def resized(self, size: Callable[[Any], int]) -> _Layout:
+        """As that of `Noise`."""
+        sizes, strides = tuple(map(size, self.sizes)), tuple(map(size, self.strides))
+        return replace(self, sizes=sizes, strides=strides)
+
     def zeros(self) -> torch.Tensor:
         """A tensor of this layout; elements may share their memory."""
         steps = zip(self.sizes, self.strides, strict=True)
@@ -137,6 +147,14 @@ class Attention:
     target: Any
     arguments: tuple[tuple[str, Any], ...]
     device: torch.device
+
+    def resized(self, size: Callable[[Any], int]) -> Attention:
+        """As that of `Noise`."""
+        arguments = tuple(
+            (name, value.resized(size) if isinstance(value, _Layout) else value)
+            for name, value in self.arguments
+        )
+        return replace(self, arguments=arguments)
 
     def draw(self) -> torch.Tensor:
         """The mask that the operator would draw now; the generator is then where it leaves it.

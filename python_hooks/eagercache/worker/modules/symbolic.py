@@ -100,6 +100,10 @@ class SymbolicSizes:
         tied = [f"s[{one}] == s[{other}]" for one, other in self.tied]
         return [*equal, *tied, *assumed]
 
+    def named(self, values: Sequence[int]) -> dict[str, int]:
+        """What each symbol is where the open sizes have these values."""
+        return {name: values[index] for name, index in self._symbols().items()}
+
     def _symbols(self) -> dict[str, int]:
         """The index of the first open size that each symbol is."""
         found: dict[str, int] = {}

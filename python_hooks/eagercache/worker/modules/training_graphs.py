@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from eagercache.worker.compat.symbolic_shapes import hints, size_text
+from eagercache.worker.compat.symbolic_shapes import hints, size_at, size_text
 from eagercache.worker.graphs.dropout_masks import Draw, Noise
 from eagercache.worker.graphs.indices import Range
 from eagercache.worker.graphs.rebuilt import Rebuilt
@@ -167,6 +167,12 @@ class TrainingGraphs:
             sizes, strides, rest = rest[:rank], rest[rank : 2 * rank], rest[2 * rank :]
             found.append(replace(one, sizes=tuple(sizes), strides=tuple(strides)))
         return tuple(found)
+
+    def draws_at(self, values: Sequence[int]) -> tuple[Draw, ...]:
+        """What the forward itself draws in a call with these open sizes."""
+        assert self.symbolic is not None
+        named = self.symbolic.named(values)
+        return tuple(one.resized(lambda size: size_at(size, named)) for one in self.draws)
 
     def saved_bytes(self) -> int:
         """Memory of what the forward makes for the backward, its answers and masks counted.

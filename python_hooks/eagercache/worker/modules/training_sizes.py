@@ -57,8 +57,6 @@ class JudgeTrainingSizes(ClassJudge):
         """The result. Raises ProofFailed, or CompileRefused."""
         if watched.views:
             raise CompileRefused("no kernel for several sizes: parts of its answer share memory")
-        if graphs.draws:
-            raise CompileRefused("no kernel for several sizes: its attention draws numbers")
         with autocast(under, keeps_casts=False):
             return self._judge(rebuilt, watched, graphs, paths, core, seconds)
 
@@ -135,8 +133,8 @@ class _Class:
                 if self._saved_bytes(member, values) > eager + eager // 100:
                     text = sizes_text(values)
                     raise ProofFailed(f"more would be kept for the backward, sizes {text}")
-            noise = self.graphs.noise_of(self._numbers(values))
-            answers = TrainingAnswers(member, watched, noise, self._core)
+            draws = self.graphs.noise_of(self._numbers(values)) or self.graphs.draws_at(values)
+            answers = TrainingAnswers(member, watched, draws, self._core)
             self._calls[values] = _Call(member, answers)
         return self._calls[values]
 
