@@ -20,9 +20,9 @@ class Language(nn.Module):
         self.words, self.norm = nn.Embedding(50, 16), nn.LayerNorm(16)
         self.mix, self.out, self.head = nn.Linear(16, 48), nn.Linear(16, 16), nn.Linear(16, 50)
         self.drop = nn.Dropout(0.1)
-    def forward(self, words, labels):
-        rows, length = words.shape
-        x = self.words(words)
+    def forward(self, keep, words, labels):
+        rows, length = keep.shape  # an index's sizes may be those of what is none
+        x = self.words(words.view(rows, length)) * keep.unsqueeze(-1)
         mixed = self.mix(x).view(rows, length, 3, 2, 8).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(*mixed, is_causal=True)
         x = self.norm(x + self.drop(self.out(seen.transpose(1, 2).reshape(rows, length, 16))))
@@ -34,7 +34,7 @@ def step(module, forward, words, labels, casts, seed):
     module.zero_grad()
     torch.manual_seed(seed)
     with torch.autocast("cpu", torch.bfloat16, enabled=casts):
-        answers = forward(words, labels)
+        answers = forward((words != 1).long(), words, labels)
     if not module.training:
         return answers
     answers[0].backward()
@@ -70,7 +70,7 @@ def run(training, casts, once):
             rows.append(same(module, other, words, labels, casts, 1))
         try:
             words = torch.full_like(words, 77)
-            module(words, words if once else words.clone())
+            module(torch.ones_like(words), words, words if once else words.clone())
             raised = False
         except IndexError:
             raised = True

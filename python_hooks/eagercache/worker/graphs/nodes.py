@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -196,13 +197,15 @@ def _may_show_an_input(node: Any) -> bool:
     return isinstance(node, torch.fx.Node)
 
 
-def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:
-    """The nodes and all that they are computed from."""
+def ancestors(
+    *nodes: torch.fx.Node, but: Callable[[torch.fx.Node], bool] = lambda _: False
+) -> set[torch.fx.Node]:
+    """The nodes and all that they are computed from, ``but`` such nodes and what only they need."""
     seen: set[torch.fx.Node] = set()
     waiting = [*nodes]
     while waiting:
         current = waiting.pop()
-        if current not in seen:
+        if current not in seen and not but(current):
             seen.add(current)
             waiting.extend(current.all_input_nodes)
     return seen

@@ -263,7 +263,7 @@ class Splitter:
             if value is None:
                 continue
             own = env[value]
-            behind = ancestors(own)
+            behind = ancestors(own, but=is_size)
             reach.append(tuple(i for i, node in enumerate(tangents) if env[node] in behind))
             if self._inputs.values[index].is_contiguous() and is_channels_last(own.meta["val"]):
                 own = _clone(graph, own, memory_format=torch.contiguous_format)
@@ -316,7 +316,7 @@ class Splitter:
         for node in backward.graph.nodes:
             if operator_name(node) not in _INDEXING_BACKWARD:
                 continue
-            if any(ancestors(index) & unchecked for index in indices_of(node)):
+            if any(ancestors(index, but=is_size) & unchecked for index in indices_of(node)):
                 raise CompileRefused(f"the backward indexes with data ({node.target})")
 
 
