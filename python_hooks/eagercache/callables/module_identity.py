@@ -36,6 +36,7 @@ from eagercache.callables.module_tensors import OWN_ATTRIBUTES, TensorSlot, grou
 from eagercache.calls import capturing_hooks
 from eagercache.calls.array_contents import contents_row
 from eagercache.calls.code_digest import code_digest
+from eagercache.calls.fixed_values import fixed_row
 
 FORMAT = 1
 
@@ -260,6 +261,8 @@ class Writer:
         if depth > _MAX_DEPTH or self._left < 0:
             raise Unfit(f"attribute {where} is too large to compare")
         plain = plain_value(value)
+        if plain is None:
+            plain = fixed_row(value)
         if plain is not None:
             return plain
         if id(value) in self._active:

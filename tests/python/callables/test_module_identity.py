@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import pathlib
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import module_zoo
+import numpy as np
 import pytest
 import torch
 from conftest import run_program
@@ -171,8 +176,46 @@ def test_defaults_of_a_method_are_in_the_identity(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (range(0, 4, 2), range(0, 4)),
+        (pathlib.Path("a/b"), pathlib.Path("a/c")),
+        (pathlib.PurePosixPath("a"), pathlib.PureWindowsPath("a")),
+        (datetime.timedelta(seconds=1), datetime.timedelta(seconds=2)),
+        (
+            datetime.datetime(2026, 1, 2),
+            datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc),
+        ),
+        (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+        (re.compile("a"), re.compile("a", re.IGNORECASE)),
+        (re.compile("a"), re.compile(b"a")),
+        (torch.per_tensor_affine, torch.per_channel_affine),
+        (np.dtype("<f4"), np.dtype(">f4")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_that_never_change_are_written_down(value: Any, other: Any) -> None:
+    block = module_zoo.Block()
+    block.held = [value]
+    before = digest(block)
+    block.held = [value]
+    assert digest(block) == before
+    block.held = [other]
+    assert digest(block) != before
+
+
+class _Zone(datetime.tzinfo):
+    hours = 1
+
+    def utcoffset(self, _: datetime.datetime | None) -> datetime.timedelta:
+        return datetime.timedelta(hours=self.hours)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
+        ("date", datetime.datetime(2026, 1, 2, tzinfo=_Zone()), "cannot be compared"),
+        ("record", np.dtype([("a", "f4")]), "cannot be compared"),
         ("lock", threading.Lock(), "cannot be compared"),
         ("hidden", [nn.Linear(2, 2)], "not registered"),
         ("tensors", {torch.ones(2)}, "inside a container"),
