@@ -58,6 +58,12 @@ def held_parts(value: Any) -> Iterator[Any]:
         yield from _referents(value)
 
 
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """The dictionary of an object's own attributes; None of one that has none."""
+    held = getattr(value, "__dict__", None)
+    return held if isinstance(held, dict) else None
+
+
 def function_parts(value: types.FunctionType) -> tuple[Any, ...]:
     """What may be assigned to a function, in the order of nn_modules/places/values.cc."""
     return (

@@ -29,7 +29,14 @@ from eagercache.callables.guard_rows import (
 from eagercache.callables.module_identity import NOT_COMPARED
 from eagercache.callables.module_tensors import own_tensors
 from eagercache.calls.array_contents import contents_of, is_array
-from eagercache.modules.held_parts import Holdable, function_parts, is_found_unasked, is_leaf
+from eagercache.modules.held_parts import (
+    Holdable,
+    attributes_of,
+    function_parts,
+    held_parts,
+    is_found_unasked,
+    is_leaf,
+)
 
 # (sort, place, keys, expected): see nn_modules/places/values.h.
 Row = tuple[str, Any, tuple[Any, ...], tuple["Value", ...]]
@@ -151,7 +158,24 @@ class Rows:
             self._look_inside(value)
         elif type(value) is weakref.ref:
             self._referred(value())
+        elif isinstance(value, (types.MethodType, Mapping)):
+            self._library_parts(value)
         return value, False
+
+    def _library_parts(self, value: Any) -> None:
+        """What is behind a method, or behind a mapping of the library's (a proxy of a dict).
+
+        The module's identity says what that is, and not all of it has guards of TorchDynamo's.
+        """
+        if id(value) in self._looked:
+            return
+        self._looked.add(id(value))
+        self._kept.append(value)
+        attributes = None if isinstance(value, types.MethodType) else attributes_of(value)
+        if attributes is not None:
+            self._dictionary(attributes)
+        for part in held_parts(value):
+            self.inside(part)
 
     def _referred(self, value: Any) -> None:
         """That a tensor which a weak reference leads to stays, and no other one gets its place."""

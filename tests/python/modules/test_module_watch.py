@@ -141,6 +141,7 @@ CHANGES: dict[str, Callable[[Any], Undo]] = {
     "closure": _cell,
     "object in an attribute": lambda m: _set(m.config, "offset", -2.0),
     "list in an attribute": lambda m: _put(m.steps, 0, 2.0),
+    "dict behind a proxy in an attribute": lambda m: _put(r.BEHIND, "shift", -3.0),
     "list in the class": lambda m: _append(r.Reading.weights, 1.0),
     "environment variable": _environment,
 }
