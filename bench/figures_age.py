@@ -60,6 +60,8 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "generate-cuda": ("bench/modules/generate.py", *WHOLE),
     "misses-cpu": ("bench/compiling/misses.py", *CALLS),
     "models-h200": ("bench/modules/models.py", *OPERATORS),
+    "modules-varying-training-cpu": ("bench/modules/modules_varying.py", *WHOLE),
+    "modules-varying-training-h200": ("bench/modules/modules_varying.py", *WHOLE),
     "modules-cpu": ("bench/modules/modules.py", *WHOLE),
     "modules-h200": ("bench/modules/modules.py", *WHOLE),
     "new-keys-cpu": ("bench/compiling/new_keys.py", *SERVICE, *WHOLE),

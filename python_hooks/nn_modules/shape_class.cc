@@ -54,6 +54,9 @@ ModuleShapeClass::ModuleShapeClass(std::span<const Word> words,
         sized.strides.assign(strides.begin(), strides.end());
       }
     }
+    if (place.is_same && is_open) {
+      throw std::invalid_argument("a tensor that is given again has no sizes of its own");
+    }
     num_open_ += static_cast<std::size_t>(std::count(sizes[i].begin(), sizes[i].end(), kOpen));
     sized_.push_back(std::move(sized));
   }

@@ -40,8 +40,8 @@ class ModuleShapeClass {
   static constexpr std::int64_t kOpen = -1;
 
   // `words`: one form of the class, but for the values of sizes that are not open: those are in
-  // `sizes`, a row for each tensor and count, kOpen where open. That of a tensor that is given again
-  // is not looked at. Throws std::invalid_argument when that does not fit together.
+  // `sizes`, a row for each tensor and count, kOpen where open. That of a tensor that is given
+  // again is not looked at. Throws std::invalid_argument when that does not fit together.
   ModuleShapeClass(std::span<const Word> words, const std::vector<std::vector<std::int64_t>>& sizes,
                    ModuleKernel* kernel, Choice choice);
 

@@ -29,6 +29,7 @@ class ModuleInfo:
     name: str
     identity: str = ""
     looks: int = 0  # at what had not been seen before
+    looks_waiting: int = 0  # since the last hit, while a kernel was being made
     settled: bool = False  # it was looked at again because its first call had changed it
     seen: set[str] = field(default_factory=set)  # identities
     changes: int = 0  # of values that its kernels' functions read

@@ -300,7 +300,11 @@ class ModuleManager:
         uncounted, without_hits = core.module_looks_in_vain(module)
         if uncounted > MAX_LOOKS:
             self._known.refuse(module, info, "each of its calls assigns to it")
-        elif without_hits > MAX_LOOKS_WITHOUT_HITS:
+            return
+        # Those do not count that came before a kernel which was waited for.
+        waits = id(module) in self._requests.asked()
+        info.looks_waiting = without_hits if waits else min(info.looks_waiting, without_hits)
+        if without_hits - info.looks_waiting > MAX_LOOKS_WITHOUT_HITS:
             self._known.refuse(module, info, "it changes again and again, and has no kernel")
 
     @staticmethod

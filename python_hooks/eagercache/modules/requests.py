@@ -129,7 +129,7 @@ class ModuleRequests:
 
     def _submit(self, digest: str, module: torch.nn.Module, missed: Missed) -> None:
         if self._is_another(module, missed.form):
-            missed.done.set()
+            self._drop([missed])
             return
         service = self._service(missed.form)
         with self._lock:
@@ -152,29 +152,45 @@ class ModuleRequests:
         except BaseException:
             self._compiled(digest, {"reason": "it could not be sent to a compile worker"})
             raise
+        if self._is_another(module, missed.form):  # it was switched meanwhile
+            with self._lock:
+                dropped = self._in_flight.pop(digest, [])
+            self._drop(dropped)
+            self._thread.finish()
+            return
         if reason:
             service.keep_for_later(description)
             self._compiled(digest, {"reason": reason})
             return
         service.submit(description, lambda response: self._compiled(digest, response))
 
-    def _is_another(self, module: torch.nn.Module, form: Form) -> bool:
-        """Whether the module is not what it was when it was looked at; then it is looked at again.
+    def _drop(self, dropped: list[Missed]) -> None:
+        """Leaves calls as they were: later ones of their form ask again."""
+        for missed in dropped:
+            if missed.size_class is not None:
+                self._sizes.asked_for(missed.size_class, again=True)
+            missed.done.set()
 
-        A first call may settle what hangs off it, which is not seen: transformers' write the kind
-        of problem into their configuration. That is so once; the worker refuses what goes on.
+    def _is_another(self, module: torch.nn.Module, form: Form) -> bool:
+        """Whether the module is not what it was when the call was made.
+
+        One whose mode is switched on and off may be what it was before. Else it is looked at again:
+        a first call may settle what hangs off it, which is not seen, as transformers' write the
+        kind of problem into their configuration. That is so once; the worker refuses what goes on.
         """
         info = self._known.find(module)
-        if info is None or info.settled:
+        if info is None:
             return False
         try:
-            same = identify(module).digest == form.identity
+            own = identify(module).digest
         except (Unfit, ValueError, RuntimeError):
-            same = False
-        if not same:
+            own = ""
+        if own == form.identity or (info.settled and own not in info.seen):
+            return False
+        if own not in info.seen:
             info.settled = True
             self._look(weakref.ref(module))
-        return not same
+        return True
 
     def _measure_again(self, digest: str, missed: Missed, measured: int) -> None:
         """Has a kernel that noise hid measured anew, once the machine is idle; nobody waits for it.

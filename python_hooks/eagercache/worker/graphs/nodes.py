@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from eagercache.calls.numerics import HALF
+
 # What an index may go through between an input and an embedding without changing its values.
 TRANSPARENT = {
     "aten::view",
@@ -58,13 +60,16 @@ def called(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> tor
 
 
 def coarsest_cast(graph: torch.fx.Graph) -> torch.dtype | None:
-    """The coarsest dtype to which numbers of a finer one are cast; None where none are."""
+    """The coarsest dtype to which numbers of a finer one are cast; None where none are.
+
+    Of those that are computed in: one of 8 bits is what something is kept in.
+    """
     found: dict[torch.dtype, float] = {}
     for node in graph.nodes:
         source = node.args[0] if node.args else None
         if operator_name(node) in _CASTS and isinstance(source, torch.fx.Node):
             before, after = source.meta["val"].dtype, node.meta["val"].dtype
-            if before.is_floating_point and after.is_floating_point:
+            if before.is_floating_point and after in (*HALF, torch.float32):
                 place = torch.finfo(after).eps
                 found |= {after: place} if place > torch.finfo(before).eps else {}
     return max(found, key=lambda dtype: found[dtype], default=None)

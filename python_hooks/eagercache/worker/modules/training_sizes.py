@@ -58,35 +58,24 @@ class JudgeTrainingSizes(ClassJudge):
         if watched.views:
             raise CompileRefused("no kernel for several sizes: parts of its answer share memory")
         with autocast(under, keeps_casts=False):
-            return self._judge(rebuilt, watched, graphs, paths, core, seconds)
-
-    def _judge(
-        self,
-        rebuilt: Transferred,
-        watched: Watched,
-        graphs: TrainingGraphs,
-        paths: tuple[Path, Path],
-        core: Any,
-        seconds: dict[str, float],
-    ) -> ModuleResult:
-        found = _Class(rebuilt, watched, graphs, paths, core)
-        met = self._met.values(found.members.own, found.open_sizes, found.guards)
-        core.set_eager_gradients(eager_gradients)
-        core.set_modules_training(True)
-        own = found.call(found.members.own).answers
-        try:
-            plan = found.install(own)
-            proved = with_room(lambda: found.prove(met))
-            measured, chosen, lines = self._time_sizes(found.members, met, found.time_at)
-        finally:
-            own.close()
-            core.set_modules_training(False)
-        assert graphs.symbolic is not None
-        facts = {
-            **training_facts(rebuilt, watched, graphs, watched.strides, plan, proved),
-            **class_facts(found.rows, graphs.symbolic, found.proved, chosen, lines),
-        }
-        return ModuleResult(paths[0], facts, measured, seconds, chosen, (paths[1],))
+            found = _Class(rebuilt, watched, graphs, paths, core)
+            met = self._met.values(found.members.own, found.open_sizes, found.guards)
+            core.set_eager_gradients(eager_gradients)
+            core.set_modules_training(True)
+            own = found.call(found.members.own).answers
+            try:
+                plan = found.install(own)
+                proved = with_room(lambda: found.prove(met))
+                measured, chosen, lines = self._time_sizes(found.members, met, found.time_at)
+            finally:
+                own.close()
+                core.set_modules_training(False)
+            assert graphs.symbolic is not None
+            facts = {
+                **training_facts(rebuilt, watched, graphs, watched.strides, plan, proved),
+                **class_facts(found.rows, graphs.symbolic, found.proved, chosen, lines),
+            }
+            return ModuleResult(paths[0], facts, measured, seconds, chosen, (paths[1],))
 
 
 @dataclass(frozen=True)

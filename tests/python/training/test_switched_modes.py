@@ -1,0 +1,65 @@
+"""Programs that go to and fro between training and evaluation while a kernel is made."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import eagercache
+import pytest
+import torch
+from eagercache.modules.forms import Form
+from eagercache.modules.known import MAX_LOOKS_WITHOUT_HITS
+from eagercache.modules.manager import manager
+from torch import nn
+
+X = torch.randn(4, 8)
+
+
+@pytest.fixture
+def model() -> Iterator[nn.Module]:
+    made = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(0.1))
+    with eagercache.enable((), modules=[nn.Sequential], training=True, on_miss="native"):
+        yield made
+
+
+def epochs(model: nn.Module, count: int) -> None:
+    """Each switches the mode, and makes two calls: one is looked at, and one counts."""
+    for _ in range(count):
+        model.train(not model.training)
+        for _ in range(2):
+            model(X)
+            assert manager.wait(60)
+
+
+def reason(model: nn.Module) -> str:
+    return next(row.reason for part, row in manager.stats() if part is model)
+
+
+def test_looks_do_not_count_that_come_before_a_kernel_which_is_waited_for(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[int] = {id(model)}
+    monkeypatch.setattr(manager._requests, "asked", lambda: asked)
+    epochs(model, MAX_LOOKS_WITHOUT_HITS + 8)
+    assert not reason(model)
+    asked.clear()
+    epochs(model, MAX_LOOKS_WITHOUT_HITS - 8)
+    assert not reason(model)
+    epochs(model, 16)
+    assert reason(model) == "it changes again and again, and has no kernel"
+
+
+def test_a_request_for_a_mode_that_the_module_is_no_longer_in_is_not_made(
+    model: nn.Module,
+) -> None:
+    epochs(model, 2)
+    info = manager._known.find(model)
+    assert info is not None and model.training and len(info.seen) == 2
+    form = Form(weakref.ref(model), info.identity, b"", 1, True)
+    assert not manager._requests._is_another(model, form)
+    model.eval()
+    assert manager._requests._is_another(model, form)
+    assert not info.settled  # nothing is to be looked at once more
+    model.train()
+    assert not manager._requests._is_another(model, form)
