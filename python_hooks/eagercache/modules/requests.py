@@ -128,9 +128,6 @@ class ModuleRequests:
         self._submit(digest, module, missed)
 
     def _submit(self, digest: str, module: torch.nn.Module, missed: Missed) -> None:
-        if self._is_another(module, missed.form):
-            self._drop([missed])
-            return
         service = self._service(missed.form)
         with self._lock:
             waiting = self._in_flight.get(digest)
@@ -145,6 +142,9 @@ class ModuleRequests:
             return
         try:
             description = self._describe(digest, module, missed)
+            if self._is_another(module, missed.form):  # it was switched since the call
+                self._drop_all(digest)
+                return
             reason = reason_to_stay_off(missed.form, description)
         except NotTransferable as error:
             self._compiled(digest, {"reason": str(error)})
@@ -152,24 +152,21 @@ class ModuleRequests:
         except BaseException:
             self._compiled(digest, {"reason": "it could not be sent to a compile worker"})
             raise
-        if self._is_another(module, missed.form):  # it was switched meanwhile
-            with self._lock:
-                dropped = self._in_flight.pop(digest, [])
-            self._drop(dropped)
-            self._thread.finish()
-            return
         if reason:
             service.keep_for_later(description)
             self._compiled(digest, {"reason": reason})
             return
         service.submit(description, lambda response: self._compiled(digest, response))
 
-    def _drop(self, dropped: list[Missed]) -> None:
-        """Leaves calls as they were: later ones of their form ask again."""
+    def _drop_all(self, digest: str) -> None:
+        """Leaves the calls that wait as they were: later ones of their form ask again."""
+        with self._lock:
+            dropped = self._in_flight.pop(digest, [])
         for missed in dropped:
             if missed.size_class is not None:
                 self._sizes.asked_for(missed.size_class, again=True)
             missed.done.set()
+        self._thread.finish()
 
     def _is_another(self, module: torch.nn.Module, form: Form) -> bool:
         """Whether the module is not what it was when the call was made.
