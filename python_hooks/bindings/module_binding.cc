@@ -44,11 +44,11 @@ std::shared_ptr<ModuleRecord> require_record(py::handle module) {
   return record;
 }
 
-// (submodule, [(kind, name, steps), ...], the variable that its hooks read or None) for each module
-// of the tree, the root first.
+// (submodule, [(kind, name, steps), ...], the variable that its hooks read or None, rows of its
+// attributes or None) for each module of the tree, the root first.
 using GuardEntry =
-    std::tuple<py::object, std::vector<std::tuple<std::string, std::string, py::tuple>>,
-               py::object>;
+    std::tuple<py::object, std::vector<std::tuple<std::string, std::string, py::tuple>>, py::object,
+               std::optional<py::list>>;
 
 bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
                const std::string& identity, std::uint64_t version, const py::list& values,
@@ -56,8 +56,11 @@ bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
   auto record = require_record(module);
   record->asked = false;
   auto guard = std::make_unique<ModuleGuard>();
-  for (const auto& [submodule, tensors, collector] : entries) {
+  for (const auto& [submodule, tensors, collector, attributes] : entries) {
     guard->add_module(submodule);
+    if (attributes.has_value()) {
+      guard->add_attributes(*attributes);
+    }
     if (!collector.is_none()) {
       guard->allow_forward_hooks(collector);
     }

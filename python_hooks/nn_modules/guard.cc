@@ -101,6 +101,21 @@ void ModuleGuard::add_module(py::handle module) {
   owners_.push_back(std::move(owner));
 }
 
+void ModuleGuard::add_attributes(const py::list& rows) {
+  auto held = std::make_unique<ModuleValues>();
+  held->add(rows);
+  if (!held->same()) {
+    throw std::runtime_error("its attributes changed while they were read");
+  }
+  owners_.at(owners_.size() - 1).held = std::move(held);
+}
+
+bool ModuleGuard::reads_attributes_of(PyObject* module) const noexcept {
+  const auto found = std::find(modules_.begin(), modules_.end(), module);
+  return found != modules_.end() &&
+         owners_[static_cast<std::size_t>(found - modules_.begin())].held != nullptr;
+}
+
 void ModuleGuard::allow_forward_hooks(py::object collector) {
   if (!PyContextVar_CheckExact(collector.ptr())) {
     throw std::invalid_argument("hooks collect into no variable of the context");
@@ -190,6 +205,18 @@ std::string ModuleGuard::tensor_name(std::size_t slot) const {
   return labels_[slot].kind + " " + name;
 }
 
+// Whether a module's dictionary has something else than it had.
+bool ModuleGuard::is_changed(const Owner& owner) noexcept {
+  if (!owner.version.is_written()) [[likely]] {
+    return false;
+  }
+  if (owner.held == nullptr || !owner.held->same()) {
+    return true;
+  }
+  owner.version.catch_up();
+  return false;
+}
+
 ModuleGuard::Verdict ModuleGuard::check_hooks(const Owner& owner) noexcept {
   PyObject* forward_hooks = owner.hooks.front().ptr();
   const bool has_any = PyDict_GET_SIZE(forward_hooks) != 0;
@@ -211,7 +238,7 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
   for (std::size_t i = 0; i < owners_.size(); ++i) {
     const Owner& owner = owners_[i];
     if (Py_TYPE(modules_[i]) != owner.type || owner.type->tp_version_tag != owner.type_version ||
-        owner.version.is_written() ||
+        is_changed(owner) ||
         PyDict_GET_SIZE(owner.submodules.ptr()) != static_cast<Py_ssize_t>(owner.children.size()) ||
         PyDict_GET_SIZE(owner.parameters.ptr()) != owner.num_parameters ||
         PyDict_GET_SIZE(owner.buffers.ptr()) != owner.num_buffers) {

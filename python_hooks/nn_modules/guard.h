@@ -5,6 +5,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,8 +18,8 @@ namespace eagercache {
 
 // What one module and everything below it looked like when its kernels' key was made, and the check
 // that it still does: the same classes with nothing assigned to them, the same submodules, no
-// hooks, and tensors of the same metadata under the same names. Attributes are not read one by one:
-// that a module's dictionary was written to is seen, in whatever way. What is inside of an
+// hooks, and tensors of the same metadata under the same names. Attributes are read one by one only
+// where a module's dictionary was written to, which is seen, in whatever way. What is inside of an
 // attribute is read: a list, a configuration.
 //
 // Everything needs the GIL. Holds references to the submodules and to their dictionaries, not to
@@ -39,6 +40,11 @@ class ModuleGuard {
   // it changes: hooks that do nothing while the context variable `collector` is None or empty.
   // Throws py::error_already_set or std::invalid_argument.
   void allow_forward_hooks(pybind11::object collector);
+
+  // What the dictionary of the module that was added last has, as rows of ModuleValues: a write to
+  // it that leaves this as it is changes nothing. Without it each write is a change. Throws
+  // std::invalid_argument, and std::runtime_error where the dictionary has something else by now.
+  void add_attributes(const pybind11::list& rows);
 
   // Adds the tensor `name` of the module added last; `kind` names its dictionary: "parameter",
   // "buffer" or "attribute". Returns its slot. Throws std::invalid_argument when it is not plain or
@@ -63,6 +69,8 @@ class ModuleGuard {
   std::optional<c10::Device> device() const noexcept { return device_; }
   // The submodules, the root first; borrowed.
   const std::vector<PyObject*>& modules() const noexcept { return modules_; }
+  // Whether check() finds out itself what a write to an attribute of `module` did.
+  bool reads_attributes_of(PyObject* module) const noexcept;
 
  private:
   struct Child {
@@ -73,7 +81,8 @@ class ModuleGuard {
     PyTypeObject* type = nullptr;
     unsigned int type_version = 0;
     pybind11::object attributes, parameters, buffers, submodules;
-    DictVersion version;                  // of its attributes
+    mutable DictVersion version;          // of its attributes
+    std::unique_ptr<ModuleValues> held;   // the attributes, if add_attributes() was called
     std::vector<pybind11::object> hooks;  // the forward hooks first
     std::optional<DictVersion> allowed;   // of forward hooks that may be there
     bool is_refused = false;              // has such hooks, which were looked at and not allowed
@@ -100,6 +109,7 @@ class ModuleGuard {
     std::string kind;   // as add_tensor() got it
   };
 
+  static bool is_changed(const Owner& owner) noexcept;
   static Verdict check_hooks(const Owner& owner) noexcept;
   // What is in a slot's place now, borrowed; nullptr where nothing is.
   static PyObject* object_in(const Slot& slot) noexcept;

@@ -116,7 +116,12 @@ void ModuleRegistry::note_changed(PyObject* module) noexcept {
   }
   const auto [first, last] = watchers_.equal_range(module);
   for (auto at = first; at != last; ++at) {
-    at->second->invalidate();
+    ModuleRecord& record = *at->second;
+    if (record.valid && record.guard->reads_attributes_of(module)) {
+      ++record.version;  // for a look at it that has begun
+    } else {
+      record.invalidate();
+    }
   }
 }
 

@@ -22,6 +22,7 @@ from eagercache.callables.module_identity import CALL_HOOKS, Identity, Unfit, id
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.replay import Replayed, drawing_again
+from eagercache.calls.opaque import Placeholder
 
 _lock = threading.RLock()
 
@@ -177,11 +178,12 @@ def keep_as_it_is(module: torch.nn.Module, identity: str) -> None:
     if identity in _kept:
         return
     with contextlib.suppress(Exception):  # an attribute that cannot be copied
-        found = identify(module)
+        found = identify(module, allow_opaque=True)
         if found.digest != identity or _has_hooks(found):
             return
         places = [_empty(slot.tensor, torch.device("meta")) for slot in found.slots]
-        instead = {id(slot.tensor): place for slot, place in zip(found.slots, places, strict=True)}
+        instead: dict[int, Any] = {id(one.value): Placeholder(one.reason) for one in found.opaque}
+        instead.update((id(slot.tensor), at) for slot, at in zip(found.slots, places, strict=True))
         _kept[identity] = _Kept(
             _copied(module, instead),
             [instead[id(slot.tensor)] for slot in found.slots],
@@ -200,7 +202,7 @@ def _at_the_call(
     own = [(slot, x, needed) for slot, x, needed in then if slot >= 0]
     found = None
     with contextlib.suppress(Unfit):
-        found = identify(module)
+        found = identify(module, allow_opaque=True)
     if found is not None and found.digest == identity and not _has_hooks(found):
         tensors = [item.tensor for item in found.slots]
         if all(tensors[slot] is x and _seen(x, needed) is x for slot, x, needed in own):
@@ -269,8 +271,8 @@ def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-def _copied(module: torch.nn.Module, instead: Mapping[int, torch.Tensor]) -> torch.nn.Module:
-    """A copy of all of ``module``, with others in the place of the tensors, by their identities."""
+def _copied(module: torch.nn.Module, instead: Mapping[int, Any]) -> torch.nn.Module:
+    """A copy of all of ``module``, with others in the place of tensors, by their identities."""
     parts = list(module.modules())
     memo: dict[int, Any] = {id(part): object.__new__(type(part)) for part in parts}
     memo.update(instead)

@@ -3,7 +3,7 @@
 Two modules with equal identities compute the same function of their tensors and arguments: same
 classes with the same code, same tree, equal plain attributes, tensors of the same metadata under
 the same names. What cannot be written down (an open file, a lock, somebody else's tensor in a list)
-makes the module unfit, with the reason.
+makes the module unfit, with the reason, unless it is asked for as one of `opaque`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,19 @@ from eagercache.callables.code_values import (
     type_name,
 )
 from eagercache.callables.made_classes import hides_a_value
-from eagercache.callables.module_tensors import OWN_ATTRIBUTES, TensorSlot, groups_of, items_of
+from eagercache.callables.module_tensors import (
+    OWN_ATTRIBUTES,
+    TensorSlot,
+    groups_of,
+    items_of,
+    sharing,
+    tensor_row,
+)
 from eagercache.calls import capturing_hooks
 from eagercache.calls.array_contents import contents_row
 from eagercache.calls.code_digest import code_digest
 from eagercache.calls.fixed_values import fixed_row
+from eagercache.calls.opaque import ROW, OpaqueAttribute, Placeholder, left_out
 
 FORMAT = 1
 
@@ -72,6 +80,7 @@ class Identity:
     modules: tuple[tuple[str, torch.nn.Module], ...]
     hooked: frozenset[str]  # those, by their paths, whose forward hooks are in the text
     arrays: tuple[Any, ...] = ()  # of numpy, whose values are in the text
+    opaque: tuple[OpaqueAttribute, ...] = ()  # which the text has as being there
 
     @property
     def digest(self) -> str:
@@ -83,27 +92,40 @@ class Identity:
 
         Other tensors of the same metadata do not show in the text.
         """
-        now = identify(module)
-        tensors = ([slot.tensor for slot in found.slots] for found in (self, now))
-        return self.text == now.text and all(a is b for a, b in zip(*tensors, strict=True))
+        now = identify(module, allow_opaque=bool(self.opaque))
+        objects = (
+            [*(slot.tensor for slot in found.slots), *(one.value for one in found.opaque)]
+            for found in (self, now)
+        )
+        return self.text == now.text and all(a is b for a, b in zip(*objects, strict=True))
 
-    def guard_entries(self) -> list[tuple[torch.nn.Module, list[_Entry], Any]]:
+    def guard_entries(self, attributes: Mapping[str, list[Any]] | None = None) -> list[Any]:
         """What the core's guard is made of.
 
-        A module, its tensors' kinds, names and steps, and where its hooks are in the text the
-        variable of the context that has to be without a value for them.
+        A module, its tensors' kinds, names and steps, where its hooks are in the text the variable
+        of the context that has to be without a value for them, and of ``attributes`` the rows of
+        its path.
         """
+        rows = attributes or {}
         by_path: dict[str, list[_Entry]] = {path: [] for path, _ in self.modules}
         for slot in self.slots:
             by_path[slot.path].append((slot.kind, slot.name, slot.steps))
         return [
-            (module, by_path[path], capturing_hooks.collector() if path in self.hooked else None)
+            (
+                *(module, by_path[path]),
+                capturing_hooks.collector() if path in self.hooked else None,
+                rows.get(path),
+            )
             for path, module in self.modules
         ]
 
 
-def identify(module: torch.nn.Module) -> Identity:
-    """Describes ``module`` and everything below it. Raises Unfit."""
+def identify(module: torch.nn.Module, *, allow_opaque: bool = False) -> Identity:
+    """Describes ``module`` and everything below it. Raises Unfit.
+
+    With ``allow_opaque`` also a module with attributes that cannot be written down, for those who
+    see to it that the forward reads none of them.
+    """
     # A module that stands in two places is written down in both, and guarded once.
     places = list(module.named_modules(remove_duplicate=False))
     if len(places) > _MAX_ITEMS:
@@ -123,7 +145,8 @@ def identify(module: torch.nn.Module) -> Identity:
         path for path, part in modules if capturing_hooks.only_capturing(part._forward_hooks)
     )
     rows: list[Any] = []
-    writer = Writer({id(slot.tensor): slot.full_name for slot in reversed(slots)})
+    own = {id(slot.tensor): slot.full_name for slot in reversed(slots)}
+    writer = Writer(own, left_out(module) if allow_opaque else None, first.keys())
     kinds: dict[type, list[Any]] = {}
     for path, part in places:
         if first[id(part)] != path:
@@ -137,12 +160,15 @@ def identify(module: torch.nn.Module) -> Identity:
             hooks = [writer.write(hook, path, 0) for hook in part._forward_hooks.values()]
             attributes.append(["_forward_hooks", hooks])
         rows.append([path, kinds[kind], attributes, _names(part)])
-    tensors = [_tensor_row(slot) for slot in slots]
+    unread = {(one.path, one.name) for one in writer.opaque}
+    slots = [slot for slot in slots if slot.kind != "item" or (slot.path, slot.name) not in unread]
+    tensors = [tensor_row(slot) for slot in slots]
     text = json.dumps(
-        {"format": FORMAT, "modules": rows, "tensors": tensors, "shared": _sharing(slots)},
+        {"format": FORMAT, "modules": rows, "tensors": tensors, "shared": sharing(slots)},
         separators=(",", ":"),
     )
-    return Identity(text, tuple(slots), tuple(modules), hooked, tuple(writer.arrays))
+    found = (tuple(writer.arrays), tuple(writer.opaque))
+    return Identity(text, tuple(slots), tuple(modules), hooked, *found)
 
 
 def _names(module: torch.nn.Module) -> list[Any]:
@@ -173,27 +199,6 @@ def _checked(slot: TensorSlot) -> TensorSlot:
     return slot
 
 
-def _tensor_row(slot: TensorSlot) -> list[Any]:
-    tensor = slot.tensor
-    return [
-        slot.full_name,
-        slot.kind,
-        str(tensor.dtype),
-        tensor.device.type,
-        list(tensor.size()),
-        list(tensor.stride()),
-        tensor.data_ptr() % 64 == 0,
-    ]
-
-
-def _sharing(slots: list[TensorSlot]) -> list[list[int]]:
-    """Slots that are one tensor: a kernel is traced for exactly that."""
-    groups: dict[int, list[int]] = {}
-    for index, slot in enumerate(slots):
-        groups.setdefault(id(slot.tensor), []).append(index)
-    return [group for group in groups.values() if len(group) > 1]
-
-
 def _attributes(writer: Writer, path: str, module: torch.nn.Module) -> list[Any]:
     rows = []
     for name, value in sorted(vars(module).items()):
@@ -203,8 +208,10 @@ def _attributes(writer: Writer, path: str, module: torch.nn.Module) -> list[Any]
             if value is not None:
                 raise Unfit("torch.compile was applied to it")
             continue
-        where = f"{path}.{name}" if path else name
-        rows.append([name, writer.write(value, where, 0)])
+        # What hides a method of the class may be called by code that is in no trace. And torch's
+        # wrappers (DistributedDataParallel) read what they have: their parts are tried at once.
+        hides = is_covered(type(module).__module__) or callable(getattr(type(module), name, None))
+        rows.append([name, writer.write_attribute(value, path, name, hides=hides)])
     return rows
 
 
@@ -249,17 +256,49 @@ class Writer:
     reference (of which `torch.nn.RNNBase` has both), is a second way to what the guard holds.
     """
 
-    def __init__(self, own: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        own: Mapping[int, str] | None = None,
+        left_out: Collection[tuple[str, str]] | None = None,
+        tree: Container[int] = (),
+    ) -> None:
         self._own = own or {}
+        self._tree = tree  # identities of the module and those below it
+        self._left_out = left_out  # None: nothing may be opaque
         self._left = _MAX_ITEMS
         self._active: set[int] = set()
         self.arrays: list[Any] = []
+        self.opaque: list[OpaqueAttribute] = []
+
+    def write_attribute(self, value: Any, path: str, name: str, *, hides: bool) -> Any:
+        """The attribute ``name`` of the module at ``path``. Raises Unfit.
+
+        ``hides``: whether it may be read unseen, or certainly is, so that it may not be opaque.
+        """
+        where = f"{path}.{name}" if path else name
+        reason = f"attribute {where} changes from call to call"
+        if hides or not self._left_out or (path, name) not in self._left_out:
+            left, arrays = self._left, len(self.arrays)
+            try:
+                return self.write(value, where, 0)
+            except Unsettled:
+                raise
+            except Unfit as error:
+                if hides or self._left_out is None:
+                    raise
+                reason = str(error)
+            self._left = left
+            del self.arrays[arrays:]
+        self.opaque.append(OpaqueAttribute(path, name, value, reason))
+        return ROW
 
     def write(self, value: Any, where: str, depth: int) -> Any:
         """``value`` as canonical JSON. Raises Unfit, naming the attribute ``where``."""
         self._left -= 1
         if depth > _MAX_DEPTH or self._left < 0:
             raise Unfit(f"attribute {where} is too large to compare")
+        if type(value) is Placeholder:
+            return ROW
         plain = plain_value(value)
         if plain is None:
             plain = fixed_row(value)
@@ -281,7 +320,8 @@ class Writer:
         if type(value) is weakref.ref:
             return ["reference", self._referred(value(), where)]
         if isinstance(value, torch.nn.Module):
-            raise Unfit(f"attribute {where} holds a module that is not registered")
+            kind = "submodule" if id(value) in self._tree else "module that is not registered"
+            raise Unfit(f"attribute {where} holds a {kind}")
         name = type_name(value)
         array = contents_row(value)
         if array is not None:

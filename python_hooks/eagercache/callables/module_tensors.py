@@ -114,3 +114,25 @@ def _held_in(value: Any, steps: tuple[str | int, ...]) -> Iterator[tuple[Any, to
     elif type(value) is dict and all(type(key) in (str, int) for key in list(value)):
         for key, item in list(value.items()):
             yield from _held_in(item, (*steps, key))
+
+
+def tensor_row(slot: TensorSlot) -> list[Any]:
+    """What a description has of a tensor."""
+    tensor = slot.tensor
+    return [
+        slot.full_name,
+        slot.kind,
+        str(tensor.dtype),
+        tensor.device.type,
+        list(tensor.size()),
+        list(tensor.stride()),
+        tensor.data_ptr() % 64 == 0,
+    ]
+
+
+def sharing(slots: list[TensorSlot]) -> list[list[int]]:
+    """Slots that are one tensor: a kernel is traced for exactly that."""
+    groups: dict[int, list[int]] = {}
+    for index, slot in enumerate(slots):
+        groups.setdefault(id(slot.tensor), []).append(index)
+    return [group for group in groups.values() if len(group) > 1]

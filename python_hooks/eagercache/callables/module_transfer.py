@@ -26,6 +26,7 @@ from eagercache.base.load import core
 from eagercache.callables import custom_operators
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
+from eagercache.callables.code_values import plain_value
 from eagercache.callables.function_transfer import Packer
 from eagercache.callables.made_classes import (
     classes_of_main,
@@ -38,7 +39,7 @@ from eagercache.callables.made_classes import (
     reduced_parametrized,
     slots_of,
 )
-from eagercache.callables.module_identity import SHARDING_MARKS
+from eagercache.callables.module_identity import SHARDING_MARKS, Unfit, identify
 from eagercache.callables.module_tensors import TensorSlot
 from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
@@ -46,6 +47,7 @@ from eagercache.callables.standins import NotTransferable, Standin, describe, st
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 from eagercache.calls import capturing_hooks
 from eagercache.calls.numerics import move_last_places
+from eagercache.calls.opaque import OpaqueAttribute, Placeholder
 from eagercache.calls.texts import named_line
 
 MAX_PICKLE_BYTES = 16 << 20
@@ -53,14 +55,25 @@ MAX_MODEL_BYTES = 4 << 30
 
 
 class _Pickler(Packer):
-    def __init__(self, file: io.BytesIO, request: str = "") -> None:
+    def __init__(
+        self, file: io.BytesIO, request: str = "", opaque: Sequence[OpaqueAttribute] = ()
+    ) -> None:
         super().__init__(file, request)
+        # By identity, of objects that are nowhere but there.
+        self._opaque = {
+            id(one.value): one
+            for one in opaque
+            if plain_value(one.value) is None and not isinstance(one.value, (tuple, frozenset))
+        }
         self.opened: set[type] = set()  # classes of the call's objects that have slots
         self.standins: list[Standin] = []
         self._known: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
 
-    def persistent_id(self, value: Any) -> int | None:
+    def persistent_id(self, value: Any) -> int | str | None:
+        """The number of a tensor, or why an attribute is opaque."""
+        if id(value) in self._opaque:
+            return self._opaque[id(value)].reason
         if not isinstance(value, torch.Tensor):
             return None
         index = self._known.get(id(value))
@@ -93,8 +106,8 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._tensors = tensors
 
-    def persistent_load(self, index: Any) -> torch.Tensor:
-        return self._tensors[index]
+    def persistent_load(self, index: Any) -> torch.Tensor | Placeholder:
+        return Placeholder(index) if isinstance(index, str) else self._tensors[index]
 
 
 def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -103,7 +116,10 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     if total > MAX_MODEL_BYTES:
         raise NotTransferable(f"its {total >> 20} MiB of tensors are too many for a proof")
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    opaque: tuple[OpaqueAttribute, ...] = ()
+    with contextlib.suppress(Unfit):  # which a worker finds as well
+        opaque = identify(module, allow_opaque=True).opaque
+    pickler = _Pickler(file, opaque=opaque)
     for kind in map(type, CallObjects(args, kwargs).found):
         if not is_rebuilt(kind):
             name = kind.__name__
@@ -114,6 +130,7 @@ def pack(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         pickler.dump((module, args, dict(kwargs)))
         pickler.dump((pickler.classes_of_main, pickler.functions_of_main))
         pickler.dump([part.training for part in module.modules()])
+        pickler.dump([(one.path, one.name, one.reason) for one in opaque])
         values = collect(module)
         operators = (
             custom_operators.pickled_of_script(functools.partial(_pickled, pickler.request))
@@ -334,6 +351,8 @@ def unpack(text: str) -> Transferred:
     # Classes that pickle themselves as their arguments, such as einops' layers, lose it.
     for part, training in zip(module.modules(), unpickler.load(), strict=False):
         part.training = training
+    for path, name, reason in unpickler.load():  # a state of its own may have something else
+        vars(module.get_submodule(path))[name] = Placeholder(reason)
     for part in module.modules():
         for mark in SHARDING_MARKS & vars(part).keys():
             delattr(part, mark)

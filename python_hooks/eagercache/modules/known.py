@@ -16,10 +16,8 @@ from eagercache.modules.watch import function_values
 
 log = logging.getLogger("eagercache")
 
-# A module whose attributes keep changing is looked at this often before it is left alone.
-MAX_LOOKS = 16
-# At one that is changed before or in its calls, and has no kernel: a look may take milliseconds.
-MAX_LOOKS_WITHOUT_HITS = 256
+# Values that the kernels of a module stand on may change so often before it is left alone.
+MAX_CHANGES = 16
 
 
 @dataclass
@@ -30,6 +28,10 @@ class ModuleInfo:
     identity: str = ""
     looks: int = 0  # at what had not been seen before
     looks_waiting: int = 0  # since the last hit, while a kernel was being made
+    disturbed: int = 0  # looks in a row during which it changed
+    in_calls: bool = False  # between them it is another one
+    text: str = ""  # what it was at the last look, where it changes often
+    changing: frozenset[tuple[str, str]] = frozenset()  # in which attributes, by (path, name)
     settled: bool = False  # it was looked at again because its first call had changed it
     seen: set[str] = field(default_factory=set)  # identities
     changes: int = 0  # of values that its kernels' functions read
@@ -82,7 +84,7 @@ class KnownModules:
     def forget_kernels(self, module: torch.nn.Module, info: ModuleInfo) -> bool:
         """Its kernels were traced with other values; False when the module is refused for it."""
         info.changes += 1
-        if info.changes > MAX_LOOKS:
+        if info.changes > MAX_CHANGES:
             self.refuse(module, info, "values that its forward reads change from call to call")
             return False
         info.watched.clear()

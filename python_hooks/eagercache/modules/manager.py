@@ -21,13 +21,13 @@ from eagercache.base.load import core
 from eagercache.base.warn import warn_once
 from eagercache.callables.call_hooks import install_hooks
 from eagercache.callables.module_gradient import eager_gradients
-from eagercache.callables.module_identity import Unfit, Unsettled
 from eagercache.callables.standins import sketched
 from eagercache.callables.surroundings import autocast_here
 from eagercache.calls.global_state import GlobalState
 from eagercache.modules import replay
 from eagercache.modules.forms import Form, Missed
-from eagercache.modules.known import MAX_LOOKS, MAX_LOOKS_WITHOUT_HITS, KnownModules
+from eagercache.modules.known import KnownModules
+from eagercache.modules.looks import ModuleLooks
 from eagercache.modules.names import ModuleNames, hooks_of
 from eagercache.modules.requests import ModuleRequests
 from eagercache.modules.selection import (
@@ -42,8 +42,6 @@ from eagercache.modules.stats import ModuleStats
 from eagercache.modules.thread import ModuleThread
 from eagercache.modules.unknown_names import unknown_names
 from eagercache.modules.verdicts import LOST, keep_lost
-from eagercache.modules.watch import described
-from eagercache.modules.watched_rows import Unwatchable
 from eagercache.runtime import differences
 from eagercache.runtime.reimplemented import is_reimplemented, watch_libraries
 from eagercache.runtime.session import session
@@ -52,8 +50,6 @@ log = logging.getLogger("eagercache")
 
 # A form of call is compiled at its second call: the first of a process is often one of its kind.
 COMPILE_AT = 2
-# Of a record of the core: none ever has it.
-_NO_VERSION = (1 << 64) - 1
 
 
 class ModuleManager:
@@ -66,7 +62,8 @@ class ModuleManager:
         self._known = KnownModules()
         self._sizes = SizeBook()
         self._thread = ModuleThread()
-        self._requests = ModuleRequests(self._known, self._sizes, self._thread, self._look_now)
+        self._looks = ModuleLooks(self._known, self._sizes, lambda: self._requests.asked())
+        self._requests = ModuleRequests(self._known, self._sizes, self._thread, self._looks.look)
 
     # ---- what to watch ---------------------------------------------------------------------------
 
@@ -163,10 +160,11 @@ class ModuleManager:
     def _look(self, module: torch.nn.Module) -> None:
         reference = weakref.ref(module)
         configuration = session.configuration
-        if configuration is not None and configuration.on_miss != "background":
-            self._look_now(reference)
+        beside = configuration is None or configuration.on_miss == "background"
+        if beside and not self._looks.has_to_be_in_the_call(module):
+            self._thread.post(lambda: self._looks.look(reference))
         else:
-            self._thread.post(lambda: self._look_now(reference))
+            self._looks.look(reference)
 
     def _missed(
         self,
@@ -244,74 +242,6 @@ class ModuleManager:
         if info is not None:
             self._known.lose(module, info, LOST)
         self._thread.post(lambda: keep_lost(digest, native_ns, kernel_ns))
-
-    # ---- what is found, on a thread of ours ------------------------------------------------------
-
-    def _look_now(self, reference: weakref.ref[torch.nn.Module]) -> None:
-        assert core is not None
-        module = reference()
-        info = self._known.find(module) if module is not None else None
-        if module is None or info is None:
-            return
-        version = core.module_version(module)
-        if version is None:
-            return
-        try:
-            values, identity = described(module)
-            info.identity = identity.digest
-            # One that was seen before, as of a mode that is switched on and off, finds its kernels.
-            info.looks += identity.digest not in info.seen
-            info.seen.add(identity.digest)
-            if info.looks > MAX_LOOKS * (1 + sum(info.kernels.values())):
-                self._known.refuse(module, info, "its attributes change from call to call")
-                return
-            anew = core.module_values_changed(module)
-            if anew:
-                if not self._known.forget_kernels(module, info):
-                    return
-                self._sizes.clear()
-            same = core.module_set_guard(
-                module,
-                identity.guard_entries(),
-                identity.digest,
-                version,
-                values,
-                anew,
-            )
-        except Unsettled as error:
-            info.looks += 1
-            if info.looks > MAX_LOOKS * (1 + sum(info.kernels.values())):
-                self._known.refuse(module, info, str(error))
-                return
-            same = self._look_later(module)
-        except Unwatchable as error:
-            self._known.refuse(module, info, f"it holds {error}")
-            return
-        except (Unfit, ValueError) as error:
-            self._known.refuse(module, info, str(error))
-            return
-        except RuntimeError as error:
-            # Changed while it was read, by the program's own threads.
-            log.debug("%s: looking again: %s", info.name, error)
-            same = self._look_later(module)
-        if not same:
-            log.debug("%s changed while it was looked at", info.name)
-            return
-        uncounted, without_hits = core.module_looks_in_vain(module)
-        if uncounted > MAX_LOOKS:
-            self._known.refuse(module, info, "each of its calls assigns to it")
-            return
-        # Those do not count that came before a kernel which was waited for.
-        waits = id(module) in self._requests.asked()
-        info.looks_waiting = without_hits if waits else min(info.looks_waiting, without_hits)
-        if without_hits - info.looks_waiting > MAX_LOOKS_WITHOUT_HITS:
-            self._known.refuse(module, info, "it changes again and again, and has no kernel")
-
-    @staticmethod
-    def _look_later(module: torch.nn.Module) -> bool:
-        """Has the core ask for a look again, at the next call. False."""
-        assert core is not None
-        return bool(core.module_set_guard(module, [], "", _NO_VERSION, [], False))
 
     # ---- for others ------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ class ModuleRequests:
         if info is None:
             return False
         try:
-            own = identify(module).digest
+            own = identify(module, allow_opaque=True).digest
         except (Unfit, ValueError, RuntimeError):
             own = ""
         if own == form.identity or (info.settled and own not in info.seen):

@@ -15,6 +15,9 @@ is raised, and the module's forward answers.
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import dataclass
+
 import torch
 
 from eagercache.callables.code_values import chains, environment_names, is_covered, own_members
@@ -25,30 +28,76 @@ from eagercache.callables.used_functions import indexed
 from eagercache.modules.guarded_places import GuardedRows
 from eagercache.modules.watched_rows import Row, Rows, Unwatchable
 
-
-def described(module: torch.nn.Module) -> tuple[list[Row], Identity]:
-    """What is watched of ``module``, and what it is. Raises Unfit and Unwatchable."""
-    arrays: set[int] = set()
-    # First: what changes in between is noticed at the next call.
-    values = attribute_values(module, arrays)
-    identity = identify(module)
-    if not arrays.issuperset(map(id, identity.arrays)):
-        raise Unwatchable("arrays in places that cannot be watched")
-    return values, identity
+# The first one finds what is opaque; a further one that the program changed it meanwhile.
+_MAX_TURNS = 4
 
 
-def attribute_values(module: torch.nn.Module, arrays: set[int] | None = None) -> list[Row]:
-    """What is inside of the attributes and classes of ``module`` and of everything below it.
+@dataclass(frozen=True)
+class Described:
+    """What `described` finds.
 
-    Another value of an attribute or in a class is noticed otherwise (nn_modules/guard.h).
-    ``arrays`` gets the ids of the arrays of numpy that are watched.
+    Attributes:
+        identity: what the module is.
+        values: what is watched beside its attributes: what is inside of them, for one.
+        attributes: by the path of each module below it, where they may be held.
     """
+
+    identity: Identity
+    values: list[Row]
+    attributes: dict[str, list[Row]]
+
+
+def described(module: torch.nn.Module) -> Described:
+    """What is watched of ``module``, and what it is. Raises Unfit and Unwatchable."""
+    opaque: frozenset[tuple[str, str]] = frozenset()
+    for _ in range(_MAX_TURNS):
+        rows = Rows(module)
+        why_not = None
+        # First: what changes in between is noticed at the next call.
+        try:
+            attributes = _attribute_rows(rows, module, opaque)
+        except Unwatchable as error:  # perhaps of what need not be watched
+            why_not = error
+        identity = identify(module, allow_opaque=True)
+        found = frozenset((one.path, one.name) for one in identity.opaque)
+        if found != opaque:
+            opaque = found
+            continue
+        if why_not is not None:
+            raise why_not
+        if not rows.arrays.issuperset(map(id, identity.arrays)):
+            raise Unwatchable("arrays in places that cannot be watched")
+        return Described(identity, rows.made, attributes)
+    raise RuntimeError("its attributes changed while they were read")
+
+
+def attribute_values(module: torch.nn.Module) -> list[Row]:
+    """What is inside of the attributes and classes of ``module`` and of everything below it."""
     rows = Rows(module)
+    _attribute_rows(rows, module, frozenset())
+    return rows.made
+
+
+def _attribute_rows(
+    rows: Rows, module: torch.nn.Module, opaque: Set[tuple[str, str]]
+) -> dict[str, list[Row]]:
+    """Adds what is inside of the attributes and classes; by path, what the attributes are.
+
+    Another value in a class is noticed otherwise (nn_modules/guard.h). ``opaque``: (path of a
+    module, attribute) of what no forward reads.
+    """
+    attributes: dict[str, list[Row]] = {}
     kinds: dict[type, None] = {}
-    for part in module.modules():
+    for path, part in module.named_modules():
         kinds.update(dict.fromkeys(type(part).__mro__))
         rows.metaclasses(type(part))
+        rows.empty_places(part)
+        row = rows.attributes_row(part, {name for at, name in opaque if at == path})
+        if row is not None:
+            attributes[path] = [row]
         for name, value in list(vars(part).items()):
+            if (path, name) in opaque:
+                continue
             if name not in OWN_ATTRIBUTES and name not in SHARDING_MARKS:
                 rows.attribute(vars(part), name, value)
     for kind in kinds:
@@ -57,9 +106,7 @@ def attribute_values(module: torch.nn.Module, arrays: set[int] | None = None) ->
         for _, value, functions in own_members(kind):
             for part in functions or [value]:
                 rows.inside(part)
-    if arrays is not None:
-        arrays.update(rows.arrays)
-    return rows.made
+    return attributes
 
 
 def function_values(functions: list[list[str]], module: torch.nn.Module) -> list[Row]:

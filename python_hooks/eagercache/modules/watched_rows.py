@@ -8,7 +8,7 @@ import os
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from eagercache.callables.guard_rows import (
     OF_MEMBERS,
 )
 from eagercache.callables.module_identity import NOT_COMPARED
-from eagercache.callables.module_tensors import own_tensors
+from eagercache.callables.module_tensors import OWN_ATTRIBUTES, own_tensors
 from eagercache.calls.array_contents import contents_of, is_array
 from eagercache.modules.held_parts import (
     Holdable,
@@ -132,6 +132,27 @@ class Rows:
             self._item(place, name, self._expected(value))
         else:
             self.inside(value)
+
+    def empty_places(self, module: torch.nn.Module) -> None:
+        """That nothing gets into the places that a module has for tensors, and that are empty."""
+        for group in (module._parameters, module._buffers):
+            for name in [name for name, tensor in group.items() if tensor is None]:
+                self._item(group, name, (None, False))
+
+    def attributes_row(self, module: torch.nn.Module, unread: Container[str]) -> Row | None:
+        """All that a module's dictionary has; None where something in it may not be held.
+
+        Of tensors, which its guard compares, of arrays, whose bytes are compared and which numpy
+        resizes where nobody else has them, and of what is ``unread`` only that they are there.
+        """
+        keys, values = [], []
+        for name, value in list(vars(module).items()):
+            by_type = name in unread or isinstance(value, torch.Tensor) or is_array(value)
+            if not (by_type or name in OWN_ATTRIBUTES or self._may_hold(value)):
+                return None
+            keys.append(name)
+            values.append((type(value), True) if by_type else (value, False))
+        return ("dict", vars(module), tuple(keys), tuple(values))
 
     def _item(self, place: Any, key: Any, value: Value) -> None:
         if isinstance(place, type) and is_covered(place.__module__):

@@ -84,6 +84,8 @@ DictVersion::~DictVersion() = default;
 
 bool DictVersion::is_written() const noexcept { return version_of_dict(dict_.ptr()) != version_; }
 
+void DictVersion::catch_up() noexcept { version_ = version_of_dict(dict_.ptr()); }
+
 #else
 
 DictVersion::DictVersion(py::object dict) : dict_(std::move(dict)) {
@@ -113,6 +115,8 @@ DictVersion::~DictVersion() {
 }
 
 bool DictVersion::is_written() const noexcept { return *writes_ != version_; }
+
+void DictVersion::catch_up() noexcept { version_ = *writes_; }
 
 #endif
 

@@ -20,8 +20,10 @@ class DictVersion {
   DictVersion(DictVersion&& other) noexcept;
   DictVersion& operator=(DictVersion&& other) noexcept;
 
-  // Whether there was a write since this object was made.
+  // Whether there was a write since this object was made, or `catch_up` was called.
   bool is_written() const noexcept;
+  // The caller has seen that the dictionary has what it had.
+  void catch_up() noexcept;
 
  private:
   pybind11::object dict_;

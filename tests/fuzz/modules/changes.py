@@ -225,10 +225,10 @@ class Judge:
 def enable(cache: Path, on_miss: str) -> Any:
     """Kernels of whole modules and no others, at once forgotten what was known of modules."""
     import eagercache
-    from eagercache.modules import manager
+    from eagercache.modules import looks
 
     # A program whose values change as often is left alone; here each change is one of its own.
-    manager.MAX_LOOKS = manager.MAX_LOOKS_WITHOUT_HITS = 1 << 40
+    looks.MAX_LOOKS = looks.MAX_LOOKS_WITHOUT_HITS = looks.MAX_WAITS_WITHOUT_HITS = 1 << 40
     torch.set_num_threads(1)
     return eagercache.enable(
         (), modules="auto", training=True, on_miss=on_miss, choose="always", cache_dir=cache

@@ -217,7 +217,7 @@ class _Zone(datetime.tzinfo):
         ("date", datetime.datetime(2026, 1, 2, tzinfo=_Zone()), "cannot be compared"),
         ("record", np.dtype([("a", "f4")]), "cannot be compared"),
         ("lock", threading.Lock(), "cannot be compared"),
-        ("hidden", [nn.Linear(2, 2)], "not registered"),
+        ("hidden", [nn.Linear(2, 2)], "hidden holds a module that is not registered"),
         ("tensors", {torch.ones(2)}, "inside a container"),
         ("graphs", [torch.ones(2, requires_grad=True) * 2], "inside a container"),
         ("sparse", torch.eye(3).to_sparse(), "not a dense tensor"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import eagercache
 import pytest
 import torch
 from eagercache.modules.forms import Form, Missed
-from eagercache.modules.known import MAX_LOOKS_WITHOUT_HITS
+from eagercache.modules.looks import MAX_LOOKS_WITHOUT_HITS
 from eagercache.modules.manager import manager
 from torch import nn
 
@@ -53,6 +53,24 @@ def test_looks_do_not_count_that_come_before_a_kernel_which_is_waited_for(
     assert not reason(model)
     epochs(model, 16)
     assert reason(model) == "it changes again and again, and has no kernel"
+
+
+def test_a_module_that_is_another_one_between_its_calls_is_looked_at_in_them(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As trainers set on a module what they are about to do."""
+    beside: list[Callable[[], None]] = []
+    monkeypatch.setattr(manager._thread, "post", beside.append)
+    with eagercache.enable((), modules=[nn.Sequential], training=True, on_miss="background"):
+        for _ in range(16):
+            model.phase = "step"  # type: ignore[assignment]
+            model(X)
+            model.phase = None  # type: ignore[assignment]
+            while beside:
+                beside.pop(0)()
+        (row,) = [row for part, row in manager.stats() if part is model]
+    assert row.state == "watched"
+    assert row.pending >= 8
 
 
 def test_a_request_for_a_mode_that_the_module_is_no_longer_in_is_not_made(

@@ -103,7 +103,7 @@ class Answers:
     def _aside(self) -> str:
         for row in self._core.module_stats():
             if row["module"] is self._rebuilt.module:
-                return ", ".join(row["aside_reasons"]) or "no reason given"
+                return ", ".join(row["aside_reasons"]) or "each of its calls assigns to it"
         return "the module is not known"
 
     def _hits(self) -> int:

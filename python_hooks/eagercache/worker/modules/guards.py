@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,13 +23,13 @@ from eagercache.callables.guard_rows import (
     GuardRow,
     Path,
     Step,
-    attribute,
     describe,
     path_text,
     resolve,
     step_from,
 )
 from eagercache.callables.module_identity import identify
+from eagercache.calls.opaque import Placeholder
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.compat.guard_sources import (
     AT_POSITION,
@@ -42,7 +41,7 @@ from eagercache.worker.compat.guard_sources import (
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.class_rows import rows_of_function
 from eagercache.worker.modules.opened import INNER
-from eagercache.worker.modules.questions import Questions, row_of_class
+from eagercache.worker.modules.questions import Questions, restored, row_of_class
 
 _BUILTINS = "__builtins_dict__"
 _SCOPE = "___unnamed_scope"
@@ -101,7 +100,7 @@ class DynamoGuards:
 
         @functools.wraps(original)
         def compile_subgraph(graph: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            self.restored = frozenset(_restored(graph.side_effects))
+            self.restored = frozenset(restored(graph.side_effects))
             result = original(graph, tx, *args, **kwargs)
             self._guards = list(graph.guards)
             guarded = {guard.name for guard in self._guards}
@@ -322,37 +321,18 @@ def _scopes(graph: Any) -> dict[str, str]:
 def _of_foreign_modules(paths: list[Path], module: torch.nn.Module) -> Iterator[GuardRow]:
     """All that the modules are that paths lead through or to, beside ``module`` and its parts.
 
-    Raises CompileRefused.
+    Raises CompileRefused, also for a path through what this process was not told of.
     """
     own = set(map(id, module.modules()))
     for path in {one[:length]: None for one in paths for length in range(1, len(one) + 1)}:
         value = resolve(path, module)
+        if type(value) is Placeholder:
+            raise CompileRefused(value.complaint)
         if isinstance(value, torch.nn.Module) and id(value) not in own:
             said = describe(value, "module", None, module)
             if said.startswith(NO_GUARD):
                 raise CompileRefused(f"the forward reads the module {path_text(path)}: {said}")
             yield GuardRow(path, "module", None, said)
-
-
-def _restored(effects: Any) -> Iterator[str]:
-    from torch._dynamo.output_graph import _get_source_debug_name
-
-    for variable, attributes in effects.store_attr_mutations.items():
-        owner = getattr(variable, "value", MISSING)
-        source = getattr(variable, "source", None)
-        # Of a container its items may be other ones.
-        if owner is MISSING or source is None or isinstance(owner, (dict, list, set, deque)):
-            continue
-        if all(_is_as_it_was(owner, name, new) for name, new in attributes.items()):
-            yield _get_source_debug_name(source)
-
-
-def _is_as_it_was(owner: Any, name: str, new: Any) -> bool:
-    if not new.is_python_constant():
-        return False
-    before, after = attribute(owner, name), new.as_python_constant()
-    same = type(before) is type(after) and type(after) in (int, float, str, bytes)
-    return before is after or (same and repr(before) == repr(after))
 
 
 def _from_opened(rest: Path, opened: torch.nn.Module) -> Path | None:

@@ -10,6 +10,7 @@ import abc
 import builtins
 import operator
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from eagercache.callables.code_values import MISSING, is_covered
-from eagercache.callables.guard_rows import GuardRow, Path, describe, resolve
+from eagercache.callables.guard_rows import GuardRow, Path, attribute, describe, resolve
 from eagercache.worker.compat.folded_calls import is_answered_by_worker, is_run_by_worker
 from eagercache.worker.compat.noted_calls import after, before, before_item
 from eagercache.worker.inductor.commands import CompileRefused
@@ -257,3 +258,25 @@ def _classes_with(name: str) -> list[type]:
         kinds: list[type] = kind.__subclasses__()
         waiting += [below for below in kinds if below not in found]
     return [kind for kind in found if name in vars(kind)]
+
+
+def restored(effects: Any) -> Iterator[str]:
+    """Names, as Dynamo has them, of objects whose attributes a trace changed and put back."""
+    from torch._dynamo.output_graph import _get_source_debug_name
+
+    for variable, attributes in effects.store_attr_mutations.items():
+        owner = getattr(variable, "value", MISSING)
+        source = getattr(variable, "source", None)
+        # Of a container its items may be other ones.
+        if owner is MISSING or source is None or isinstance(owner, (dict, list, set, deque)):
+            continue
+        if all(_is_as_it_was(owner, name, new) for name, new in attributes.items()):
+            yield _get_source_debug_name(source)
+
+
+def _is_as_it_was(owner: Any, name: str, new: Any) -> bool:
+    if not new.is_python_constant():
+        return False
+    before, after = attribute(owner, name), new.as_python_constant()
+    same = type(before) is type(after) and type(after) in (int, float, str, bytes)
+    return before is after or (same and repr(before) == repr(after))

@@ -77,7 +77,7 @@ def watch_training(rebuilt: Transferred, expected: str) -> Watched:
 
 def _observe(rebuilt: Transferred, expected: str) -> Watched:
     module = rebuilt.module
-    identity = identify(module)
+    identity = identify(module, allow_opaque=True)
     if identity.digest != expected:
         raise Unfit("its attributes change, or cannot be rebuilt in another process")
     own = [slot.tensor for slot in identity.slots]
