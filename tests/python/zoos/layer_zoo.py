@@ -250,3 +250,63 @@ GRAPHS: dict[str, Case] = {
     "averages": (Averages, graph),
     "attends": (Attends, graph),
 }
+
+
+class Freed(nn.Module):
+    """Reads the data of its parameter, of what it is given, and of what it made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.rand(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x).tanh()
+        return h * self.scale.data + x.data.sigmoid() * h.data.mean()
+
+
+class Follows(nn.Module):
+    """Moves its buffers by their data, as codebooks and teachers follow what they see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("rows", torch.rand(3, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x).tanh()
+        with torch.no_grad():
+            self.mean.data.mul_(0.9).add_(h.mean((0, 1)), alpha=0.1)
+            self.rows.data[0].copy_(self.mean)
+        return (h + self.mean).sin()
+
+
+class Clamps(nn.Module):
+    """Changes the values of what it made, whose gradient stays that of the values before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x)
+        h.data.clamp_(-0.1, 0.1)
+        return (h * 2.0).sin()
+
+
+class Overtakes(Follows):
+    """Writes what the backward reads: eager's goes on with the new values, without an error."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x).tanh() * self.mean
+        self.mean.data.add_(1.0)
+        return y.sin()
+
+
+# Modules that take the `data` of tensors.
+DATA: dict[str, Case] = {
+    "reads": (Freed, rows),
+    "follows": (Follows, rows),
+    "clamps": (Clamps, rows),
+    "overtakes": (Overtakes, rows),
+}

@@ -76,6 +76,22 @@ def mend_final_states() -> None:
 
 
 @contextlib.contextmanager
+def data_as_detached() -> Iterator[None]:
+    """A block in which a tensor's `data` is traced as `detach()`.
+
+    Both are the same memory without gradients; they differ in whose version a write moves, which
+    the watched call tells. An exported program takes `data` for a constant of its own.
+    """
+    from torch._dynamo.variables import TensorVariable
+
+    def method_attr_data(self: Any, tx: Any) -> Any:
+        return self.call_method(tx, "detach", [], {})
+
+    with _replaced(TensorVariable, "method_attr_data", method_attr_data):
+        yield
+
+
+@contextlib.contextmanager
 def noted_custom_gradients() -> Iterator[list[bool]]:
     """A block; the list is not empty once a `torch.autograd.Function` was traced with gradients on.
 

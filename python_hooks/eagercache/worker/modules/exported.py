@@ -105,6 +105,7 @@ def _export(
             warnings.catch_warnings(record=True) as said,
             guards.recorded(),
             traced_graphs.takes_recurrent_layers(),
+            traced_graphs.data_as_detached(),
             process_values.noticed(order, _arrays_of(guarded)) as own,
         ):
             warnings.simplefilter("always")
