@@ -33,9 +33,13 @@ _LOGGING = frozenset(
         *("isEnabledFor", "handle"),
     )
 )
-# Tells torch of a class, unless it did so before: its table is another one in each process.
+# These tell torch of a class, or find by a tensor's type what computes with it, and remember it: a
+# table that says what this process met before, on which no answer depends.
 _NOTHING_OF_THE_CALL = frozenset(
-    (("transformers.utils.generic", "_register_model_output_pytree_node"),)
+    (
+        ("transformers.utils.generic", "_register_model_output_pytree_node"),
+        ("einops._backends", "get_backend"),
+    )
 )
 # What torch is asked for that no key has.
 _NO_KEY_HAS = frozenset(
@@ -71,6 +75,10 @@ def _called_operator(frame: types.FrameType) -> str:
     target = frame.f_locals.get("self")
     name = getattr(target, "_qualified_op_name", None) or target._schema.name  # type: ignore[union-attr]
     return name if is_of_programs(name) else ""
+
+
+def _is_nothing_of_the_call(frame: types.FrameType) -> bool:
+    return (frame.f_globals.get("__name__"), frame.f_code.co_name) in _NOTHING_OF_THE_CALL
 
 
 @dataclass(frozen=True)
@@ -233,7 +241,7 @@ class FunctionRecorder:
     def __init__(self, *, skips_operators: bool = False) -> None:
         self.operators: list[str] = []
         self._skips = skips_operators
-        self._inside: types.FrameType | None = None  # what calls an operator, while it runs
+        self._inside: types.FrameType | None = None  # what is left out, while it runs
         self._codes: dict[types.CodeType, Mapping[str, Any]] = {}
         self.named_tuples: dict[type, None] = {}  # whose generated constructors ran
         self._effect = ""
@@ -253,18 +261,19 @@ class FunctionRecorder:
             if event == "return" and frame is self._inside:
                 self._inside, self._environment.recording = None, True
             return
-        if self._skips and event == "call" and (operator := _called_operator(frame)):
-            self.operators.append(operator)
-            self._inside, self._environment.recording = frame, False
-            return
+        if event == "call":
+            operator = _called_operator(frame) if self._skips else ""
+            if operator:
+                self.operators.append(operator)
+            if operator or _is_nothing_of_the_call(frame):
+                self._inside, self._environment.recording = frame, False
+                return
         self._look(frame, event, argument)
 
     def _look(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
             if _is_made_for_a_named_tuple(frame):
                 self.named_tuples[frame.f_locals["_cls"]] = None
-                return
-            if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _NOTHING_OF_THE_CALL:
                 return
             self._codes.setdefault(frame.f_code, frame.f_globals)
             reads = not _NO_GUARD_HAS.isdisjoint(frame.f_code.co_names)

@@ -209,3 +209,36 @@ def test_code_that_makes_a_class_is_the_same_code_further_down(lines: int) -> No
     assert code_digest(made(text)) == code_digest(made("\n" * lines + text))
     for old, new in (("2.5", "2.0"), ("= 1", "= 4"), ("self.one", "self.two")):
         assert code_digest(made(text)) != code_digest(made(text.replace(old, new))), old
+
+
+# As einops has it: what it knows of a type it has met, and what it asks where it has not.
+REMEMBERS = """
+table = {}
+
+class Backend:
+    def fits(self, x):
+        return True
+
+def get_backend(x):
+    if type(x) not in table:
+        table[type(x)] = max([Backend()], key=lambda backend: backend.fits(x))
+    return table[type(x)]
+"""
+
+
+def test_what_is_remembered_of_types_that_were_met_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backends = types.ModuleType("einops._backends")
+    exec(REMEMBERS, vars(backends))
+    recorded = _python_module("def twice(x):\n    return x * 2\n")
+    for module in (backends, recorded):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with FunctionRecorder() as recorder:
+        backends.get_backend(1.0)
+        recorded.twice(1.0)
+    rows = [function.to_row() for function in recorder.used(torch.nn.Identity())]
+    named = {row[0] for row in rows}
+    assert "recorded" in named and "einops._backends" not in named
+    backends.get_backend("")
+    assert changed_function(rows, torch.nn.Identity()) is None
