@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+import torch
 from conftest import run_program
+from eagercache.callables.module_identity import Unfit
+from eagercache.worker.modules.reads import Reads
 
 MODELS = """
 import torch, eagercache
@@ -23,6 +27,16 @@ class Tail(nn.Module):
 class Needs(Tail):
     def asks(self, x):
         return x.requires_grad
+
+class MadeNeeds(Tail):
+    def asks(self, x):
+        return self.line(x).requires_grad
+
+class RecordedNeeds(Tail):
+    def asks(self, x):
+        with torch.enable_grad():
+            made = self.line(x)
+        return made.requires_grad
 
 class OwnNeeds(Tail):
     def asks(self, x):
@@ -79,7 +93,8 @@ def answers(model):
 
 RUN = """
 rows = {}
-for kind in (Needs, OwnNeeds, OwnGradient, Version, Leaf, View, Kind, Given, OwnGiven, Mode):
+needs = (Needs, MadeNeeds, RecordedNeeds, OwnNeeds)
+for kind in (*needs, OwnGradient, Version, Leaf, View, Kind, Given, OwnGiven, Mode):
     model = kind()
     with eagercache.enable((), modules="auto", on_miss="wait", choose="always"):
         for order in (calls, calls[::-1]):
@@ -120,6 +135,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("name", "met"),
     [
         ("Needs", False),
+        ("MadeNeeds", True),
+        ("RecordedNeeds", False),
         ("OwnNeeds", False),
         ("OwnGradient", False),
         ("Version", False),
@@ -135,6 +152,18 @@ def test_what_no_key_holds_is_not_branched_on(rows: dict[str, Any], name: str, m
     row = rows[name]
     assert row["far"] < 1e-4, row["lines"]
     assert (row["hits"] > 0) is met, row["lines"]
+
+
+@pytest.mark.parametrize("gradients", [True, False, None])
+def test_what_was_made_may_be_asked_whether_it_needs_gradients_where_the_key_says_it(
+    gradients: bool | None,
+) -> None:
+    """Calls of a function may need gradients or none, by one key."""
+    given = torch.ones(2, requires_grad=True)
+    with torch.no_grad(), Reads([given], gradients=gradients) as reads:
+        assert not (given * 2).requires_grad
+    with pytest.raises(Unfit) if gradients is None else contextlib.nullcontext():
+        reads.check()
 
 
 SETS = """

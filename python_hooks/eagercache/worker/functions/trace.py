@@ -95,7 +95,7 @@ def _observe(operator: CustomOperator[Any, Any], call: Call) -> None:
             raise Unfit(f"it runs {module}.{code.co_name}, which its code does not name")
     if any(not same_bits(a, b) for a, b in zip(given, inputs, strict=True)):
         raise Unfit("it writes to its arguments")
-    with torch.no_grad(), Reads(inputs, gradients=False) as reads:
+    with torch.no_grad(), Reads(inputs, gradients=None) as reads:
         function(*args, **kwargs)
     reads.check()
     if identify_function(function).digest != before:

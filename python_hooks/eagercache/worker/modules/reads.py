@@ -83,16 +83,19 @@ class Reads(TorchFunctionMode):
     """A block in which a forward runs; `check` says afterwards what it read.
 
     ``tensors`` are the module's and the call's. Which of them need gradients is in the key of a
-    call that is traced with ``gradients``.
+    call that is traced with ``gradients``. Where these are False no call of the key needs any, and
+    where None the key does not say.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor], *, gradients: bool) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor], *, gradients: bool | None) -> None:
         super().__init__()
         self._given = {id(tensor) for tensor in tensors}
         self._known = _KNOWN | {"requires_grad"} if gradients else _KNOWN
         self._set = frozenset() if gradients else _SET
         self._found = ""
         self._changes = False
+        # Whether anything may have been computed so that it needs gradients.
+        self._records = gradients is not False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -105,6 +108,10 @@ class Reads(TorchFunctionMode):
         sets = name == "grad" or (name in self._set and method != "__get__")
         if sets and args and id(args[0]) in self._given:
             self._changes = True
+        self._records = self._records or torch.is_grad_enabled()
+        # What is made where no gradients are recorded needs none, whatever it is made of.
+        if name == "requires_grad" and not self._records:
+            tells = tells and id(args[0]) in self._given
         if tells and not self._found and not _is_of_torch(sys._getframe(1).f_globals):
             self._found = name
         return func(*args, **(kwargs or {}))
