@@ -22,7 +22,7 @@ from eagercache.callables.module_identity import CALL_HOOKS, Identity, Unfit, id
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.callables.objects import CallObjects
 from eagercache.callables.replay import Replayed, drawing_again
-from eagercache.calls.opaque import Placeholder
+from eagercache.calls.opaque import Placeholder, hide
 
 _lock = threading.RLock()
 
@@ -182,10 +182,14 @@ def keep_as_it_is(module: torch.nn.Module, identity: str) -> None:
         if found.digest != identity or _has_hooks(found):
             return
         places = [_empty(slot.tensor, torch.device("meta")) for slot in found.slots]
-        instead: dict[int, Any] = {id(one.value): Placeholder(one.reason) for one in found.opaque}
+        instead: dict[int, Any] = {
+            id(one.value): Placeholder(one.reason) for one in found.opaque if not one.is_shared
+        }
         instead.update((id(slot.tensor), at) for slot, at in zip(found.slots, places, strict=True))
+        kept = _copied(module, instead)
+        hide(kept, [(one.path, one.name, one.reason) for one in found.opaque])
         _kept[identity] = _Kept(
-            _copied(module, instead),
+            kept,
             [instead[id(slot.tensor)] for slot in found.slots],
             [slot.tensor.device for slot in found.slots],
         )

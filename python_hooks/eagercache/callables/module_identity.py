@@ -210,8 +210,8 @@ def _attributes(writer: Writer, path: str, module: torch.nn.Module) -> list[Any]
             continue
         # What hides a method of the class may be called by code that is in no trace. And torch's
         # wrappers (DistributedDataParallel) read what they have: their parts are tried at once.
-        hides = is_covered(type(module).__module__) or callable(getattr(type(module), name, None))
-        rows.append([name, writer.write_attribute(value, path, name, hides=hides)])
+        needed = is_covered(type(module).__module__) or callable(getattr(type(module), name, None))
+        rows.append([name, writer.write_attribute(value, path, name, needed=needed)])
     return rows
 
 
@@ -270,26 +270,27 @@ class Writer:
         self.arrays: list[Any] = []
         self.opaque: list[OpaqueAttribute] = []
 
-    def write_attribute(self, value: Any, path: str, name: str, *, hides: bool) -> Any:
+    def write_attribute(self, value: Any, path: str, name: str, *, needed: bool) -> Any:
         """The attribute ``name`` of the module at ``path``. Raises Unfit.
 
-        ``hides``: whether it may be read unseen, or certainly is, so that it may not be opaque.
+        ``needed``: whether it may be read unseen, or certainly is, so that it may not be opaque.
         """
         where = f"{path}.{name}" if path else name
         reason = f"attribute {where} changes from call to call"
-        if hides or not self._left_out or (path, name) not in self._left_out:
+        if needed or not self._left_out or (path, name) not in self._left_out:
             left, arrays = self._left, len(self.arrays)
             try:
                 return self.write(value, where, 0)
             except Unsettled:
                 raise
             except Unfit as error:
-                if hides or self._left_out is None:
+                if needed or self._left_out is None:
                     raise
                 reason = str(error)
             self._left = left
             del self.arrays[arrays:]
-        self.opaque.append(OpaqueAttribute(path, name, value, reason))
+        is_shared = plain_value(value) is not None or isinstance(value, (tuple, frozenset))
+        self.opaque.append(OpaqueAttribute(path, name, value, reason, is_shared))
         return ROW
 
     def write(self, value: Any, where: str, depth: int) -> Any:

@@ -26,7 +26,6 @@ from eagercache.base.load import core
 from eagercache.callables import custom_operators
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors, sized_values
-from eagercache.callables.code_values import plain_value
 from eagercache.callables.function_transfer import Packer
 from eagercache.callables.made_classes import (
     classes_of_main,
@@ -47,7 +46,7 @@ from eagercache.callables.standins import NotTransferable, Standin, describe, st
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 from eagercache.calls import capturing_hooks
 from eagercache.calls.numerics import move_last_places
-from eagercache.calls.opaque import OpaqueAttribute, Placeholder
+from eagercache.calls.opaque import OpaqueAttribute, Placeholder, hide
 from eagercache.calls.texts import named_line
 
 MAX_PICKLE_BYTES = 16 << 20
@@ -59,12 +58,7 @@ class _Pickler(Packer):
         self, file: io.BytesIO, request: str = "", opaque: Sequence[OpaqueAttribute] = ()
     ) -> None:
         super().__init__(file, request)
-        # By identity, of objects that are nowhere but there.
-        self._opaque = {
-            id(one.value): one
-            for one in opaque
-            if plain_value(one.value) is None and not isinstance(one.value, (tuple, frozenset))
-        }
+        self._opaque = {id(one.value): one for one in opaque if not one.is_shared}
         self.opened: set[type] = set()  # classes of the call's objects that have slots
         self.standins: list[Standin] = []
         self._known: dict[int, int] = {}
@@ -351,8 +345,7 @@ def unpack(text: str) -> Transferred:
     # Classes that pickle themselves as their arguments, such as einops' layers, lose it.
     for part, training in zip(module.modules(), unpickler.load(), strict=False):
         part.training = training
-    for path, name, reason in unpickler.load():  # a state of its own may have something else
-        vars(module.get_submodule(path))[name] = Placeholder(reason)
+    hide(module, unpickler.load())  # a state of its own may have something else there
     for part in module.modules():
         for mark in SHARDING_MARKS & vars(part).keys():
             delattr(part, mark)

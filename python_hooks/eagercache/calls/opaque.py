@@ -47,12 +47,20 @@ class OpaqueAttribute:
         path, name: of the module below the one that is described, and of the attribute.
         value: the object, which this holds.
         reason: why it cannot be written down, as a clause that names it.
+        is_shared: whether equal values elsewhere may be the same object, as small integers are.
     """
 
     path: str
     name: str
     value: Any
     reason: str
+    is_shared: bool
+
+
+def hide(module: torch.nn.Module, attributes: Iterable[tuple[str, str, str]]) -> None:
+    """Puts placeholders there; ``attributes``: (path, name, reason)."""
+    for path, name, reason in attributes:
+        vars(module.get_submodule(path))[name] = Placeholder(reason)
 
 
 class Placeholder:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import run_program
+from eagercache.callables.module_gradient import _kept, keep_as_it_is
 from eagercache.callables.module_identity import Unfit, identify
 from eagercache.calls.opaque import OpaqueRead, Placeholder, leave_out
 from eagercache.modules.changing import changed_attributes
@@ -202,6 +203,17 @@ def test_attributes_that_changed_are_found_where_nothing_else_did() -> None:
     model.train()
     model[0].dense = nn.Linear(2, 3)
     assert changed_attributes(texts[2], identify(model, allow_opaque=True).text) == set()
+
+
+def test_a_copy_for_gradients_of_gradients_leaves_equal_values_alone() -> None:
+    model = Steps()
+    model.steps = model.width = 3  # one object
+    leave_out(model, {("", "steps")})
+    found = identify(model, allow_opaque=True)
+    keep_as_it_is(model, found.digest)
+    tensors = {number: slot.tensor for number, slot in enumerate(found.slots)}
+    copied = _kept[found.digest].with_tensors(tensors, found.digest)
+    assert copied.width == 3
 
 
 def test_what_stands_for_it_in_a_worker_says_what_was_read() -> None:
