@@ -62,7 +62,7 @@ ScalarClasses::Step ScalarClasses::next_step(std::span<const Word> words, std::u
   return Step::kCompile;
 }
 
-void ScalarClasses::put(std::span<const Word> words, BareKernel* kernel) {
+void ScalarClasses::put(std::span<const Word> words, ScalarKernel* kernel) {
   std::vector<Word> own = scalar_class_of(words);
   if (own.empty()) {
     return;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dispatcher/base/locks.h"
-#include "dispatcher/kernels/bare_kernel.h"
+#include "dispatcher/kernels/loaded_kernel.h"
 #include "guards/key/scalar_class.h"
 #include "guards/table/guard_table.h"
 #include "guards/table/table_budget.h"
@@ -37,7 +37,7 @@ class ScalarClasses {
   };
 
   // --- any thread; no lock, no allocation ---
-  // kKernel: that BareKernel answers the call, with `numbers`. kNative: the class's kernel was
+  // kKernel: that ScalarKernel answers the call, with `numbers`. kNative: the class's kernel was
   // measured not to be faster. kAbsent otherwise.
   Found find(std::span<const Word> words, Numbers& numbers) const noexcept;
   // Whether any class was given a kernel since the last clear().
@@ -56,7 +56,7 @@ class ScalarClasses {
   // kCompile once the class has met `enough` calls and values.
   Step next_step(std::span<const Word> words, std::uint64_t calls, std::uint64_t enough);
   // The verdict. `kernel` lives for ever.
-  void put(std::span<const Word> words, BareKernel* kernel);
+  void put(std::span<const Word> words, ScalarKernel* kernel);
   void put_native(std::span<const Word> words);
   void note_unknown(std::span<const Word> words);
   // There is to be no kernel of the class: each call is on its own.
@@ -76,7 +76,7 @@ class ScalarClasses {
 
   // Not the budget of all tables: a class that were forgotten would be compiled anew.
   TableBudget budget_{kMaxClasses, std::size_t{16} << 20};
-  GuardTable table_{kMaxClasses, budget_};  // class words to BareKernel
+  GuardTable table_{kMaxClasses, budget_};  // class words to ScalarKernel
   std::atomic<bool> empty_{true};
   Mutex mutex_;
   std::map<std::vector<Word>, Class> classes_ EAGERCACHE_GUARDED_BY(mutex_);

@@ -102,19 +102,37 @@ std::uint64_t bits_of(std::int64_t number, Argument::Type type) noexcept {
              : std::bit_cast<std::uint64_t>(number);
 }
 
+// A number of the call as a kernel takes it.
+std::uint64_t bits_of(double number, Argument::Type type) noexcept {
+  return type == Argument::Type::kFloat32 ? std::bit_cast<std::uint32_t>(static_cast<float>(number))
+                                          : std::bit_cast<std::uint64_t>(number);
+}
+
+// 1 by it, rounded as native's kernels of division by a number compute it.
+std::uint64_t inverse_bits_of(double number, Argument::Type type) noexcept {
+  return type == Argument::Type::kFloat32
+             ? std::bit_cast<std::uint32_t>(1.0F / static_cast<float>(number))
+             : std::bit_cast<std::uint64_t>(1.0 / number);
+}
+
 // The bits that a launch passes. Throws for a number that is none.
-std::uint64_t bits_of(const Argument& argument, std::span<const at::Tensor* const> inputs,
-                      void* const* pointers, std::span<const std::int64_t> numbers) {
-  const auto address = [&] { return reinterpret_cast<std::uintptr_t>(pointers[argument.index]); };
+std::uint64_t bits_of(const Argument& argument, const CudaLauncher::Passed& passed) {
+  const auto address = [&] {
+    return reinterpret_cast<std::uintptr_t>(passed.pointers[argument.index]);
+  };
   switch (argument.kind) {
     case Argument::Kind::kPointer:
       return address() + argument.value;
     case Argument::Kind::kPart:
-      return address() + static_cast<std::uint64_t>(numbers[argument.value]);
+      return address() + static_cast<std::uint64_t>(passed.numbers[argument.value]);
     case Argument::Kind::kInput:
-      return read_input(*inputs[argument.index], argument.type);
+      return read_input(*passed.inputs[argument.index], argument.type);
     case Argument::Kind::kNumber:
-      return bits_of(numbers[argument.index], argument.type);
+      return bits_of(passed.numbers[argument.index], argument.type);
+    case Argument::Kind::kScalar:
+      return bits_of(passed.scalars[argument.index], argument.type);
+    case Argument::Kind::kInverse:
+      return inverse_bits_of(passed.scalars[argument.index], argument.type);
     case Argument::Kind::kValue:
       return argument.value;
     default:
@@ -193,11 +211,8 @@ Status CudaLauncher::load_functions(std::span<const std::string> objects,
   return Status::ok();
 }
 
-CudaLauncher::Outcome CudaLauncher::run(std::span<const CudaLaunch> launches,
-                                        std::span<const at::Tensor* const> inputs,
-                                        void* const* pointers,
-                                        std::span<const std::int64_t> numbers, bool writes,
-                                        void* stream) const noexcept {
+CudaLauncher::Outcome CudaLauncher::run(std::span<const CudaLaunch> launches, const Passed& passed,
+                                        bool writes, void* stream) const noexcept {
   const CurrentContext current(*driver_, context_);
   if (!current.ok()) {
     return Outcome::kNotStarted;
@@ -209,14 +224,14 @@ CudaLauncher::Outcome CudaLauncher::run(std::span<const CudaLaunch> launches,
     try {
       for (std::size_t j = 0; j < launch.arguments.size(); ++j) {
         parameters[j] = &values[j];
-        values[j] = bits_of(launch.arguments[j], inputs, pointers, numbers);
+        values[j] = bits_of(launch.arguments[j], passed);
       }
     } catch (...) {
       return Outcome::kFailed;
     }
     const auto blocks = [&](std::size_t at) {
-      return numbers.empty() ? launch.grid[at]
-                             : static_cast<std::uint32_t>(numbers[launch.grid[at]]);
+      return passed.numbers.empty() ? launch.grid[at]
+                                    : static_cast<std::uint32_t>(passed.numbers[launch.grid[at]]);
     };
     const CudaDriver::Result error =
         driver_->launch_kernel(functions_[i], blocks(0), blocks(1), blocks(2), launch.threads, 1, 1,

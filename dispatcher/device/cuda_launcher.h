@@ -31,10 +31,16 @@ class CudaLauncher {
   static Result<CudaLauncher> load(c10::Device device, std::span<const std::string> objects,
                                    std::span<const CudaLaunch> launches);
 
-  // Makes `launches`, those that were loaded, on `stream`. `pointers` are numbered as a plan's;
-  // `numbers` are those of a plan with open sizes, empty for others. `writes`: an input is written.
-  Outcome run(std::span<const CudaLaunch> launches, std::span<const at::Tensor* const> inputs,
-              void* const* pointers, std::span<const std::int64_t> numbers, bool writes,
+  // What the arguments of a call's launches are made of.
+  struct Passed {
+    std::span<const at::Tensor* const> inputs;
+    void* const* pointers = nullptr;          // numbered as a plan's
+    std::span<const std::int64_t> numbers{};  // of a plan with open sizes, empty for others
+    std::span<const double> scalars{};        // of the call, where the plan takes any
+  };
+
+  // Makes `launches`, those that were loaded, on `stream`. `writes`: an input is written.
+  Outcome run(std::span<const CudaLaunch> launches, const Passed& passed, bool writes,
               void* stream) const noexcept;
 
  private:

@@ -291,8 +291,8 @@ bool OperatorHook::answer_by_class(const CallView& view, std::uint64_t hash,
     return false;
   }
   if (found.state == EntryState::kKernel) {
-    BareKernel::WithScalars kernel(*static_cast<BareKernel*>(const_cast<void*>(found.kernel)),
-                                   numbers.values());
+    ScalarKernel::WithScalars kernel(*static_cast<ScalarKernel*>(const_cast<void*>(found.kernel)),
+                                     numbers.values());
     const void* const answers = static_cast<LoadedKernel*>(&kernel);
     if (is_verified() && !kernel.writes_inputs()) [[unlikely]] {
       answer_verified(answers, view, hash, keys, stack);

@@ -186,8 +186,8 @@ Route OperatorHook::answer_by_class(const UnboxedArguments& arguments, const Cal
   if (found.state != EntryState::kKernel) {
     return found.state == EntryState::kNative ? Route::kNative : Route::kBoxed;
   }
-  BareKernel::WithScalars kernel(*static_cast<BareKernel*>(const_cast<void*>(found.kernel)),
-                                 numbers.values());
+  ScalarKernel::WithScalars kernel(*static_cast<ScalarKernel*>(const_cast<void*>(found.kernel)),
+                                   numbers.values());
   if (verification_is_on() && !kernel.writes_inputs()) [[unlikely]] {
     return Route::kBoxed;
   }

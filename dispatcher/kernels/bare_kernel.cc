@@ -76,17 +76,11 @@ LoadedKernel::Outcome BareKernel::run(std::span<const at::Tensor* const> inputs,
   return launch(inputs, outputs, entry_);
 }
 
-LoadedKernel::Outcome BareKernel::WithScalars::run(std::span<const at::Tensor* const> inputs,
-                                                   std::span<at::Tensor> outputs,
-                                                   c10::Device /*device*/) noexcept {
-  if (kernel_.scalar_entry_ == nullptr || scalars_.size() != kernel_.num_scalars_) {
-    return Outcome::kNotStarted;
-  }
-  return kernel_.watched([&] {
-    return kernel_.launch(inputs, outputs, [&](void* const* pointers) {
-      return kernel_.scalar_entry_(pointers, scalars_.data());
-    });
-  });
+LoadedKernel::Outcome BareKernel::run_with(std::span<const at::Tensor* const> inputs,
+                                           std::span<at::Tensor> outputs, c10::Device /*device*/,
+                                           std::span<const double> scalars) noexcept {
+  return launch(inputs, outputs,
+                [&](void* const* pointers) { return scalar_entry_(pointers, scalars.data()); });
 }
 
 template <typename Call>

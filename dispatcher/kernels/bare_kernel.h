@@ -30,10 +30,7 @@ inline LoadedKernel::Outcome outcome_of_entry(std::int32_t returned) noexcept {
 // Generated kernel functions on CPU, launched by a plan: the outputs are allocated here, as native
 // would, and one function gets all pointers. Keeps no state between runs; a first run is like any
 // other. Several kernels may live in one library.
-//
-// A kernel may take numbers of the call as arguments, too: then run() never starts, and a call is
-// answered WithScalars.
-class BareKernel final : public LoadedKernel {
+class BareKernel final : public ScalarKernel {
  public:
   // kIncompatible when the library lacks the plan's entry or the plan is not for CPU. The entry of
   // a kernel that takes `num_scalars` numbers gets their address as its second argument.
@@ -46,15 +43,16 @@ class BareKernel final : public LoadedKernel {
   std::size_t num_inputs() const noexcept override { return num_inputs_; }
   std::size_t num_outputs() const noexcept override { return outputs_.size(); }
   bool writes_inputs() const noexcept override { return !writes_.empty(); }
-  std::size_t num_scalars() const noexcept { return num_scalars_; }
-
-  class WithScalars;
+  std::size_t num_scalars() const noexcept override { return num_scalars_; }
 
  private:
   using Entry = std::int32_t (*)(void* const* pointers);
   using ScalarEntry = std::int32_t (*)(void* const* pointers, const double* scalars);
 
   BareKernel(LaunchPlan plan, Entry entry, ScalarEntry scalar_entry, std::size_t num_scalars);
+
+  Outcome run_with(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+                   c10::Device device, std::span<const double> scalars) noexcept override;
 
   // run() with `call` in the place of the entry.
   template <typename Call>
@@ -73,25 +71,6 @@ class BareKernel final : public LoadedKernel {
   std::vector<OutputSpec> outputs_;
   std::vector<std::size_t> scratch_offsets_;  // into one allocation
   std::size_t scratch_bytes_ = 0;
-};
-
-// A kernel together with the numbers of one call, both of which outlive it: made on the stack.
-class BareKernel::WithScalars final : public LoadedKernel {
- public:
-  WithScalars(BareKernel& kernel, std::span<const double> scalars)
-      : kernel_(kernel), scalars_(scalars) {
-    name_events_as(kernel);
-  }
-
-  Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
-              c10::Device device) noexcept override;
-  std::size_t num_inputs() const noexcept override { return kernel_.num_inputs(); }
-  std::size_t num_outputs() const noexcept override { return kernel_.num_outputs(); }
-  bool writes_inputs() const noexcept override { return kernel_.writes_inputs(); }
-
- private:
-  BareKernel& kernel_;
-  const std::span<const double> scalars_;
 };
 
 }  // namespace eagercache

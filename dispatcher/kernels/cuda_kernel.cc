@@ -68,6 +68,12 @@ void CudaKernel::count_loaded() noexcept { loaded.fetch_add(1, std::memory_order
 
 LoadedKernel::Outcome CudaKernel::run(std::span<const at::Tensor* const> inputs,
                                       std::span<at::Tensor> outputs, c10::Device device) noexcept {
+  return plan_.num_scalars == 0 ? run_with(inputs, outputs, device, {}) : Outcome::kNotStarted;
+}
+
+LoadedKernel::Outcome CudaKernel::run_with(std::span<const at::Tensor* const> inputs,
+                                           std::span<at::Tensor> outputs, c10::Device device,
+                                           std::span<const double> scalars) noexcept {
   if (inputs.size() != plan_.num_inputs || outputs.size() != plan_.outputs.size() ||
       device != device_) {
     return Outcome::kNotStarted;
@@ -98,8 +104,8 @@ LoadedKernel::Outcome CudaKernel::run(std::span<const at::Tensor* const> inputs,
         *next++ = static_cast<std::byte*>(scratch.get()) + offset;
       }
     }
-    return outcome_of_launch(
-        launcher_.run(plan_.launches, inputs, pointers.data(), {}, !plan_.writes.empty(), stream));
+    return outcome_of_launch(launcher_.run(plan_.launches, {inputs, pointers.data(), {}, scalars},
+                                           !plan_.writes.empty(), stream));
   } catch (...) {
     return Outcome::kNotStarted;
   }

@@ -25,7 +25,7 @@ LoadedKernel::Outcome outcome_of_launch(CudaLauncher::Outcome outcome) noexcept;
 // loaded for: outputs and scratch come from PyTorch's caching allocator, then one cuLaunchKernel a
 // kernel; no event, no synchronisation. Keeps no state between runs, so that runs may overlap on
 // any number of threads and streams and be captured into graphs.
-class CudaKernel final : public LoadedKernel {
+class CudaKernel final : public ScalarKernel {
  public:
   // Loads the plan's cubins (`objects`, in order) on `device`, whose primary context must exist.
   // Relaxed for captures under way in other threads; must not be called under a capture of this
@@ -45,8 +45,11 @@ class CudaKernel final : public LoadedKernel {
   std::size_t num_inputs() const noexcept override { return plan_.num_inputs; }
   std::size_t num_outputs() const noexcept override { return plan_.outputs.size(); }
   bool writes_inputs() const noexcept override { return !plan_.writes.empty(); }
+  std::size_t num_scalars() const noexcept override { return plan_.num_scalars; }
 
  private:
+  Outcome run_with(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+                   c10::Device device, std::span<const double> scalars) noexcept override;
   CudaKernel(c10::Device device, CudaPlan plan, CudaLauncher launcher);
 
   const c10::Device device_;

@@ -100,7 +100,7 @@ LoadedKernel::Outcome CudaShapeKernel::run(std::span<const at::Tensor* const> in
     }
     const std::span<const std::int64_t> own(numbers.data(), plan_.numbers.size());
     return outcome_of_launch(
-        launcher_.run(plan_.launches, inputs, pointers.data(), own, /*writes=*/false, stream));
+        launcher_.run(plan_.launches, {inputs, pointers.data(), own}, /*writes=*/false, stream));
   } catch (...) {
     return Outcome::kNotStarted;
   }

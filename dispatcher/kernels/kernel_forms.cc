@@ -91,11 +91,12 @@ Result<std::unique_ptr<LoadedKernel>> make_cuda_kernel(std::span<const std::stri
     }
     return of_any_form(CudaShapeKernel::create(device, std::move(plan).value(), objects));
   }
-  if (form.form != "cuda") {
+  if (form.form != "cuda" && form.form != "cuda_scalars") {
     return Status(StatusCode::kIncompatible,
                   "entries of form '" + form.form + "' do not run on CUDA");
   }
-  Result<CudaPlan> plan = parse_cuda_plan(form.launch_plan);
+  Result<CudaPlan> plan = form.form == "cuda" ? parse_cuda_plan(form.launch_plan)
+                                              : parse_cuda_scalar_plan(form.launch_plan);
   if (!plan) {
     return plan.status();
   }

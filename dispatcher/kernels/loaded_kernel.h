@@ -84,4 +84,42 @@ class LoadedKernel {
   std::function<void(bool begins)> watcher_;
 };
 
+// A kernel that may take numbers of the call as arguments (guards/key/scalar_class.h). One that
+// takes any answers calls WithScalars only: its run() never starts.
+class ScalarKernel : public LoadedKernel {
+ public:
+  virtual std::size_t num_scalars() const noexcept = 0;  // 0 for a kernel of one call
+
+  class WithScalars;
+
+ private:
+  // As run(), with num_scalars() numbers.
+  virtual Outcome run_with(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+                           c10::Device device, std::span<const double> scalars) noexcept = 0;
+};
+
+// A kernel together with the numbers of one call, both of which outlive it: made on the stack.
+class ScalarKernel::WithScalars final : public LoadedKernel {
+ public:
+  WithScalars(ScalarKernel& kernel, std::span<const double> scalars)
+      : kernel_(kernel), scalars_(scalars) {
+    name_events_as(kernel);
+  }
+
+  Outcome run(std::span<const at::Tensor* const> inputs, std::span<at::Tensor> outputs,
+              c10::Device device) noexcept override {
+    if (scalars_.empty() || scalars_.size() != kernel_.num_scalars()) {
+      return Outcome::kNotStarted;
+    }
+    return kernel_.watched([&] { return kernel_.run_with(inputs, outputs, device, scalars_); });
+  }
+  std::size_t num_inputs() const noexcept override { return kernel_.num_inputs(); }
+  std::size_t num_outputs() const noexcept override { return kernel_.num_outputs(); }
+  bool writes_inputs() const noexcept override { return kernel_.writes_inputs(); }
+
+ private:
+  ScalarKernel& kernel_;
+  const std::span<const double> scalars_;
+};
+
 }  // namespace eagercache

@@ -155,7 +155,8 @@ Status Probe::load(const std::string& path, const std::string& launch_plan) {
 
 Status Probe::load_cubins(const std::vector<std::string>& objects, const std::string& launch_plan) {
   const bool has_shapes = launch_plan.find(R"("pattern":)") != std::string::npos;
-  const std::string form = has_shapes ? "cuda_shapes" : "cuda";
+  const bool has_scalars = launch_plan.find(R"("scalars":)") != std::string::npos;
+  const std::string form = has_shapes ? "cuda_shapes" : has_scalars ? "cuda_scalars" : "cuda";
   if (!captured_) {
     return {StatusCode::kInvalidArgument, "a CUDA kernel is loaded for a captured call"};
   }
@@ -172,8 +173,8 @@ void Probe::take_kernel(std::unique_ptr<LoadedKernel> kernel) {
   // Never destroyed, like every loaded kernel: OpenMP threads may still be inside its library.
   kernel_.release();  // NOLINT(bugprone-unused-return-value)
   kernel_ = std::move(kernel);
-  auto* const bare = dynamic_cast<BareKernel*>(kernel_.get());
-  scalar_kernel_ = bare != nullptr && bare->num_scalars() != 0 ? bare : nullptr;
+  auto* const scalars = dynamic_cast<ScalarKernel*>(kernel_.get());
+  scalar_kernel_ = scalars != nullptr && scalars->num_scalars() != 0 ? scalars : nullptr;
 }
 
 bool Probe::take_call(OperatorHook& /*hook*/, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -242,7 +243,7 @@ LoadedKernel::Outcome Probe::run_kernel(const CallView& view, torch::jit::Stack*
   std::array<Word, KeyBuffer::kCapacity> words;
   std::array<double, kMaxScalars> numbers;
   const std::size_t count = scalar_class(view.key.words(), words, numbers);
-  BareKernel::WithScalars kernel(*scalar_kernel_, {numbers.data(), count});
+  ScalarKernel::WithScalars kernel(*scalar_kernel_, {numbers.data(), count});
   return hook_.call_kernel(kernel, view, stack);
 }
 
@@ -263,7 +264,7 @@ bool Probe::hit(const GuardTable& table, torch::jit::Stack* stack) {
   if (count == 0 || table.find(key, hash_words(key)).state != EntryState::kKernel) {
     return false;
   }
-  BareKernel::WithScalars kernel(*scalar_kernel_, {numbers.data(), count});
+  ScalarKernel::WithScalars kernel(*scalar_kernel_, {numbers.data(), count});
   return hook_.call_kernel(kernel, view, stack) == LoadedKernel::Outcome::kAnswered;
 }
 

@@ -101,8 +101,8 @@ class Probe final : private CallTaker {
   std::vector<std::size_t> undefined_;
   std::vector<std::vector<std::int64_t>> output_strides_;  // what native gave
   std::unique_ptr<LoadedKernel> kernel_;
-  BareKernel* scalar_kernel_ = nullptr;   // the same, where it takes numbers
-  std::unique_ptr<Rehearsal> rehearsal_;  // of the captured call; made when it is first timed
+  ScalarKernel* scalar_kernel_ = nullptr;  // the same, where it takes numbers
+  std::unique_ptr<Rehearsal> rehearsal_;   // of the captured call; made when it is first timed
 };
 
 }  // namespace eagercache

@@ -12,10 +12,10 @@ namespace eagercache {
 
 // What a manifest's facts say about the kernel in its shared object.
 struct KernelForm {
-  std::string form;            // "bare", "scalars", "shapes", "cuda", "cuda_shapes" or
-                               // "container"
-  std::string launch_plan;     // bare, scalars: launch_plan.h; shapes: shape_plan.h; cuda:
-                               // cuda_plan.h; cuda_shapes: cuda_shape_plan.h
+  std::string form;            // "bare", "scalars", "shapes", "cuda", "cuda_scalars",
+                               // "cuda_shapes" or "container"
+  std::string launch_plan;     // bare, scalars: launch_plan.h; shapes: shape_plan.h; cuda,
+                               // cuda_scalars: cuda_plan.h; cuda_shapes: cuda_shape_plan.h
   std::string output_strides;  // container: see ContainerKernel::set_output_strides
 };
 

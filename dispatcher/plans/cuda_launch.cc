@@ -61,7 +61,7 @@ std::optional<Argument> read_pointer(const json& value, const CudaLaunchLimits& 
   return Argument{kind, Argument::Type::kInt64, static_cast<std::uint16_t>(*index), *offset};
 }
 
-// The number in an input, or one of the plan's.
+// The number in an input, one of the plan's or one of the call's.
 std::optional<Argument> read_passed(const json& value, std::size_t limit, Argument::Kind kind) {
   const auto index = read_index(value[1], limit);
   const auto type = read_type(value[2]);
@@ -69,7 +69,8 @@ std::optional<Argument> read_passed(const json& value, std::size_t limit, Argume
     return std::nullopt;
   }
   const bool integer = *type == Argument::Type::kInt32 || *type == Argument::Type::kInt64;
-  if (kind == Argument::Kind::kNumber && !integer) {
+  if ((kind == Argument::Kind::kNumber && !integer) ||
+      ((kind == Argument::Kind::kScalar || kind == Argument::Kind::kInverse) && integer)) {
     return std::nullopt;
   }
   return Argument{kind, *type, static_cast<std::uint16_t>(*index), 0};
@@ -100,6 +101,12 @@ std::optional<Argument> read_argument(const json& value, const CudaLaunchLimits&
   }
   if (kind == "number") {
     return read_passed(value, limits.numbers, Argument::Kind::kNumber);
+  }
+  if (kind == "scalar") {
+    return read_passed(value, limits.scalars, Argument::Kind::kScalar);
+  }
+  if (kind == "inverse") {
+    return read_passed(value, limits.scalars, Argument::Kind::kInverse);
   }
   return std::nullopt;
 }

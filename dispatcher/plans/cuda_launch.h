@@ -23,6 +23,8 @@ struct CudaLaunch {
       kNull,     // a null pointer
       kNumber,   // the plan's number `index`, as an integer `type`
       kPart,     // as kPointer; `value` says which of the plan's numbers is the offset in bytes
+      kScalar,   // the call's number `index` of those that the plan takes, as a floating `type`
+      kInverse,  // 1 by it, computed as that type
     };
     enum class Type : std::uint8_t { kInt32, kInt64, kFloat32, kFloat64 };
     Kind kind = Kind::kNull;
@@ -49,6 +51,7 @@ struct CudaLaunchLimits {
   std::size_t inputs = 0;
   std::size_t pointers = 0;
   std::size_t numbers = 0;  // 0 for a plan of fixed sizes
+  std::size_t scalars = 0;  // numbers of the call that the plan takes
 };
 
 // Whether every architecture takes a grid of so many blocks (CUDA C++ Programming Guide, "Technical
@@ -58,8 +61,8 @@ bool is_grid(const std::array<std::uint64_t, 3>& blocks) noexcept;
 // The launches of a plan, at least one: {"arguments": [...], "function": ..., "grid": [x, y, z],
 // "object": ..., "shared": ..., "threads": ...}. An argument is ["pointer", number, offset],
 // ["input", number, type], ["value", type, integer] with the bits of its type as a signed number,
-// ["null"], and with open sizes
-// ["number", index, type] and ["part", number, index].
+// ["null"], with open sizes ["number", index, type] and ["part", number, index], and in a plan that
+// takes numbers of the call ["scalar", index, type] and ["inverse", index, type].
 std::optional<std::vector<CudaLaunch>> read_cuda_launches(const nlohmann::json& value,
                                                           const CudaLaunchLimits& limits);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dispatcher/plans/plan_fields.h"
+#include "guards/key/scalar_class.h"
 
 namespace eagercache {
 namespace {
@@ -11,13 +12,13 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kCudaPlanVersion = 1;
+constexpr std::int64_t kCudaScalarPlanVersion = 1;
 constexpr std::string_view kCudaPlanName = "launch plan for CUDA";
 
 Status malformed_cuda_plan(const char* what) { return malformed_plan(kCudaPlanName, what); }
 
-}  // namespace
-
-Result<CudaPlan> parse_cuda_plan(std::string_view text) {
+// A plan that takes so many numbers of the call.
+Result<CudaPlan> read_cuda_plan(std::string_view text, std::size_t num_scalars) {
   const Result<json> read =
       read_plan(text, kCudaPlanName, kCudaPlanVersion,
                 {"inputs", "launches", "outputs", "scratch", "version", "writes"});
@@ -47,6 +48,7 @@ Result<CudaPlan> parse_cuda_plan(std::string_view text) {
   const CudaLaunchLimits limits{
       .inputs = plan.num_inputs,
       .pointers = plan.num_inputs + plan.outputs.size() + plan.scratch.size(),
+      .scalars = num_scalars,
   };
   auto launches = read_cuda_launches(all["launches"], limits);
   if (!launches) {
@@ -54,7 +56,26 @@ Result<CudaPlan> parse_cuda_plan(std::string_view text) {
   }
   plan.launches = std::move(*launches);
   plan.num_objects = count_objects(plan.launches);
+  plan.num_scalars = num_scalars;
   return plan;
+}
+
+}  // namespace
+
+Result<CudaPlan> parse_cuda_plan(std::string_view text) { return read_cuda_plan(text, 0); }
+
+Result<CudaPlan> parse_cuda_scalar_plan(std::string_view text) {
+  constexpr std::string_view kName = "scalar plan for CUDA";
+  const Result<json> read =
+      read_plan(text, kName, kCudaScalarPlanVersion, {"plan", "scalars", "version"});
+  if (!read) {
+    return read.status();
+  }
+  const auto scalars = read_number(read.value()["scalars"], kMaxScalars);
+  if (!scalars || *scalars == 0) {
+    return malformed_plan(kName, "scalars");
+  }
+  return read_cuda_plan(read.value()["plan"].dump(), *scalars);
 }
 
 }  // namespace eagercache

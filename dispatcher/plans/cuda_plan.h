@@ -27,11 +27,16 @@ struct CudaPlan {
   std::vector<std::uint64_t> scratch;       // bytes of each buffer
   std::vector<CudaLaunch> launches;
   std::size_t num_objects = 0;  // cubins that the launches name
+  std::size_t num_scalars = 0;  // numbers of the call that the launches take; up to kMaxScalars
 };
 
 // The plan that a manifest's text stands for. kCorrupt for anything but canonical JSON (sorted
 // keys, no spaces) of exactly the known fields, with every number in range; kIncompatible for
 // another version.
 Result<CudaPlan> parse_cuda_plan(std::string_view text);
+
+// As parse_cuda_plan, of {"plan": <such a plan>, "scalars": number, "version": 1}: its launches
+// take the numbers that scalar_class() leaves out of the call's key, in its order.
+Result<CudaPlan> parse_cuda_scalar_plan(std::string_view text);
 
 }  // namespace eagercache

@@ -10,8 +10,7 @@
 namespace eagercache {
 
 bool Runtime::has_scalar_classes(const OperatorHook& hook) const {
-  return policy().shape_classes && hook.device_type() == c10::DeviceType::CPU &&
-         !hook.is_function();
+  return policy().shape_classes && !hook.is_function();
 }
 
 bool Runtime::ask_for_scalars(OperatorHook& hook, std::span<const Word> words) {
@@ -24,7 +23,7 @@ Runtime::ClassVerdict Runtime::put_scalars(OperatorHook& hook, std::span<const W
   if (for_replicas(loaded, manifest) != loaded) {
     return {"native", "not bitwise, and this process is one of several replicas"};
   }
-  auto* const kernel = dynamic_cast<BareKernel*>(loaded);
+  auto* const kernel = dynamic_cast<ScalarKernel*>(loaded);
   std::vector<Word> own(words.size());
   std::array<double, kMaxScalars> numbers;
   if (kernel == nullptr || kernel->num_scalars() == 0 ||

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import struct
 import types
 from pathlib import Path
 from typing import Any
@@ -297,25 +298,32 @@ def _example_rows(mode: FakeTensorMode, sizes: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(sizes, device="cuda:0")
 
 
-def compile_some() -> dict[str, Any]:
-    """The plans of some calls, or why there is none, and whether each holds machine code."""
-    install()
-    from eagercache.calls.call import Call
+def _take_first_configurations(mode: FakeTensorMode) -> None:
+    """Lets calls be lowered on fake tensors, and kernels be what is tried first."""
     from eagercache.worker.compat import triton_kernels as _triton
     from eagercache.worker.cuda import compile as cuda_compile
-    from eagercache.worker.cuda import final_reductions
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     changed: Any = cuda_compile
-    mode = FakeTensorMode()
     changed.example_inputs = functools.partial(_examples, mode)
-    reductions: Any = final_reductions
-    reductions.example_rows = functools.partial(_example_rows, mode)
     changed._tune = lambda *_: None
     triton_kernels: Any = _triton
     triton_kernels.tuned_kernels = compile_first_configurations
     tuner: Any = CachingAutotuner
     tuner.precompile = lambda *_, **__: None
+
+
+def compile_some() -> dict[str, Any]:
+    """The plans of some calls, or why there is none, and whether each holds machine code."""
+    install()
+    from eagercache.calls.call import Call
+    from eagercache.worker.cuda import compile as cuda_compile
+    from eagercache.worker.cuda import final_reductions
+
+    mode = FakeTensorMode()
+    _take_first_configurations(mode)
+    reductions: Any = final_reductions
+    reductions.example_rows = functools.partial(_example_rows, mode)
     result: dict[str, Any] = {"machine_code": True}
     for name, (overload, arguments, returns) in _CALLS.items():
         call = Call({"op": name, "overload": overload, "state": _STATE, "args": arguments})
@@ -402,20 +410,12 @@ def compile_open() -> dict[str, Any]:
     """The plans of some calls with open sizes, or why there is none, and numbers of each."""
     install()
     from eagercache.worker.compat import symbolic_shapes
-    from eagercache.worker.compat import triton_kernels as _triton
     from eagercache.worker.cuda import compile as cuda_compile
     from eagercache.worker.inductor.call_graph import build_graph
     from eagercache.worker.inductor.shape_plan import Symbols
     from eagercache.worker.samples.shape_class import ShapeFamily
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    changed: Any = cuda_compile
-    changed.example_inputs = functools.partial(_examples, FakeTensorMode())
-    changed._tune = lambda *_: None
-    triton_kernels: Any = _triton
-    triton_kernels.tuned_kernels = compile_first_configurations
-    tuner: Any = CachingAutotuner
-    tuner.precompile = lambda *_, **__: None
+    _take_first_configurations(FakeTensorMode())
     result: dict[str, Any] = {}
     for name, (overload, arguments, symbols, returns) in _OPEN_CALLS.items():
         pattern = {"symbols": [[0, t, d] for t, d in symbols], "ties": [], "words": []}
@@ -438,3 +438,59 @@ def compile_open() -> dict[str, Any]:
             continue
         result[name] = plan.to_json([(1, True)])
     return result
+
+
+def _list_of(count: int, dtype: str = "float32") -> dict[str, Any]:
+    return {"kind": "tensor_list", "elements": [_tensor([24, 8], dtype), _tensor([7])] * count}
+
+
+def _float(number: float) -> dict[str, Any]:
+    return {"kind": "float", "bits": struct.pack(">d", number).hex()}
+
+
+_RATES = {"kind": "scalar_list", "elements": [_float(-0.001 - n / 7_000) for n in range(6)]}
+# Overload, arguments, how many tensors are returned.
+_SCALAR_CALLS: dict[str, tuple[str, list[dict[str, Any]], int]] = {
+    "aten::add": ("Tensor", [_tensor([64, 8]), _tensor([64, 8]), _float(0.01)], 1),
+    "aten::div_": ("Scalar", [_tensor([64, 8], "bfloat16"), _float(0.97)], 1),
+    "aten::_foreach_div_": ("ScalarList", [_list_of(3), _RATES], 0),
+    "aten::addcdiv_": ("", [_tensor([300], "float64")] * 3 + [_float(-0.01)], 1),
+    "aten::_foreach_add_": ("List", [_list_of(40), _list_of(40), _float(-0.01)], 0),
+    "aten::_foreach_addcdiv_": ("ScalarList", [_list_of(3)] * 3 + [_RATES], 0),
+    "aten::mm": ("", [_tensor([64, 512]), _tensor([512, 64])], 1),
+}
+
+
+def compile_scalars() -> dict[str, Any]:
+    """The plans of some calls that take numbers, or why there is none."""
+    install()
+    from eagercache.worker.cuda import compile as cuda_compile
+    from eagercache.worker.inductor.call_graph import build_graph
+    from eagercache.worker.samples.scalar_class import ScalarFamily
+
+    _take_first_configurations(FakeTensorMode())
+    result: dict[str, Any] = {}
+    for name, (overload, arguments, returns) in _SCALAR_CALLS.items():
+        other = [_other(argument) for argument in arguments]
+        own = {"op": name, "overload": overload, "state": _STATE, "args": arguments}
+        try:
+            family = ScalarFamily({**own, "class_args": other})
+            marks = family.marks(0), family.marks(1)
+            made = cuda_compile.lower_scalars(
+                family.call,
+                returns,
+                lambda numbers, of=family, n=returns: build_graph(of.member(numbers), n),
+                marks,
+            )
+        except Exception as error:
+            result[name] = f"{type(error).__name__}: {error}"
+            continue
+        result[name] = made[1].to_json()
+    return result
+
+
+def _other(argument: dict[str, Any]) -> dict[str, Any]:
+    """An argument of a call's scalar class."""
+    if argument["kind"] == "scalar_list":
+        return {**argument, "elements": [_other(each) for each in argument["elements"]]}
+    return _float(2.0) if argument["kind"] == "float" else argument

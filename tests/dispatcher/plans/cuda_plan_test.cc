@@ -49,6 +49,44 @@ TEST(CudaPlan, SaysWhatItsTextSays) {
   EXPECT_EQ(launch.arguments[4].kind, Kind::kNull);
 }
 
+json scalar_plan() {
+  json own = plan();
+  own["launches"][0]["arguments"] = json::parse(
+      R"([["pointer", 0, 0], ["scalar", 1, "float32"], ["inverse", 0, "float64"], ["null"]])");
+  return {{"plan", own}, {"scalars", 2}, {"version", 1}};
+}
+
+TEST(CudaScalarPlan, TakesNumbersOfTheCall) {
+  const Result<CudaPlan> parsed = parse_cuda_scalar_plan(scalar_plan().dump());
+  ASSERT_TRUE(parsed) << parsed.status().to_string();
+  EXPECT_EQ(parsed.value().num_scalars, 2U);
+  const auto& arguments = parsed.value().launches.front().arguments;
+  using Kind = CudaLaunch::Argument::Kind;
+  EXPECT_EQ(arguments[1].kind, Kind::kScalar);
+  EXPECT_EQ(arguments[1].index, 1U);
+  EXPECT_EQ(arguments[1].type, CudaLaunch::Argument::Type::kFloat32);
+  EXPECT_EQ(arguments[2].kind, Kind::kInverse);
+  EXPECT_EQ(arguments[2].type, CudaLaunch::Argument::Type::kFloat64);
+}
+
+TEST(CudaScalarPlan, WithAnythingElseIsCorrupt) {
+  json without = scalar_plan();
+  without["scalars"] = 0;
+  EXPECT_EQ(parse_cuda_scalar_plan(without.dump()).code(), StatusCode::kCorrupt);
+  json fewer = scalar_plan();
+  fewer["scalars"] = 1;  // of which the second one is taken
+  EXPECT_EQ(parse_cuda_scalar_plan(fewer.dump()).code(), StatusCode::kCorrupt);
+  json integer = scalar_plan();
+  integer["plan"]["launches"][0]["arguments"][1][2] = "int32";
+  EXPECT_EQ(parse_cuda_scalar_plan(integer.dump()).code(), StatusCode::kCorrupt);
+  json other = scalar_plan();
+  other["version"] = 2;
+  EXPECT_EQ(parse_cuda_scalar_plan(other.dump()).code(), StatusCode::kIncompatible);
+  // A plan without numbers of the call takes none.
+  EXPECT_EQ(cuda_code_of(scalar_plan()["plan"]), StatusCode::kCorrupt);
+  EXPECT_EQ(parse_cuda_scalar_plan(plan().dump()).code(), StatusCode::kCorrupt);
+}
+
 TEST(CudaPlan, OfAnotherVersionIsIncompatible) {
   json other = plan();
   other["version"] = 2;

@@ -11,6 +11,7 @@ import pytest
 from conftest import Program
 from eagercache.worker.cuda.open_sizes import CudaShapePlan, make_open_plan, read_open
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
+from eagercache.worker.cuda.scalar_text import read_scalar_text
 from eagercache.worker.cuda.sizes import (
     MAX_STEPS,
     Expression,
@@ -302,6 +303,74 @@ def test_what_the_hook_would_refuse_is_refused() -> None:
     for text in ("a.b", "f(a)", "a if b else 1", "a**b", "a[0]", "'s'", "1.5"):
         with pytest.raises(NotUnderstood):
             read_size(text, KNOWN)
+
+
+def test_inductor_and_triton_take_numbers_as_arguments_without_a_gpu(program: Program) -> None:
+    pytest.importorskip("triton", reason="this torch has no Triton")
+    result = program(
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+        import fake_cuda
+        report(**fake_cuda.compile_scalars())
+        """
+    )
+    passed = {}
+    for name in ("add", "div_", "addcdiv_", "_foreach_add_", "_foreach_addcdiv_"):
+        made = json.loads(result[f"aten::{name}"])
+        kinds = ("scalar", "inverse")
+        rows = [a for launch in made["plan"]["launches"] for a in launch["arguments"]]
+        passed[name] = made["scalars"], [row for row in rows if row[0] in kinds]
+    assert passed["add"] == (1, [["scalar", 0, "float32"]])
+    assert passed["div_"] == (1, [["inverse", 0, "float32"]])
+    assert passed["addcdiv_"] == (1, [["scalar", 0, "float64"]])
+    assert set(map(tuple, passed["_foreach_add_"][1])) == {("scalar", 0, "float32")}
+    each = [["scalar", index, "float32"] for index in range(6)]
+    assert passed["_foreach_addcdiv_"] == (6, each)
+    assert "no number" in result["aten::mm"]
+
+
+KERNEL = """
+triton_a = async_compile.triton('triton_a', '''
+@triton_heuristics.pointwise(
+    triton_meta={'signature': {'in_ptr0': '*fp32', 'xnumel': 'i32', 'XBLOCK': 'constexpr'}})
+@triton.jit
+def triton_a(in_ptr0, xnumel, XBLOCK : tl.constexpr):
+    # 0.25 of it
+    tmp1 = tl.full([1], 1.0078125, tl.float32)
+    tmp2 = tmp0 * -1.0078125 + 2.5
+''', device_str='cuda')
+def call(args):
+    triton_a.run(arg0_1, 24, stream=stream0)
+"""
+
+
+def test_each_number_gets_a_parameter_behind_those_of_every_launch() -> None:
+    others = KERNEL.replace("1.0078125", "1.0234375").replace("of it", "of another")
+    text = read_scalar_text(KERNEL, [1.0078125], others, [1.0234375])
+    assert "def triton_a(in_ptr0, xnumel, eagercache_argument_0, XBLOCK : tl.constexpr):" in text
+    assert "'xnumel': 'i32', 'eagercache_argument_0': 'fp32', 'XBLOCK'" in text
+    assert "tmp2 = tmp0 * -eagercache_argument_0 + 2.5" in text
+    assert "triton_a.run(arg0_1, 24, eagercache_scalars[0], stream=stream0)" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("+ 2.5", "+ 3.5"),  # in one of both
+        ("'xnumel': 'i32'", "'other': 'i32'"),
+        ("'*fp32'", "'*fp64', 'in_ptr1': '*fp32'"),
+        ("tl.float32", "tl.float64"),
+        ("1.0078125", "4.0"),
+        ("def triton_a(", "def triton_b("),
+    ],
+)
+def test_what_else_depends_on_numbers_is_refused(old: str, new: str) -> None:
+    assert old in KERNEL
+    first = KERNEL.replace(old, new)
+    second = (first if "3.5" not in new else KERNEL).replace("1.0078125", "1.0234375")
+    with pytest.raises(NotUnderstood):
+        read_scalar_text(first, [1.0078125], second, [1.0234375])
 
 
 def test_inductor_and_triton_make_plans_of_open_sizes_without_a_gpu(program: Program) -> None:

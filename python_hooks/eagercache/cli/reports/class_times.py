@@ -17,7 +17,8 @@ from eagercache.base.operators import described_name, full_name
 if TYPE_CHECKING:
     from eagercache.frontend.report import KernelInfo
 
-_FORMS = ("shapes", "cuda_shapes", "scalars")
+_SCALARS = ("scalars", "cuda_scalars")
+_FORMS = ("shapes", "cuda_shapes", *_SCALARS)
 
 
 def kernels_of_classes(verdicts: Iterable[KernelInfo]) -> list[KernelInfo]:
@@ -73,7 +74,7 @@ def _times(info: KernelInfo, size: float) -> tuple[float, float]:
     timed = dict(_timings(info.facts.get("timings", ""), own)) or {
         own: (info.native_ns, info.kernel_ns)
     }
-    if info.facts.get("form") == "scalars":
+    if info.facts.get("form") in _SCALARS:
         return timed.get(own, (info.native_ns, info.kernel_ns))
     sizes = sorted(timed)
     place = bisect(sizes, size)

@@ -164,6 +164,49 @@ def compile_to_module(
     return made[-1] if made else None
 
 
+def generate_text(
+    graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> str | None:
+    """The text of the module that `compile_to_module` would load; nothing in it is compiled.
+
+    None when nothing was generated, or what was needs more than its text.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor.graph import GraphLowering
+
+    texts: list[str] = []
+    original = GraphLowering.compile_to_module
+
+    class Generated(Exception):
+        """Ends Inductor's work."""
+
+    def keep(lowering: Any) -> Any:
+        code, _ = lowering.codegen()
+        if not lowering.constants:
+            texts.append(str(code.value))
+        raise Generated
+
+    GraphLowering.compile_to_module = keep
+    try:
+        compile_fx.compile_fx(graph, list(inputs), config_patches=options)
+    except Exception:
+        if not texts:
+            raise
+    finally:
+        GraphLowering.compile_to_module = original
+    return texts[-1] if texts else None
+
+
+def load_module(text: str, options: dict[str, Any]) -> Any:
+    """The module of a generated text, as `compile_to_module` loads one."""
+    from torch._inductor import config
+    from torch._inductor.codecache import PyCodeCache
+
+    _keep_machine_code()
+    with config.patch(options):
+        return PyCodeCache.load(text)
+
+
 def skip_pattern_setup() -> None:
     """Keeps Inductor from tracing its library of patterns: seconds, and one node has none."""
     from torch._inductor.fx_passes import joint_graph

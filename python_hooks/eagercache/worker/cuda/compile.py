@@ -25,6 +25,7 @@ from eagercache.worker.cuda.final_reductions import with_launches
 from eagercache.worker.cuda.forms import APART, FIRST, Form
 from eagercache.worker.cuda.open_sizes import CudaShapePlan, make_open_plan, read_open
 from eagercache.worker.cuda.plan import CudaPlan, TritonKernel, make_plan
+from eagercache.worker.cuda.scalar_text import read_scalar_text
 from eagercache.worker.cuda.wrapper import Call as Launched
 from eagercache.worker.cuda.wrapper import WrapperText, read_wrapper
 from eagercache.worker.inductor.call_graph import TRAPS, build_graph, example_inputs
@@ -139,6 +140,47 @@ def lower_open(
     return Lowered(facts, None, None, "", seconds), plan
 
 
+def lower_scalars(
+    call: Call,
+    num_returns: int,
+    graph_of: Callable[[Sequence[float]], torch.fx.GraphModule],
+    marks: tuple[Sequence[float], Sequence[float]],
+) -> tuple[Lowered, CudaPlan]:
+    """The same with numbers of the call as arguments: see `scalar_text.py`.
+
+    ``graph_of`` makes the call's graph with other numbers; ``marks`` are two sets of such numbers.
+    Raises CompileRefused or CompileFailed.
+    """
+    for spec in call.tensors:
+        if not spec.aligned:
+            raise CompileRefused("a tensor is not aligned as the kernels need it")
+    begin = time.process_time()
+    common = triton_kernels.cuda_options(together=call.name.startswith(LISTS))
+    options = {**common, **APART.options}
+    texts = [_generate_text(graph_of(each), example_inputs(call), options) for each in marks]
+    if _CHECKS.search(texts[0]):
+        raise CompileRefused("generated code checks values")
+    try:
+        text = read_scalar_text(texts[0], marks[0], texts[1], marks[1])
+        wrapper = read_wrapper(text)
+        module = _inductors(lambda: triton_kernels.load_module(text, options))
+        _tune(module, example_inputs(call))
+        plan = make_plan(wrapper, _kernels_of(module), len(marks[0]))
+    except NotUnderstood as error:
+        reason = _refusal(texts[0], call, num_returns, error)
+        if isinstance(reason, NoKernelOfItsOwn):
+            raise reason from error
+        raise CompileRefused(f"no kernel with numbers as arguments: {error}") from error
+    except (ValueError, AttributeError, KeyError) as error:
+        raise CompileRefused(f"generated kernels not understood: {error}") from error
+    if wrapper.num_inputs != len(call.tensors):
+        raise CompileRefused("the kernel takes another number of tensors")
+    kernels = tuple(each.kernel for each in wrapper.calls if isinstance(each, Launched))
+    facts = _facts(text, call, len(wrapper.outputs), kernels)
+    seconds = {"lower": round(time.process_time() - begin, 4)}
+    return Lowered(facts, None, None, "", seconds), plan
+
+
 def _facts(text: str, call: Call, num_outputs: int, kernels: tuple[str, ...] = ()) -> GeneratedText:
     functions = _APPROXIMATES.search(text) is not None
     return GeneratedText(
@@ -226,18 +268,31 @@ def _generate(
     graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: dict[str, Any]
 ) -> Any:
     triton_kernels.skip_pattern_setup()
+    return _inductors(lambda: triton_kernels.compile_to_module(graph, inputs, options))
+
+
+def _generate_text(
+    graph: torch.fx.GraphModule, inputs: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> str:
+    triton_kernels.skip_pattern_setup()
+    own = _with_signed_zeros(graph)
+    return str(_inductors(lambda: triton_kernels.generate_text(own, inputs, options)))
+
+
+def _inductors(make: Callable[[], Any]) -> Any:
+    """What Inductor makes. Raises CompileRefused or CompileFailed."""
     try:
         with torch.no_grad():
-            module = triton_kernels.compile_to_module(graph, inputs, options)
+            made = make()
     except Exception as error:
         ours = find_cause(error)
         if ours is not None:
             raise ours from error
         transient = is_passing(error) or isinstance(error, torch.OutOfMemoryError)
         raise CompileFailed(named_line(error), transient=transient) from error
-    if module is None:
+    if made is None:
         raise CompileRefused("nothing was generated")
-    return module
+    return made
 
 
 def _with_signed_zeros(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from eagercache.worker.cuda.plan import TritonKernel
-from eagercache.worker.cuda.sizes import Size
 from eagercache.worker.cuda.wrapper import (
+    Argument,
     Buffer,
     Call,
     FinalReduction,
-    Number,
     Value,
     WrapperText,
     fixed,
@@ -67,11 +66,11 @@ def with_launches(
 
 
 def _placed(
-    argument: Value | Number | Size | float,
+    argument: Argument,
     call: FinalReduction,
     own: WrapperText,
     scratch: Mapping[int, Buffer],
-) -> Value | Number | Size | float:
+) -> Argument:
     """An argument of the small graph's launch, in the buffers of the large one."""
     if not isinstance(argument, Value):
         return argument

@@ -31,9 +31,8 @@ from eagercache.worker.cuda.sizes import (
     value_of,
 )
 from eagercache.worker.cuda.wrapper import (
+    Argument,
     FinalReduction,
-    Number,
-    Value,
     WrapperReader,
     WrapperText,
     read_wrapper,
@@ -94,7 +93,7 @@ class OpenReader(WrapperReader):
             return False
         return True
 
-    def _argument(self, node: ast.expr) -> Value | Number | Size | float:
+    def _argument(self, node: ast.expr) -> Argument:
         if isinstance(node, ast.Name) and node.id in self._numbers:
             return self._numbers[node.id]
         if isinstance(node, ast.BinOp):
@@ -312,7 +311,7 @@ def _count(sizes: Sequence[Size]) -> Size:
 
 def _launch(
     kernel: TritonKernel,
-    passed: Mapping[str, Value | Number | Size | float],
+    passed: Mapping[str, Argument],
     pointers: Mapping[int, int],
 ) -> OpenLaunch:
     if len(kernel.signature) + kernel.scratch_pointers > MAX_ARGUMENTS:

@@ -13,13 +13,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eagercache.worker.cuda.sizes import Expression, Size
-from eagercache.worker.cuda.wrapper import Call, FinalReduction, Number, Value, WrapperText, fixed
+from eagercache.worker.cuda.sizes import Expression
+from eagercache.worker.cuda.wrapper import (
+    Argument,
+    Call,
+    FinalReduction,
+    Number,
+    Scalar,
+    Value,
+    WrapperText,
+    fixed,
+)
 from eagercache.worker.inductor.launch_plan import Output, adopt_strides
 from eagercache.worker.inductor.wrapper_statements import NotUnderstood
 from eagercache.worker.inductor.wrapper_text import ITEM_SIZES
 
 VERSION = 1
+SCALAR_VERSION = 1
 # CudaPlan's limits in dispatcher/plans/cuda_plan.h: arguments of a launch, and launches or buffers.
 MAX_ARGUMENTS = 512
 MAX_NUMBER = 1024
@@ -74,6 +84,7 @@ class CudaPlan:
     outputs: tuple[Output, ...]
     scratch: tuple[int, ...]  # bytes of each buffer
     launches: tuple[Launch, ...]
+    scalars: int = 0  # numbers of the call that the kernels take
 
     def with_strides(self, strides: Sequence[Sequence[int]]) -> CudaPlan:
         """The plan with ``strides``, native's, where they differ in dimensions of size 1 only."""
@@ -86,28 +97,27 @@ class CudaPlan:
     def to_json(self) -> str:
         """The canonical text that the manifest stores and the hook reads; without the cubins."""
         cubins = self.cubins()
-        return json.dumps(
-            {
-                "version": VERSION,
-                "inputs": self.num_inputs,
-                "outputs": [output.as_dict() for output in self.outputs],
-                "scratch": list(self.scratch),
-                "writes": list(self.writes),
-                "launches": [
-                    {
-                        "object": cubins.index(launch.cubin),
-                        "function": launch.function,
-                        "grid": list(launch.grid),
-                        "threads": launch.threads,
-                        "shared": launch.shared,
-                        "arguments": [list(argument) for argument in launch.arguments],
-                    }
-                    for launch in self.launches
-                ],
-            },
-            sort_keys=True,
-            separators=(",", ":"),
-        )
+        rows: dict[str, Any] = {
+            "version": VERSION,
+            "inputs": self.num_inputs,
+            "outputs": [output.as_dict() for output in self.outputs],
+            "scratch": list(self.scratch),
+            "writes": list(self.writes),
+            "launches": [
+                {
+                    "object": cubins.index(launch.cubin),
+                    "function": launch.function,
+                    "grid": list(launch.grid),
+                    "threads": launch.threads,
+                    "shared": launch.shared,
+                    "arguments": [list(argument) for argument in launch.arguments],
+                }
+                for launch in self.launches
+            ],
+        }
+        if self.scalars:
+            rows = {"version": SCALAR_VERSION, "plan": rows, "scalars": self.scalars}
+        return json.dumps(rows, sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ class TritonKernel:
 
 def launched(
     call: Call, kernels: Mapping[str, TritonKernel]
-) -> tuple[TritonKernel, dict[str, Value | Number | Size | float]]:
+) -> tuple[TritonKernel, dict[str, Argument]]:
     """The kernel of a launch, and what it is given by its parameters' names."""
     kernel = kernels.get(call.kernel)
     if kernel is None or len(call.arguments) != len(kernel.names):
@@ -150,8 +160,11 @@ def launched(
     return kernel, dict(zip(kernel.names, call.arguments, strict=True))
 
 
-def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPlan:
-    """The plan of a wrapper whose kernels are ``kernels``. Raises NotUnderstood."""
+def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel], scalars: int = 0) -> CudaPlan:
+    """The plan of a wrapper whose kernels are ``kernels``. Raises NotUnderstood.
+
+    They take ``scalars`` numbers of the call.
+    """
     outputs = [value.buffer for value in text.outputs]
     scratch = text.scratch()
     numbers = {
@@ -197,15 +210,14 @@ def make_plan(text: WrapperText, kernels: Mapping[str, TritonKernel]) -> CudaPla
         outputs=text.output_specs(),
         scratch=tuple(fixed(buffer.bytes) for buffer in scratch),
         launches=tuple(launches),
+        scalars=scalars,
     )
     if len(plan.cubins()) > MAX_OBJECTS or len(plan.to_json()) > MAX_TEXT:
         raise NotUnderstood("very many kernels or buffers")
     return plan
 
 
-def argument_of(
-    kind: str, value: Value | Number | Size | float, pointers: Mapping[int, int]
-) -> tuple[Any, ...]:
+def argument_of(kind: str, value: Argument, pointers: Mapping[int, int]) -> tuple[Any, ...]:
     """What a launch passes where machine code takes a ``kind``, as the plan stores it.
 
     ``pointers`` numbers buffers by their identity. An open size stands in the place of the number
@@ -228,6 +240,10 @@ def argument_of(
         return ("number", value, type_name)
     if isinstance(value, Number):
         return ("input", value.index, type_name)
+    if isinstance(value, Scalar):
+        if type_name.startswith("int"):
+            raise NotUnderstood("a number of the call where the kernel takes an integer")
+        return (value.kind, value.index, type_name)
     if isinstance(value, Value):
         raise NotUnderstood("a tensor where the kernel takes a number")
     return ("value", type_name, _bits(type_name, value))

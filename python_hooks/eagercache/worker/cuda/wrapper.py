@@ -61,11 +61,25 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """The number ``index`` of those of the call that the kernels take, or 1 by it."""
+
+    index: int
+    kind: str = "scalar"  # or "inverse"
+
+
+# The arrays of these in a text that `scalar_text.py` has made, and their elements' kind.
+SCALAR_ARRAYS = {"eagercache_scalars": "scalar", "eagercache_inverses": "inverse"}
+
+Argument = Value | Number | Scalar | Size | float
+
+
+@dataclass(frozen=True)
 class Call:
     """One launch: the wrapper's name for the kernel, and what it passes by position."""
 
     kernel: str
-    arguments: tuple[Value | Number | Size | float, ...]
+    arguments: tuple[Argument, ...]
 
 
 @dataclass(frozen=True)
@@ -299,7 +313,7 @@ class WrapperReader:
             )
         )
 
-    def _argument(self, node: ast.expr) -> Value | Number | Size | float:
+    def _argument(self, node: ast.expr) -> Argument:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "item" and not node.args:
                 value = self._tensor(node.func.value)
@@ -309,6 +323,8 @@ class WrapperReader:
             raise NotUnderstood(f"argument {_source(node)[:80]}")
         if isinstance(node, (ast.Name, ast.Call)):
             return self._tensor(node)
+        if isinstance(node, ast.Subscript) and _source(node.value) in SCALAR_ARRAYS:
+            return Scalar(_number(node.slice), SCALAR_ARRAYS[_source(node.value)])
         return _number(node)
 
 

@@ -17,11 +17,16 @@ from eagercache.worker.inductor.wrapper_statements import NotUnderstood, stateme
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?(?![\w.])")
 
 
+def with_names(text: str, marks: Sequence[float], names: Sequence[str]) -> str:
+    """``text`` with a name in the place of each mark."""
+    known = dict(zip(marks, names, strict=True))
+    negated = {-mark: f"-{name}" for mark, name in known.items() if -mark not in known}
+    return _NUMBER.sub(lambda found: {**negated, **known}.get(float(found[0]), found[0]), text)
+
+
 def with_arguments(kernel: str, marks: Sequence[float]) -> str:
     """``kernel`` with an element of the array of numbers in the place of each mark."""
-    known = {mark: f"{SCALARS}[{index}]" for index, mark in enumerate(marks)}
-    negated = {-mark: f"-{text}" for mark, text in known.items() if -mark not in known}
-    return _NUMBER.sub(lambda found: {**negated, **known}.get(float(found[0]), found[0]), kernel)
+    return with_names(kernel, marks, [f"{SCALARS}[{index}]" for index in range(len(marks))])
 
 
 def read_scalar_plan(

@@ -17,6 +17,7 @@ _CLASSES = {
     "shapes": _JOBS + "shape_job:ShapeJob",
     "cuda shapes": _JOBS + "cuda_shape_job:CudaShapeJob",
     "scalars": _JOBS + "scalar_job:ScalarJob",
+    "cuda scalars": _JOBS + "cuda_scalar_job:CudaScalarJob",
     "function": _JOBS + "function_job:FunctionJob",
     "cuda function": _JOBS + "function_job:FunctionCudaJob",
     "function shapes": _JOBS + "function_shape_job:FunctionShapeJob",
@@ -42,5 +43,5 @@ def _kind(request: Mapping[str, Any]) -> str:
         return kind if kind in ("shapes", "scalars") else ""
     words = ["cuda"] if description.get("dispatch_key") == "CUDA" else []
     words += ["function"] if "function" in description else []
-    words += [kind] if kind == "shapes" or (kind == "scalars" and not words) else []
+    words += [kind] if kind in ("shapes", "scalars") else []
     return " ".join(words)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from eagercache.calls.call import Call
 from eagercache.calls.numerics import NotBitwise
 from eagercache.worker.inductor.call_graph import build_graph, example_inputs
@@ -61,9 +63,7 @@ class ScalarJob(FamilyJob):
                 self.lowered = self._lower_marked(
                     family, len(natives[0].outputs), find_tools(store)
                 )
-        assert isinstance(self.lowered.plan, LaunchPlan)
-        strides = [list(output.stride()) for output in natives[0].outputs]
-        self._plan = self.lowered.plan.with_strides(strides)
+        self._adopt(natives[0].outputs)
         self.clock.add({f"compile.{k}": v for k, v in self.lowered.seconds.items()})
 
     @property
@@ -71,16 +71,30 @@ class ScalarJob(FamilyJob):
         """What the shared object says of this job's entry."""
         return self._contract_of("scalars", self._plan.to_json())
 
+    def _marks(self, family: ScalarFamily) -> tuple[Sequence[float], Sequence[float]]:
+        """What the numbers are in the two lowerings. Raises CompileRefused."""
+        first, second = family.marks(0), family.marks(1)
+        if first is None or second is None:
+            raise CompileRefused("too many numbers")
+        return first, second
+
+    def _adopt(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Takes the strides of native's outputs over into the plan of what was lowered."""
+        assert self.lowered is not None and isinstance(self.lowered.plan, LaunchPlan)
+        self._plan = self.lowered.plan.with_strides([list(output.stride()) for output in outputs])
+
+    def _built(self) -> Built:
+        """The kernel."""
+        assert self.lowered is not None and self._library is not None
+        objects = (("so", str(self._library)),)
+        return Built(objects, self.lowered, "scalars", self._plan.to_json())
+
     def _lower_marked(self, family: ScalarFamily, num_returns: int, tools: Tools) -> Lowered:
         """Inductor's text with arguments in the places of the numbers. Raises CompileRefused."""
         begin = time.process_time()
+        marks = self._marks(family)
         texts: list[tuple[str, str]] = []
-        marks: list[Sequence[float]] = []
-        for draw in (0, 1):
-            drawn = family.marks(draw)
-            if drawn is None:
-                raise CompileRefused("too many numbers")
-            marks.append(drawn)
+        for draw, drawn in enumerate(marks):
             texts.append(self._texts(family.member(drawn), num_returns, tools, f"draw{draw}"))
         text = read_generated_text(*texts[0])
         admit(text, family.call)
@@ -104,9 +118,8 @@ class ScalarJob(FamilyJob):
         return texts[-1]
 
     def _conclude(self, find_tools: Callable[[Any], Tools]) -> None:
-        assert self._family is not None and self.lowered is not None and self._library is not None
-        family, launch_plan = self._family, self._plan.to_json()
-        kernel = Built((("so", str(self._library)),), self.lowered, "scalars", launch_plan)
+        assert self._family is not None
+        family, kernel = self._family, self._built()
         outcome = Outcome("kernel", kernel=kernel)
         proved = family.proof_numbers()
         with family.call.state.applied():

@@ -1,4 +1,4 @@
-"""Operators and functions on a GPU whose calls differ in sizes: few kernels for all of them."""
+"""Calls on a GPU that differ in sizes, or in numbers: few kernels for all of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,12 +17,13 @@ from gpu_calls import flat, hits, rand
 
 F = torch.nn.functional
 Call = Callable[[int], Any]
+OPTIONS: dict[str, Any] = {"devices": ["cuda"], "on_miss": "wait", "choose": "always"}
 LENGTHS = (2, 3, 4, 5, 8, 16, 17, 31, 33, 64, 127, 129, 500, 1000, 1024, 2048)
 
 
 @pytest.fixture(autouse=True)
 def everything_enabled() -> Iterator[None]:
-    with eagercache.enable(devices=["cuda"], on_miss="wait", choose="always"):
+    with eagercache.enable(**OPTIONS):
         yield
 
 
@@ -155,3 +157,108 @@ def test_what_has_no_kernel_for_all_sizes_has_one_for_each() -> None:
     x = rand(64, 64)
     for n in (3, 4, 5):
         torch.testing.assert_close(torch.mm(x[:n], x), x[:n] @ x)
+
+
+RATES = [-0.1 * 0.93**step for step in range(30)]
+Step = Callable[[float], list[torch.Tensor]]
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [rand(n, m, dtype=dtype) for n, m in ((40, 24), (1, 24), (33, 7), (5, 5))]
+
+
+def added(rate: float) -> list[torch.Tensor]:
+    mine = tensors()
+    torch._foreach_add_(mine, [x + 1 for x in mine], alpha=rate)
+    return mine
+
+
+def moved(rate: float) -> list[torch.Tensor]:
+    mine = tensors()
+    rates = [rate * (1 + n / 8) for n in range(len(mine))]
+    torch._foreach_addcdiv_(mine, [x * 2 for x in mine], [x.abs() + 1 for x in mine], rates)
+    return mine
+
+
+def shrunk(rate: float) -> list[torch.Tensor]:
+    mine = tensors()
+    torch._foreach_mul_(mine, 1 + rate)
+    return mine
+
+
+# In an optimizer's words: bits are native's, since all but `add`, `lerp` and `clamp` write.
+STEPS: dict[str, Step] = {
+    "aten::add.Tensor": lambda rate: [torch.add(x, x * 3, alpha=rate) for x in tensors()[:1]],
+    "aten::lerp.Scalar": lambda rate: [torch.lerp(x, x * 3, -rate) for x in tensors()[:1]],
+    "aten::clamp": lambda rate: [x.clamp(rate, -rate) for x in tensors(torch.bfloat16)[:1]],
+    "aten::addcdiv_": lambda rate: [
+        x.addcdiv_(x + 3, x * x + 1, value=rate) for x in tensors(torch.float64)[:1]
+    ],
+    "aten::_foreach_add_.List": added,
+    "aten::_foreach_addcdiv_.ScalarList": moved,
+    "aten::_foreach_mul_.Scalar": shrunk,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_numbers_share_a_kernel(name: str) -> None:
+    eagercache.enable([name.removeprefix("aten::")], **OPTIONS)
+    before, known = hits(name), Counter(kernels(name))
+    answers = [STEPS[name](rate) for rate in RATES]
+    made, answered = list((Counter(kernels(name)) - known).elements()), hits(name) - before
+    eagercache.disable()
+    for rate, mine in zip(RATES, answers, strict=True):
+        for own, native in zip(mine, STEPS[name](rate), strict=True):
+            torch.testing.assert_close(own, native, rtol=1e-6, atol=1e-6)
+    # Two for one number each, before there is one for all.
+    assert [form for form, _, _ in made].count("cuda_scalars") >= 1 and len(made) <= 3, made
+    assert answered >= len(RATES) - 4, made
+
+
+OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+    "sgd": lambda own: torch.optim.SGD(own, 0.1, momentum=0.9, weight_decay=1e-3, foreach=True),
+    "adamw": lambda own: torch.optim.AdamW(own, 0.01, foreach=True),
+}
+
+
+# What a step calls whose numbers change, by any of these optimizers.
+IN_STEPS = ["_foreach_add_.List", "_foreach_mul_.Scalar", "_foreach_addcdiv_.ScalarList"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_schedule_of_learning_rates_is_answered_by_few_kernels(name: str) -> None:
+    def train() -> list[torch.Tensor]:
+        own = [x.clone().requires_grad_() for x in tensors()]
+        optimizer = OPTIMIZERS[name](own)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)
+        for _ in range(40):
+            for x in own:
+                x.grad = torch.sin(x.detach())
+            optimizer.step()
+            schedule.step()
+        return [x.detach() for x in own]
+
+    eagercache.enable(IN_STEPS, **OPTIONS)
+    compiles = eagercache.stats().compiles
+    mine = train()
+    compiles = eagercache.stats().compiles - compiles
+    eagercache.disable()
+    for own, native in zip(mine, train(), strict=True):
+        torch.testing.assert_close(own, native, rtol=1e-6, atol=1e-6)
+    assert 0 < compiles <= 40, compiles
+    assert any(row.facts.get("form") == "cuda_scalars" for row in eagercache.kernels())
+
+
+def test_a_graph_keeps_the_number_that_it_was_captured_with() -> None:
+    x, y = rand(70, 3), rand(70, 3) + 1
+    for rate in (0.11, 0.12, 0.13, 0.14):
+        torch.sub(x, y, alpha=rate)
+    before, graph = hits("aten::sub.Tensor"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.sub(x, y, alpha=0.2)
+    torch.sub(x, y, alpha=0.3)
+    assert hits("aten::sub.Tensor") == before + 2
+    x.mul_(2)
+    graph.replay()
+    eagercache.disable()
+    torch.testing.assert_close(captured, torch.sub(x, y, alpha=0.2))
