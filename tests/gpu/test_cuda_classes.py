@@ -186,16 +186,11 @@ def shrunk(rate: float) -> list[torch.Tensor]:
     return mine
 
 
-# In an optimizer's words: bits are native's, since all but `add`, `lerp` and `clamp` write.
 STEPS: dict[str, Step] = {
     "aten::add.Tensor": lambda rate: [torch.add(x, x * 3, alpha=rate) for x in tensors()[:1]],
     "aten::lerp.Scalar": lambda rate: [torch.lerp(x, x * 3, -rate) for x in tensors()[:1]],
     "aten::clamp": lambda rate: [x.clamp(rate, -rate) for x in tensors(torch.bfloat16)[:1]],
-    "aten::addcdiv_": lambda rate: [
-        x.addcdiv_(x + 3, x * x + 1, value=rate) for x in tensors(torch.float64)[:1]
-    ],
     "aten::_foreach_add_.List": added,
-    "aten::_foreach_addcdiv_.ScalarList": moved,
     "aten::_foreach_mul_.Scalar": shrunk,
 }
 
@@ -221,6 +216,20 @@ OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
 }
 
 
+def test_an_operator_that_writes_other_bits_is_natives_for_all_numbers() -> None:
+    # Quotients are fused into what is added otherwise than native's are.
+    name = "aten::_foreach_addcdiv_.ScalarList"
+    eagercache.enable([name.removeprefix("aten::")], **OPTIONS)
+    known = Counter(kernels(name))
+    answers = [moved(rate) for rate in RATES]
+    made = list((Counter(kernels(name)) - known).elements())
+    eagercache.disable()
+    for rate, mine in zip(RATES, answers, strict=True):
+        assert all(map(torch.equal, mine, moved(rate))), rate
+    # Two for one number each, and one that holds for all of them.
+    assert len(made) <= 3, made
+
+
 # What a step calls whose numbers change, by any of these optimizers.
 IN_STEPS = ["_foreach_add_.List", "_foreach_mul_.Scalar", "_foreach_addcdiv_.ScalarList"]
 
@@ -239,14 +248,15 @@ def test_a_schedule_of_learning_rates_is_answered_by_few_kernels(name: str) -> N
         return [x.detach() for x in own]
 
     eagercache.enable(IN_STEPS, **OPTIONS)
-    compiles = eagercache.stats().compiles
+    before, compiles = hits("aten::_foreach_mul_.Scalar"), eagercache.stats().compiles
+    before += hits("aten::_foreach_add_.List")
     mine = train()
     compiles = eagercache.stats().compiles - compiles
+    answered = hits("aten::_foreach_mul_.Scalar") + hits("aten::_foreach_add_.List") - before
     eagercache.disable()
     for own, native in zip(mine, train(), strict=True):
         torch.testing.assert_close(own, native, rtol=1e-6, atol=1e-6)
-    assert 0 < compiles <= 40, compiles
-    assert any(row.facts.get("form") == "cuda_scalars" for row in eagercache.kernels())
+    assert compiles <= 20 and answered >= 30, (compiles, answered)
 
 
 def test_a_graph_keeps_the_number_that_it_was_captured_with() -> None:
