@@ -16,6 +16,7 @@
 #include "python_hooks/bindings/module_kernel_binding.h"
 #include "python_hooks/bindings/module_shape_binding.h"
 #include "python_hooks/nn_modules/call/call.h"
+#include "python_hooks/nn_modules/object_classes.h"
 #include "python_hooks/nn_modules/registry.h"
 #include "python_hooks/nn_modules/training/training.h"
 #include "python_hooks/nn_modules/training/training_node.h"
@@ -249,6 +250,7 @@ void bind_training(py::module_& module) {
              [](bool training) { ModuleRegistry::instance().set_training(training); });
   module.def("modules_step_aside", &modules_step_aside, py::arg("begins"));
   module.def("set_eager_gradients", &set_eager_gradients, py::arg("handler"));
+  module.def("forget_object_classes", &forget_object_classes);
   module.def(
       "module_leave",
       [](py::handle object, bool gradients, bool left) {

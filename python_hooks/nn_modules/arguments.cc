@@ -360,36 +360,4 @@ ModuleAside read_arguments(std::span<PyObject* const> positional, PyObject* keyw
   return ModuleAside::kNone;
 }
 
-py::object without_tensors(const py::handle& value, std::span<const std::size_t> dropped,
-                           std::size_t* next) {
-  PyObject* const object = value.ptr();
-  if (exact_tensor(object) != nullptr) {
-    const bool drops = std::ranges::binary_search(dropped, (*next)++);
-    return py::reinterpret_borrow<py::object>(drops ? Py_Ellipsis : object);
-  }
-  if (PyTuple_CheckExact(object)) {
-    const auto values = py::reinterpret_borrow<py::tuple>(value);
-    py::tuple made(values.size());
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      made[i] = without_tensors(values[i], dropped, next);
-    }
-    return made;
-  }
-  if (PyList_CheckExact(object)) {
-    py::list made;
-    for (const py::handle item : py::reinterpret_borrow<py::list>(value)) {
-      made.append(without_tensors(item, dropped, next));
-    }
-    return made;
-  }
-  if (PyDict_CheckExact(object)) {
-    py::dict made;
-    for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
-      made[key] = without_tensors(item, dropped, next);
-    }
-    return made;
-  }
-  return py::reinterpret_borrow<py::object>(value);
-}
-
 }  // namespace eagercache

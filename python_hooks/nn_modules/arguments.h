@@ -83,12 +83,6 @@ struct ModuleCallForm {
 ModuleAside read_arguments(std::span<PyObject* const> positional, PyObject* keyword_names,
                            PyObject* const* keyword_values, ModuleCallForm& form);
 
-// `value` with `...`, which is no argument of such a call, in the place of some of its tensors:
-// counted from `*next` on in the order of read_arguments, those whose numbers are in `dropped`
-// (ascending). Containers are copied. Needs the GIL.
-pybind11::object without_tensors(const pybind11::handle& value,
-                                 std::span<const std::size_t> dropped, std::size_t* next);
-
 // Where one tensor stands in the words of a form: the index of its header, which its sizes and then
 // its strides follow, `rank` words each. Or a count, whose one word has no strides.
 struct SizedPlace {

@@ -6,6 +6,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace eagercache {
 namespace {
@@ -139,19 +140,57 @@ Held find_held(const py::object& object, bool output, KnownClass& known) {
   return all && names_slots(object, known) ? Held::kSlots : Held::kNowhere;
 }
 
+// The classes that were met. What was known of one lasts: somebody may read an object by it.
+struct Classes {
+  std::unordered_map<PyTypeObject*, std::unique_ptr<KnownClass>> known;
+  std::unordered_map<std::string, PyTypeObject*> names;
+  std::vector<std::unique_ptr<KnownClass>> former;
+
+  static Classes& all() {
+    static auto* const classes = new Classes();
+    return *classes;
+  }
+};
+
+// Whether a class is what its module has under its name now.
+bool is_found_by_name(const py::object& type) {
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  py::object found = modules.attr("get")(type.attr("__module__"));
+  const py::list path = type.attr("__qualname__").attr("split")(".");
+  for (const py::handle part : path) {
+    found = py::getattr(found, part, py::none());
+  }
+  return found.is(type);
+}
+
+// Whether the name is this class's from now on. A class that is defined anew, as by a notebook's
+// cell that is run again, takes it from the former one.
+bool takes_name(const std::string& text, PyTypeObject* type, const py::object& object) {
+  Classes& all = Classes::all();
+  const auto [place, is_new] = all.names.emplace(text, type);
+  if (is_new) {
+    return true;
+  }
+  if (!is_found_by_name(object)) {
+    return false;
+  }
+  all.former.push_back(std::move(all.known[place->second]));
+  place->second = type;
+  return true;
+}
+
 // nullptr where another class has the name.
 const KnownClass* find_known(PyTypeObject* type) {
-  static auto* const classes = new std::unordered_map<PyTypeObject*, std::unique_ptr<KnownClass>>();
-  static auto* const names = new std::unordered_map<std::string, PyTypeObject*>();
-  const auto found = classes->find(type);
-  if (found != classes->end()) {
+  Classes& all = Classes::all();
+  const auto found = all.known.find(type);
+  if (found != all.known.end()) {
     return found->second.get();
   }
   const auto object = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type));
   const auto text = py::cast<std::string>(object.attr("__module__")) + "." +
                     py::cast<std::string>(object.attr("__qualname__"));
   std::unique_ptr<KnownClass> known;
-  if (names->emplace(text, type).second) {
+  if (takes_name(text, type, object)) {
     known = std::make_unique<KnownClass>();
     known->kept = object;
     known->name = py::str(text).release().ptr();
@@ -161,7 +200,7 @@ const KnownClass* find_known(PyTypeObject* type) {
   } else {
     object.inc_ref();  // its address stays its own
   }
-  return classes->emplace(type, std::move(known)).first->second.get();
+  return all.known.emplace(type, std::move(known)).first->second.get();
 }
 
 // Throws py::error_already_set.
@@ -192,6 +231,17 @@ const KnownClass* known_class(PyTypeObject* type) noexcept {
     PyErr_Clear();
   }
   return nullptr;
+}
+
+void forget_object_classes() {
+  Classes& all = Classes::all();
+  for (auto& [type, known] : all.known) {
+    if (known != nullptr) {
+      all.former.push_back(std::move(known));
+    }
+  }
+  all.known.clear();
+  all.names.clear();
 }
 
 PyObject* class_name(PyTypeObject* type) noexcept {

@@ -27,8 +27,13 @@ struct KnownClass {
   std::vector<Py_ssize_t> offsets;       // of slots: where they are in an instance
 };
 
-// nullptr, without an exception, where another class of this process has the same name.
+// nullptr, without an exception, where another class of this process has the same name: the one
+// that its module has under it, or the first.
 const KnownClass* known_class(PyTypeObject* type) noexcept;
+
+// Lets other classes have the names of those that are known: of a process that makes the classes of
+// another one's call anew for each. Kernels of the calls before it know their objects no more.
+void forget_object_classes();
 
 // "module.Class" of a class, a str that lives as long as the process: the same in every process.
 // nullptr, without an exception, where another class of this process has that name. Keeps the

@@ -4,9 +4,12 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <new>
 #include <unordered_map>
+#include <utility>
 
 #include "dispatcher/hook/inside_guard.h"
 #include "python_hooks/nn_modules/arguments.h"
@@ -88,10 +91,14 @@ py::object copy_of_counter(const py::handle& value, const at::Tensor& tensor) {
   return made;
 }
 
-// Copies the containers and objects of one call, and the small tensors that may be counters. All
-// other values stay themselves.
+// Copies the containers and objects of one call. `of_tensor` says what is in the place of a tensor;
+// all other values stay themselves.
 class Copier {
  public:
+  using OfTensor = std::function<py::object(const py::handle& value, const at::Tensor& tensor)>;
+
+  explicit Copier(OfTensor of_tensor) : of_tensor_(std::move(of_tensor)) {}
+
   py::object of(const py::handle& value) {
     PyObject* const object = value.ptr();
     if (PyTuple_CheckExact(object)) {
@@ -116,12 +123,8 @@ class Copier {
       }
       return made;
     }
-    if (const at::Tensor* tensor = exact_tensor(object); tensor != nullptr && may_count(*tensor)) {
-      py::object& copied = counters_[object];  // one tensor stays one
-      if (!copied) {
-        copied = copy_of_counter(value, *tensor);
-      }
-      return copied;
+    if (const at::Tensor* tensor = exact_tensor(object); tensor != nullptr) {
+      return of_tensor_(value, *tensor);
     }
     return is_open_class(Py_TYPE(object)) ? of_object(value)
                                           : py::reinterpret_borrow<py::object>(value);
@@ -173,7 +176,7 @@ class Copier {
     return made;
   }
 
-  std::unordered_map<PyObject*, py::object> counters_;
+  OfTensor of_tensor_;
 };
 
 }  // namespace
@@ -220,6 +223,28 @@ bool Fields::next(PyObject** name, PyObject** value) noexcept {
   return false;
 }
 
-py::object copy_of_objects(const py::handle& value) { return Copier().of(value); }
+py::object copy_of_objects(const py::handle& value) {
+  std::unordered_map<PyObject*, py::object> counters;  // one tensor stays one
+  return Copier([&counters](const py::handle& given, const at::Tensor& tensor) {
+           if (!may_count(tensor)) {
+             return py::reinterpret_borrow<py::object>(given);
+           }
+           py::object& copied = counters[given.ptr()];
+           if (!copied) {
+             copied = copy_of_counter(given, tensor);
+           }
+           return copied;
+         })
+      .of(value);
+}
+
+py::object without_tensors(const py::handle& value, std::span<const std::size_t> dropped,
+                           std::size_t* next) {
+  return Copier([&](const py::handle& given, const at::Tensor& /*tensor*/) {
+           const bool drops = std::ranges::binary_search(dropped, (*next)++);
+           return py::reinterpret_borrow<py::object>(drops ? Py_Ellipsis : given.ptr());
+         })
+      .of(value);
+}
 
 }  // namespace eagercache

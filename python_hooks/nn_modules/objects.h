@@ -46,4 +46,10 @@ class Fields {
 // py::error_already_set, std::bad_alloc.
 pybind11::object copy_of_objects(const pybind11::handle& value);
 
+// `value` with such copies of its containers and objects, and with `...`, which is no argument of a
+// call, in the place of some of its tensors: counted from `*next` on in the order of
+// read_arguments, those whose numbers are in `dropped` (ascending). Throws as copy_of_objects.
+pybind11::object without_tensors(const pybind11::handle& value,
+                                 std::span<const std::size_t> dropped, std::size_t* next);
+
 }  // namespace eagercache

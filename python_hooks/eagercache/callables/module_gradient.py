@@ -18,9 +18,11 @@ from torch.utils.hooks import RemovableHandle
 from eagercache.base.load import core
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import views_among
+from eagercache.callables.arguments import argument_tensors
+from eagercache.callables.made_classes import fields_of, make_object
 from eagercache.callables.module_identity import CALL_HOOKS, Identity, Unfit, identify
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES
-from eagercache.callables.objects import CallObjects
+from eagercache.callables.objects import CallObjects, is_object, map_tensors
 from eagercache.callables.replay import Replayed, drawing_again
 from eagercache.calls.opaque import Placeholder, hide
 
@@ -88,10 +90,10 @@ def eager_gradients(
         kwargs = _filled(kwargs, missing)
     module, shown = _at_the_call(module, identity, then)
     found = {id(x) for slot, x, _ in then if slot >= 0}
-    found.update(map(id, pytree.tree_leaves((args, kwargs))))
+    found.update(map(id, argument_tensors(args, kwargs)))
     if any(id(x) not in found for x in inputs):
         raise RuntimeError(_CHANGED)
-    args, kwargs = pytree.tree_map(lambda leaf: shown.get(id(leaf), leaf), (args, kwargs))
+    args, kwargs = map_tensors((args, kwargs), lambda tensor: shown.get(id(tensor), tensor))
     replayed: AbstractContextManager[object] = Replayed(masks) if masks else nullcontext()
     again = nullcontext() if drawn_from is None else drawing_again(inputs[0].device, drawn_from)
     around = _state(autocast), _buffers_kept(module, before), forwards_alone(), _unbatched()
@@ -313,6 +315,9 @@ def _filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
     """``value`` with tensors in the place of `...`, met in the order of `argument_tensors`."""
     if value is ...:
         return next(missing)
+    if is_object(value):
+        held = fields_of(value).items()
+        return make_object(type(value), {name: _filled(item, missing) for name, item in held})
     if isinstance(value, (tuple, list)):
         return type(value)(_filled(item, missing) for item in value)
     if isinstance(value, dict):

@@ -185,11 +185,6 @@ PyObject* answer(ModuleRegistry& registry, ModuleRecord& record, const ModuleCal
     return answer_aside(record, reason, call);
   }
   form.requires_grad = (requires_grad || form.requires_grad) && at::GradMode::is_enabled();
-  if (!form.objects.empty()) {
-    if (form.requires_grad) {
-      record.left[1] = true;  // the modules below may have kernels for such calls
-    }
-  }
   if (form.requires_grad) {
     if (!registry.training()) {
       return answer_aside(record, ModuleAside::kGradients, call);

@@ -188,7 +188,7 @@ PyObject* run_training_kernel(const ModuleRecord& record, const ModuleKernel& ke
     return nullptr;
   }
   py::tuple whole = kept_call(*kernel.training, call.args[0], call.positional(), call.keywords(),
-                              record.values_changes);
+                              !form.objects.empty(), record.values_changes);
   c10::SmallVector<at::Tensor, 4> answers;
   const ModuleShapeClass::Strides& strides =
       layout == nullptr ? kernel.output_strides : layout->strides;

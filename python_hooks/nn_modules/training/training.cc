@@ -11,6 +11,7 @@
 #include "dispatcher/device/cuda_driver.h"
 #include "dispatcher/kernels/container_kernel.h"
 #include "python_hooks/nn_modules/arguments.h"
+#include "python_hooks/nn_modules/objects.h"
 #include "python_hooks/nn_modules/training/part_node.h"
 #include "python_hooks/nn_modules/training/training_node.h"
 
@@ -168,8 +169,8 @@ void put_gradients(const ModuleGuard& guard, ModuleCallForm& form) {
 }
 
 py::tuple kept_call(const ModuleTraining& plan, const py::handle& module, py::tuple args,
-                    py::dict kwargs, std::uint64_t values_changes) {
-  if (plan.without.empty()) [[likely]] {
+                    py::dict kwargs, bool has_objects, std::uint64_t values_changes) {
+  if (plan.without.empty() && !has_objects) [[likely]] {
     return py::make_tuple(module, std::move(args), std::move(kwargs), values_changes);
   }
   std::size_t next = 0;

@@ -38,9 +38,10 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
                                             c10::SmallVector<at::Tensor, 4>& answers);
 
 // (module, args, kwargs, values_changes) as a node keeps it: `...` stands for an argument that is
-// rebuilt, `values_changes` is the record's. Needs the GIL.
+// rebuilt, copies for objects, which may be others by the time of the backward; `values_changes` is
+// the record's. Needs the GIL.
 pybind11::tuple kept_call(const ModuleTraining& plan, const pybind11::handle& module,
-                          pybind11::tuple args, pybind11::dict kwargs,
+                          pybind11::tuple args, pybind11::dict kwargs, bool has_objects,
                           std::uint64_t values_changes);
 
 // Whether a call with these inputs may be recorded at all.

@@ -55,7 +55,7 @@ from eagercache.worker.modules.training_graphs import TrainingGraphs
 
 @dataclass(frozen=True)
 class OpenedAnswer:
-    """An answer that holds objects which the forward made.
+    """An answer that holds objects which the forward made, or of a call with objects.
 
     Attributes:
         answer: of a run.
@@ -88,9 +88,13 @@ def trace_training(
     another one in between is as harmless as it was. ``keeps_output`` says the same of the answer's
     tensors, ``differentiable`` which of them have gradients of their own, and ``strides`` how the
     forward lays them out, which tracing does not always foresee. ``opened`` is an answer that holds
-    objects. Where the first split does not ``fit``, the result is another one that keeps less.
-    ``open_sizes`` are those that `trace_module` leaves open. Raises CompileRefused.
+    objects, or of a call with objects. Where the first split does not ``fit``, the result is
+    another one that keeps less. ``open_sizes`` are those that `trace_module` leaves open. Raises
+    CompileRefused.
     """
+    objects = CallObjects(args, kwargs)
+    if objects.found and open_sizes:
+        raise CompileRefused("sizes are open, and it is called with an object")
     program, guards, args, kwargs = _exported(module, args, kwargs, opened, open_sizes)
     inputs = read_inputs(program, args, kwargs, identity, sizes_open=bool(open_sizes))
     symbolic = symbolic_sizes(inputs.of_arguments, open_sizes) if open_sizes else None
@@ -101,7 +105,7 @@ def trace_training(
     apart = [not traced for traced in differentiable]
     if opened is not None:
         outputs = with_objects(outputs, opened.answer, opened.structure, ())
-        rows = class_rows(CallObjects(args, kwargs), opened.structure)
+        rows = class_rows(objects, opened.structure)
         guards = (*guards, *(tuple(row.to_row()) for row in rows))
         in_objects = opened.in_objects
         apart = [either or held for either, held in zip(apart, in_objects, strict=True)]

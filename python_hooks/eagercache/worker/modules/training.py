@@ -73,7 +73,7 @@ def compile_training(
         with (
             _clocked(seconds, "trace"),
             autocast(description["autocast"]),
-            main_of(rebuilt.module),
+            main_of(rebuilt.module, rebuilt.objects.found),
             call_hooks.originals(),
         ):
             graphs = trace_training(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from eagercache.callables.answer_structure import (
     outcome_of,
@@ -17,7 +16,7 @@ from eagercache.callables.answer_structure import (
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import identify
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.objects import CallObjects
+from eagercache.callables.objects import CallObjects, map_tensors
 from eagercache.callables.replay import Replayed
 from eagercache.callables.surroundings import (
     drawing_from,
@@ -176,9 +175,7 @@ class TrainingAnswers(Answers):
         rebuilt = self._rebuilt
         copies: dict[int, torch.Tensor] = {}
 
-        def widen(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
+        def widen(value: torch.Tensor) -> torch.Tensor:
             made = wide(value)
             if made is not value and value.requires_grad:
                 made.requires_grad_()
@@ -189,7 +186,7 @@ class TrainingAnswers(Answers):
         own = identify(module)
         for mine, slot in zip(self._identity.slots, own.slots, strict=True):
             copies[id(mine.tensor)] = slot.tensor
-        args, kwargs = pytree.tree_map(widen, (rebuilt.args, rebuilt.kwargs))
+        args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), widen)
         with drawing_from(self._seed):
             masks = [noise.draw() for noise in self._noise]
         with Replayed(masks) if masks else contextlib.nullcontext():

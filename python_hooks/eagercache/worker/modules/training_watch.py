@@ -54,7 +54,7 @@ class Watched:
     saved_bytes: int  # of it, what is not the module's own
     keeps_output: list[bool]
     strides: list[list[int]]  # of the answer's tensors
-    opened: OpenedAnswer | None  # where the answer holds objects
+    opened: OpenedAnswer | None  # where arguments or the answer are or hold objects
     version_steps: dict[int, int]  # by slot: how far a written buffer's version moved
     behind: tuple[tuple[int, ...], ...]  # as TrainingGraphs has it
     draws: bool  # random numbers, of torch's own generators
@@ -250,7 +250,7 @@ def _refuse_custom_operators(rebuilt: Transferred) -> None:
     program = None
     with (
         contextlib.suppress(CompileRefused),
-        main_of(rebuilt.module),
+        main_of(rebuilt.module, rebuilt.objects.found),
         call_hooks.originals(),
     ):
         program, _ = export_strictly(rebuilt.module, rebuilt.args, rebuilt.kwargs)
@@ -260,12 +260,12 @@ def _refuse_custom_operators(rebuilt: Transferred) -> None:
 
 
 def _opened(answer: Any, rebuilt: Transferred) -> OpenedAnswer | None:
-    """What there is to know of an answer with objects."""
-    if not holds_objects(answer):
+    """What there is to know of a call with objects, or an answer with some."""
+    if not rebuilt.objects.found and not holds_objects(answer):
         return None
-    if rebuilt.objects.found:
-        raise Unfit("it is called with an object")
-    structure = structure_of(answer)
+    if rebuilt.objects.changes():
+        raise Unfit("it changes an object that it is called with")
+    structure = structure_of(answer, rebuilt.objects)
     leaves: list[Any] = []
     take(structure, answer, leaves)
     held = [
