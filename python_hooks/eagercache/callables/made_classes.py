@@ -1,6 +1,7 @@
 """Classes of objects that calls are given and that answers are made of, and what these hold.
 
 Those of an answer, and its constants, are found by their names when a kernel's answer is built.
+And what a description of a module has of its class.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import copyreg
 import dataclasses
 import enum
 import importlib
+import sys
 import types
 import weakref
 from collections import OrderedDict, namedtuple
@@ -18,7 +20,14 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from eagercache.callables.code_values import is_covered, is_found_by_name, is_python_class
+from eagercache.callables.call_hooks import as_torch_made
+from eagercache.callables.code_values import (
+    class_code,
+    is_covered,
+    is_found_by_name,
+    is_python_class,
+    put_into,
+)
 
 # Classes of C that have nothing but their items.
 _WITH_ITEMS = frozenset((list, tuple, dict, OrderedDict, set, frozenset))
@@ -247,3 +256,29 @@ def _fill(module: torch.nn.Module, state: tuple[dict[str, Any], list[str]]) -> N
         parametrize._inject_property(module, name)
     # The first copy of such a module writes this to its class, which a guard would notice.
     copyreg._slotnames(type(module))  # type: ignore[attr-defined]
+
+
+def class_row(kind: type) -> list[Any]:
+    """A module's class by name, its package's version and the code of its methods, with bases."""
+    meta: type = type(kind)
+    bases = [
+        [base.__module__, base.__qualname__, class_code(base)]
+        for base in (*kind.__mro__, *meta.__mro__)
+        if not (is_covered(base.__module__) and is_found_by_name(base))
+    ]
+    put = [[base.__qualname__, *row] for base in kind.__mro__ for row in _put_into(base)]
+    names = [kind.__module__, kind.__qualname__, kind.__name__]
+    return [*names, package_version(kind.__module__), bases, put]
+
+
+def _put_into(kind: type) -> list[list[Any]]:
+    """What a program put into a class of PyTorch's, say."""
+    if not is_covered(kind.__module__) or kind.__module__ == "builtins":
+        return []
+    return put_into(kind, as_torch_made)
+
+
+def package_version(module_name: str) -> str:
+    """``__version__`` of a module's top-level package, or ""."""
+    top = sys.modules.get(module_name.partition(".")[0])
+    return str(getattr(top, "__version__", ""))

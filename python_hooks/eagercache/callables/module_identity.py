@@ -11,27 +11,23 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import sys
 import types
 import weakref
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from eagercache.callables.call_hooks import as_torch_made
 from eagercache.callables.code_values import (
     class_code,
     filled_cells,
     is_covered,
-    is_found_by_name,
     is_of_program,
     plain_value,
-    put_into,
     type_name,
 )
-from eagercache.callables.made_classes import hides_a_value
+from eagercache.callables.made_classes import class_row, hides_a_value
 from eagercache.callables.module_tensors import (
     OWN_ATTRIBUTES,
     TensorSlot,
@@ -81,6 +77,7 @@ class Identity:
     hooked: frozenset[str]  # those, by their paths, whose forward hooks are in the text
     arrays: tuple[Any, ...] = ()  # of numpy, whose values are in the text
     opaque: tuple[OpaqueAttribute, ...] = ()  # which the text has as being there
+    holders: tuple[Any, ...] = ()  # what leads from attributes to modules of the tree
 
     @property
     def digest(self) -> str:
@@ -146,15 +143,17 @@ def identify(module: torch.nn.Module, *, allow_opaque: bool = False) -> Identity
     )
     rows: list[Any] = []
     own = {id(slot.tensor): slot.full_name for slot in reversed(slots)}
-    writer = Writer(own, left_out(module) if allow_opaque else None, first.keys())
+    writer = Writer(own, left_out(module) if allow_opaque else None, first)
     kinds: dict[type, list[Any]] = {}
     for path, part in places:
         if first[id(part)] != path:
             rows.append([path, "same", first[id(part)]])
             continue
         kind = type(part)
+        if not issubclass(kind, torch.nn.Module):
+            raise Unfit(f"{kind.__name__} is no torch.nn.Module")
         if kind not in kinds:
-            kinds[kind] = _class_row(kind)
+            kinds[kind] = class_row(kind)
         attributes = _attributes(writer, path, part)
         if path in hooked:
             hooks = [writer.write(hook, path, 0) for hook in part._forward_hooks.values()]
@@ -167,7 +166,7 @@ def identify(module: torch.nn.Module, *, allow_opaque: bool = False) -> Identity
         {"format": FORMAT, "modules": rows, "tensors": tensors, "shared": sharing(slots)},
         separators=(",", ":"),
     )
-    found = (tuple(writer.arrays), tuple(writer.opaque))
+    found = (tuple(writer.arrays), tuple(writer.opaque), tuple(writer.holders.values()))
     return Identity(text, tuple(slots), tuple(modules), hooked, *found)
 
 
@@ -215,59 +214,36 @@ def _attributes(writer: Writer, path: str, module: torch.nn.Module) -> list[Any]
     return rows
 
 
-def _class_row(kind: type) -> list[Any]:
-    """A class by name, its package's version and the code of its methods, bases included."""
-    if not issubclass(kind, torch.nn.Module):
-        raise Unfit(f"{kind.__name__} is no torch.nn.Module")
-    meta: type = type(kind)
-    bases = [
-        [base.__module__, base.__qualname__, class_code(base)]
-        for base in (*kind.__mro__, *meta.__mro__)
-        if not (is_covered(base.__module__) and is_found_by_name(base))
-    ]
-    put = [[base.__qualname__, *row] for base in kind.__mro__ for row in _put_into(base)]
-    return [
-        kind.__module__,
-        kind.__qualname__,
-        kind.__name__,
-        package_version(kind.__module__),
-        bases,
-        put,
-    ]
-
-
-def _put_into(kind: type) -> list[list[Any]]:
-    """What a program put into a class of PyTorch's, say."""
-    if not is_covered(kind.__module__) or kind.__module__ == "builtins":
-        return []
-    return put_into(kind, as_torch_made)
-
-
-def package_version(module_name: str) -> str:
-    """``__version__`` of a module's top-level package, or ""."""
-    top = sys.modules.get(module_name.partition(".")[0])
-    return str(getattr(top, "__version__", ""))
+def never_changes(holder: Any) -> bool:
+    """Whether what a holder of modules leads to in one step is the same for as long as it lives."""
+    return type(holder) in (tuple, types.MethodType, functools.partial)
 
 
 class Writer:
     """Turns attribute values into canonical JSON.
 
     ``own``: names of a module's own tensors, by identity. One of them in a list, or behind a weak
-    reference (of which `torch.nn.RNNBase` has both), is a second way to what the guard holds.
+    reference (of which `torch.nn.RNNBase` has both), is a second way to what the guard holds. So
+    are the modules of its ``tree``, by identity their paths, but for the module itself, which no
+    list may keep alive.
+
+    Attributes:
+        holders: by identity, what leads to modules of the tree, which are written by their paths.
     """
 
     def __init__(
         self,
         own: Mapping[int, str] | None = None,
         left_out: Collection[tuple[str, str]] | None = None,
-        tree: Container[int] = (),
+        tree: Mapping[int, str] | None = None,
     ) -> None:
         self._own = own or {}
-        self._tree = tree  # identities of the module and those below it
+        self._tree = tree or {}
         self._left_out = left_out  # None: nothing may be opaque
         self._left = _MAX_ITEMS
-        self._active: set[int] = set()
+        self._active: dict[int, Any] = {}
         self.arrays: list[Any] = []
+        self.holders: dict[int, Any] = {}
         self.opaque: list[OpaqueAttribute] = []
 
     def write_attribute(self, value: Any, path: str, name: str, *, needed: bool) -> Any:
@@ -278,7 +254,7 @@ class Writer:
         where = f"{path}.{name}" if path else name
         reason = f"attribute {where} changes from call to call"
         if needed or not self._left_out or (path, name) not in self._left_out:
-            left, arrays = self._left, len(self.arrays)
+            left, arrays, holders = self._left, len(self.arrays), len(self.holders)
             try:
                 return self.write(value, where, 0)
             except Unsettled:
@@ -289,6 +265,8 @@ class Writer:
                 reason = str(error)
             self._left = left
             del self.arrays[arrays:]
+            while len(self.holders) > holders:
+                self.holders.popitem()
         is_shared = plain_value(value) is not None or isinstance(value, (tuple, frozenset))
         self.opaque.append(OpaqueAttribute(path, name, value, reason, is_shared))
         return ROW
@@ -307,11 +285,11 @@ class Writer:
             return plain
         if id(value) in self._active:
             return ["cycle"]
-        self._active.add(id(value))
+        self._active[id(value)] = value
         try:
             return self._composite(value, where, depth + 1)
         finally:
-            self._active.discard(id(value))
+            del self._active[id(value)]
 
     def _composite(self, value: Any, where: str, depth: int) -> Any:
         if isinstance(value, torch.Tensor):
@@ -321,8 +299,7 @@ class Writer:
         if type(value) is weakref.ref:
             return ["reference", self._referred(value(), where)]
         if isinstance(value, torch.nn.Module):
-            kind = "submodule" if id(value) in self._tree else "module that is not registered"
-            raise Unfit(f"attribute {where} holds a {kind}")
+            return self._module(value, where)
         name = type_name(value)
         array = contents_row(value)
         if array is not None:
@@ -338,13 +315,8 @@ class Writer:
         if isinstance(value, functools.partial):
             return [name, self.write((value.func, value.args, value.keywords), where, depth)]
         if isinstance(value, types.MethodType):
-            owner = value.__self__
-            part = (
-                ["module"]
-                if isinstance(owner, torch.nn.Module)
-                else self.write(owner, where, depth)
-            )
-            return [name, self.write(value.__func__, where, depth), part]
+            owner = self._owner(value.__self__, where, depth)
+            return [name, self.write(value.__func__, where, depth), owner]
         if isinstance(value, types.FunctionType):
             return self._function(value, where, depth)
         if not is_of_program(value):
@@ -354,6 +326,32 @@ class Writer:
             class_code(type(value)),
             *self._rows(vars(value), where, depth),
         ]
+
+    def _module(self, value: torch.nn.Module, where: str) -> Any:
+        """Which one of the tree it is: whoever is called there."""
+        path = self._tree.get(id(value))
+        if not path:
+            kind = "a module that is not registered" if path is None else "the module itself"
+            raise Unfit(f"attribute {where} holds {kind}")
+        holders = {key: one for key, one in self._active.items() if one is not value}
+        if any(isinstance(one, (set, frozenset)) for one in holders.values()):
+            raise Unfit(f"attribute {where} holds a submodule in a set")
+        self.holders.update(holders)
+        return ["submodule", path]
+
+    def _owner(self, value: Any, where: str, depth: int) -> Any:
+        """Whose a bound method is."""
+        if not isinstance(value, torch.nn.Module):
+            return self.write(value, where, depth)
+        path = self._tree.get(id(value))
+        if path:
+            return self.write(value, where, depth)
+        if path is None:
+            return ["module"]  # a guard of what is traced says what it is
+        if not all(map(never_changes, self._active.values())):
+            raise Unfit(f"attribute {where} holds a method of the module itself")
+        self.holders.update(self._active)
+        return ["submodule", path]
 
     def _rows(self, attributes: Mapping[str, Any], where: str, depth: int) -> list[Any]:
         return [

@@ -86,15 +86,16 @@ def _referents(value: Any) -> Iterator[Any]:
 
 
 class Holdable:
-    """Whether a value may be held: no tensor and no part of the watched module is reached from it.
+    """Whether a value may be held: neither the watched module nor a tensor is reached from it.
 
-    But for ``own``, its tensors, by identity, which its guard holds anyway. ``tree``: identities of
-    its modules. A module of another tree without a tensor may be held.
+    But for ``own``, its tensors, and the modules ``below`` it, by identity, which its guard holds
+    anyway. ``root``: the identity of the module. One of another tree without a tensor may be held.
     """
 
-    def __init__(self, own: Container[int], tree: Container[int]) -> None:
+    def __init__(self, own: Container[int], below: Container[int], root: int) -> None:
         self._own = own
-        self._tree = tree
+        self._below = below
+        self._root = root
         self._known: dict[int, bool] = {}  # by identity
         self._kept: list[Any] = []  # so that no identity is used twice meanwhile
 
@@ -107,8 +108,8 @@ class Holdable:
             return True
         if isinstance(value, torch.Tensor):
             return id(value) in self._own
-        if id(value) in self._tree:
-            return False
+        if id(value) in self._below or id(value) == self._root:
+            return id(value) != self._root
         known = self._known.get(id(value))
         if known is not None:
             return known

@@ -7,10 +7,11 @@ attributes of the program's objects, environment variables.
 
 Not held, so that nothing lives longer because of us, and therefore not watched: objects and
 containers that hold a module or a tensor somewhere inside, but for the watched module's own
-tensors, which its guard holds anyway. Up to a size those are its own, too, that lists, tuples and
-dicts among its attributes hold (callables/module_tensors.py): they live on until the next call.
-Where a guard of a kernel is behind another one, or in a place that cannot be watched, `Unwatchable`
-is raised, and the module's forward answers.
+tensors and the modules below it, which its guard holds anyway. Up to a size those are its own,
+too, that lists, tuples and dicts among its attributes hold (callables/module_tensors.py): they
+live on until the next call. Where a guard of a kernel is behind another one, or in a place that
+cannot be watched, `Unwatchable` is raised, and the module's forward answers. So it is where what
+leads to a module below cannot be watched: which one that is stands in the identity alone.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ def described(module: torch.nn.Module) -> Described:
             raise why_not
         if not rows.arrays.issuperset(map(id, identity.arrays)):
             raise Unwatchable("arrays in places that cannot be watched")
+        if not all(map(rows.compares, identity.holders)):
+            raise Unwatchable("submodules in places that cannot be watched")
         return Described(identity, rows.made, attributes)
     raise RuntimeError("its attributes changed while they were read")
 

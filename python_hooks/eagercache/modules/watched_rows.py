@@ -26,7 +26,7 @@ from eagercache.callables.code_values import (
 from eagercache.callables.guard_rows import (
     OF_MEMBERS,
 )
-from eagercache.callables.module_identity import NOT_COMPARED
+from eagercache.callables.module_identity import NOT_COMPARED, never_changes
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES, own_tensors
 from eagercache.calls.array_contents import contents_of, is_array
 from eagercache.modules.held_parts import (
@@ -55,8 +55,8 @@ class Unwatchable(Exception):
 class Rows:
     """Collects rows; each place comes once.
 
-    Of ``module``, which is watched: its tensors may be in rows, since its guard holds what holds
-    them.
+    Of ``module``, which is watched: its tensors and the modules below it may be in rows, since its
+    guard holds these and what holds them.
     """
 
     def __init__(self, module: torch.nn.Module | None = None) -> None:
@@ -70,7 +70,7 @@ class Rows:
         self._looked: set[int] = set()  # identities of what is in the rows
         self._typed: set[int] = set()  # the same, of objects whose class and functions whose parts
         self._kept: list[Any] = []  # so that no identity is used twice meanwhile
-        self._may_hold = Holdable(self._own, self._tree)
+        self._may_hold = Holdable(self._own, self._tree - {id(module)}, id(module))
 
     @property
     def made(self) -> list[Row]:
@@ -106,6 +106,10 @@ class Rows:
             if not places:
                 return
             owner = found
+
+    def compares(self, holder: Any) -> bool:
+        """Whether all that is in a holder of modules is in the rows, or never changes."""
+        return never_changes(holder) or id(holder) in self._looked
 
     def environment(self, names: Iterable[str]) -> None:
         """Environment variables."""

@@ -179,13 +179,6 @@ def test_a_description_has_it_only_where_that_is_asked_for() -> None:
         identify(model, allow_opaque=True)
 
 
-def test_a_reason_says_whether_a_module_in_a_list_is_one_of_the_tree() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    model.parts = [model[0]]  # type: ignore[assignment]
-    with pytest.raises(Unfit, match="attribute parts holds a submodule"):
-        identify(model)
-
-
 def test_attributes_that_changed_are_found_where_nothing_else_did() -> None:
     model = nn.Sequential(Steps())
     texts = [identify(model, allow_opaque=True).text]

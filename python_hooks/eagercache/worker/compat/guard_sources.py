@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
 
-from eagercache.callables.guard_rows import Path, Step, resolve
+from eagercache.callables.guard_rows import Path, Step, resolve, step_from
 
 # The names of a class: an item of them is one of its attributes.
 NAMESPACE: Step = ("namespace", "")
+_SCOPE = "___unnamed_scope"
 # Before the position of a key: the value at it.
 AT_POSITION: Step = ("at", "")
 
@@ -66,4 +68,34 @@ def steps_of(source: Any, sort: str) -> tuple[Step, ...] | None:
         return (("item", key),)
     if sort == "ConstDictKeySource":
         return (("key", source.index),)
+    return None
+
+
+def scopes_of(graph: Any) -> dict[str, str]:
+    """By TorchDynamo's name for them (2.15), globals of functions that a request brought along."""
+    found = {}
+    for name, value in graph.root_tx.f_globals.items():
+        if name.startswith(_SCOPE) and isinstance(value, dict):
+            module = sys.modules.get(str(value.get("__name__", "")))
+            if module is not None:
+                found[name] = module.__name__
+    return found
+
+
+def from_opened(rest: Path, opened: torch.nn.Module, inner: str) -> Path | None:
+    """A path from an `OpenedCall`: to its module, or to a class of which it builds objects.
+
+    What else is its own is known. ``inner``: what it calls its module.
+    """
+    if rest[:2] == (("attr", "_modules"), ("item", inner)):
+        return (("self", ""), *rest[2:])
+    if rest[:1] == (("attr", inner),):
+        return (("self", ""), *rest[1:])
+    value: Any = opened
+    for position, (step, key) in enumerate(rest, 1):
+        value = step_from(value, step, key, opened)
+        if isinstance(value, type):
+            names = value.__qualname__.split(".")
+            path: Path = (("import", value.__module__), *(("attr", name) for name in names))
+            return (*path, *rest[position:])
     return None

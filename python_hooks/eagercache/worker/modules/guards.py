@@ -7,8 +7,8 @@ written down, and what a process could not watch, refuses the module.
 
 from __future__ import annotations
 
+import enum
 import functools
-import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,13 +28,15 @@ from eagercache.callables.guard_rows import (
     resolve,
     step_from,
 )
-from eagercache.callables.module_identity import identify
+from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.calls.opaque import Placeholder
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.compat.guard_sources import (
     AT_POSITION,
     NAMESPACE,
+    from_opened,
     path_from_self,
+    scopes_of,
     steps_of,
     variable_path,
 )
@@ -44,7 +46,6 @@ from eagercache.worker.modules.opened import INNER
 from eagercache.worker.modules.questions import Questions, restored, row_of_class
 
 _BUILTINS = "__builtins_dict__"
-_SCOPE = "___unnamed_scope"
 _ALIAS = "__import_"
 MAX_GUARDS = 4000
 
@@ -82,7 +83,8 @@ class DynamoGuards:
         self._scopes: dict[str, str] = {}  # names of modules whose globals are no module's
         self._namespace = ""
         self._module: torch.nn.Module = torch.nn.Module()
-        self._own: tuple[torch.Tensor, ...] | None = None  # its tensors, once somebody asked
+        self._names: dict[int, str] = {}  # of it and of the modules below it, by identity
+        self._identity: Identity | None = None  # once somebody asked, which takes a while
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -111,7 +113,7 @@ class DynamoGuards:
             ]
             self._read = {}
             self._imports = dict(graph.import_sources)
-            self._scopes = _scopes(graph)
+            self._scopes = scopes_of(graph)
             self._namespace = str(graph.root_tx.f_globals.get("__name__", ""))
             return result
 
@@ -125,7 +127,8 @@ class DynamoGuards:
 
     def rows(self, module: torch.nn.Module) -> list[GuardRow]:
         """What the user's process has to compare. Raises CompileRefused where it could not."""
-        self._module, self._own = module, None
+        self._module, self._identity = module, None
+        self._names = {id(part): name for name, part in module.named_modules()}
         self._questions.check(self._path)
         found: dict[tuple[str, ...], GuardRow] = {}
         for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
@@ -184,9 +187,22 @@ class DynamoGuards:
         """Whether a value is no tensor, or one that a kernel of the module takes."""
         if not isinstance(value, torch.Tensor):
             return True
-        if self._own is None:  # looking for them takes a while in a model
-            self._own = tuple(slot.tensor for slot in identify(self._module).slots)
-        return any(value is tensor for tensor in self._own)
+        return any(value is slot.tensor for slot in self._described().slots)
+
+    def _described(self) -> Identity:
+        if self._identity is None:
+            self._identity = identify(self._module)
+        return self._identity
+
+    def _is_holder(self, value: Any) -> bool:
+        """Whether it leads to modules of the tree, and the identity says to which.
+
+        The user's process sees what is changed in it.
+        """
+        try:
+            return any(value is one for one in self._described().holders)
+        except Unfit:  # one that is exported, and not watched, need not be described
+            return False
 
     def _answers(self) -> Iterator[GuardRow]:
         """What the trace asked, and has no guard on."""
@@ -227,8 +243,7 @@ class DynamoGuards:
             return key if isinstance(key, (str, int)) else None
         return None
 
-    @staticmethod
-    def _is_known(path: Path, sort: str, value: Any, module: torch.nn.Module) -> bool:
+    def _is_known(self, path: Path, sort: str, value: Any, module: torch.nn.Module) -> bool:
         """Whether the identity of the module or the environment key has that value already."""
         root = path[0][0]
         if isinstance(value, types.ModuleType):
@@ -239,7 +254,22 @@ class DynamoGuards:
             # Plain values are compared there too: a program sets them, and a worker has its own.
             plain = plain_value(value) is not None and not isinstance(value, type)
             return not plain and is_covered(_owner(path, module)) and sort in OF_THE_PACKAGE
-        return not _passes_an_object(path, module)
+        return not self._passes_an_object(path, module)
+
+    def _passes_an_object(self, path: Path, module: torch.nn.Module) -> bool:
+        """Whether a path from the module leads through more than modules and their attributes.
+
+        Beside submodules in a list, tuple or dict the identity has plain values, too.
+        """
+        found = resolve(path, module)
+        is_plain = plain_value(found) is not None and not isinstance(found, (type, enum.Enum))
+        for length in range(2, len(path)):
+            value = resolve(path[:length], module)
+            of_module = isinstance(value, torch.nn.Module) or path[length - 1][1] in _OF_MODULES
+            beside = type(value) in _CONTAINERS and (is_plain or type(found) in _CONTAINERS)
+            if not of_module and not (beside and self._is_holder(value)):
+                return True
+        return False
 
     def _is_of_program(self, source: Any) -> bool:
         while getattr(source, "base", None) is not None:
@@ -271,7 +301,31 @@ class DynamoGuards:
                 merged[-1] = ("attr", step[1])
             else:
                 merged.append(step)
-        return tuple(step for step in merged if step != NAMESPACE)
+        return self._registered(tuple(step for step in merged if step != NAMESPACE))
+
+    def _registered(self, path: Path) -> Path:
+        """A path through a module of the tree, by the names under which that is registered.
+
+        The identity says which one a list has. Raises CompileRefused where it does not.
+        """
+        owner: Any = MISSING
+        passed: list[Any] = []  # since a module of the tree
+        rewritten = path
+        for position, (step, key) in enumerate(path, 1):
+            before, owner = owner, step_from(owner, step, key, self._module)
+            if owner is MISSING:
+                break
+            name = self._names.get(id(owner)) if isinstance(owner, torch.nn.Module) else None
+            if name is None:
+                if not (isinstance(before, torch.nn.Module) and key in _TABLES):
+                    passed.append(owner)
+            elif path[0][0] != "self" or not all(map(self._is_holder, passed)):
+                raise CompileRefused(f"the forward reads a part of the module by {path_text(path)}")
+            elif passed:
+                parts = [("item", part) for part in name.split(".")] if name else []
+                tables = [step for part in parts for step in (("attr", "_modules"), part)]
+                rewritten, passed = (("self", ""), *tables, *path[position:]), []
+        return rewritten
 
     def _steps(self, source: Any) -> Path | None:
         steps: list[Step] = []
@@ -281,7 +335,7 @@ class DynamoGuards:
                 path = path_from_self(source.local_name, steps)
                 if path is None or self._opened is None:
                     return path
-                return _from_opened(path[1:], self._opened)
+                return from_opened(path[1:], self._opened, INNER)
             if sort == "GlobalSource":
                 return self._from_global(source.global_name, steps)
             if sort == "ImportSource":
@@ -307,17 +361,6 @@ class DynamoGuards:
         return (("import", self._namespace), ("attr", name), *rest)
 
 
-def _scopes(graph: Any) -> dict[str, str]:
-    """By TorchDynamo's name for them (2.15), globals of functions that a request brought along."""
-    found = {}
-    for name, value in graph.root_tx.f_globals.items():
-        if name.startswith(_SCOPE) and isinstance(value, dict):
-            module = sys.modules.get(str(value.get("__name__", "")))
-            if module is not None:
-                found[name] = module.__name__
-    return found
-
-
 def _of_foreign_modules(paths: list[Path], module: torch.nn.Module) -> Iterator[GuardRow]:
     """All that the modules are that paths lead through or to, beside ``module`` and its parts.
 
@@ -335,25 +378,6 @@ def _of_foreign_modules(paths: list[Path], module: torch.nn.Module) -> Iterator[
             yield GuardRow(path, "module", None, said)
 
 
-def _from_opened(rest: Path, opened: torch.nn.Module) -> Path | None:
-    """A path from an `OpenedCall`: to its module, or to a class of which it builds objects.
-
-    What else is its own is known.
-    """
-    if rest[:2] == (("attr", "_modules"), ("item", INNER)):
-        return (("self", ""), *rest[2:])
-    if rest[:1] == (("attr", INNER),):
-        return (("self", ""), *rest[1:])
-    value: Any = opened
-    for position, (step, key) in enumerate(rest, 1):
-        value = step_from(value, step, key, opened)
-        if isinstance(value, type):
-            names = value.__qualname__.split(".")
-            path: Path = (("import", value.__module__), *(("attr", name) for name in names))
-            return (*path, *rest[position:])
-    return None
-
-
 def _owner(path: Path, module: torch.nn.Module) -> str:
     """The name of the Python module that has the value, or the object that leads to it."""
     name = str(path[0][1])
@@ -365,16 +389,8 @@ def _owner(path: Path, module: torch.nn.Module) -> str:
     return name
 
 
-def _passes_an_object(path: Path, module: torch.nn.Module) -> bool:
-    """Whether a path from the module leads through more than modules and their attributes."""
-    for length in range(2, len(path)):
-        value = resolve(path[:length], module)
-        of_module = isinstance(value, torch.nn.Module) or path[length - 1][1] in _OF_MODULES
-        if not of_module:
-            return True
-    return False
-
-
+_TABLES = frozenset(("_modules", "__dict__"))
+_CONTAINERS = (list, tuple, dict)
 _OF_MODULES = frozenset(
     ("_modules", "_parameters", "_buffers", "__dict__", "_forward_hooks", "_backward_hooks")
 )
