@@ -184,10 +184,11 @@ def test_a_module_elsewhere_is_described_or_cannot_be_guarded() -> None:
         assert describe(value, "module", None, nobody).startswith(NO_GUARD), value
 
 
-@pytest.mark.parametrize("registered", [True, False])
-def test_what_leads_to_the_watched_module_is_not_held(registered: bool) -> None:
+@pytest.mark.parametrize("leads_to", ["", "part", "module"])
+def test_what_leads_to_the_watched_module_is_not_held(leads_to: str) -> None:
     model = torch.nn.Sequential(torch.nn.ReLU())
-    beside = torch.nn.Sequential(torch.nn.Tanh(), *([model[0]] if registered else []))
+    more = {"": [], "part": [model[0]], "module": [model]}[leads_to]
+    beside = torch.nn.Sequential(torch.nn.Tanh(), *more)
     rows = Rows(model)
     rows.inside([beside])
-    assert any(place is vars(beside) for _, place, *_ in rows.made) is not registered
+    assert any(place is vars(beside) for _, place, *_ in rows.made) is (leads_to != "module")

@@ -259,14 +259,14 @@ class DynamoGuards:
     def _passes_an_object(self, path: Path, module: torch.nn.Module) -> bool:
         """Whether a path from the module leads through more than modules and their attributes.
 
-        Beside submodules in a list, tuple or dict the identity has plain values, too.
+        Beside submodules in a list, tuple or dict the identity has plain values and methods, too.
         """
         found = resolve(path, module)
         is_plain = plain_value(found) is not None and not isinstance(found, (type, enum.Enum))
         for length in range(2, len(path)):
             value = resolve(path[:length], module)
             of_module = isinstance(value, torch.nn.Module) or path[length - 1][1] in _OF_MODULES
-            beside = type(value) in _CONTAINERS and (is_plain or type(found) in _CONTAINERS)
+            beside = type(value) in _CONTAINERS and (is_plain or type(found) in _DESCRIBED)
             if not of_module and not (beside and self._is_holder(value)):
                 return True
         return False
@@ -320,7 +320,8 @@ class DynamoGuards:
                 if not (isinstance(before, torch.nn.Module) and key in _TABLES):
                     passed.append(owner)
             elif path[0][0] != "self" or not all(map(self._is_holder, passed)):
-                raise CompileRefused(f"the forward reads a part of the module by {path_text(path)}")
+                way = path_text(path[:position])
+                raise CompileRefused(f"the forward reads a part of the module by {way}")
             elif passed:
                 parts = [("item", part) for part in name.split(".")] if name else []
                 tables = [step for part in parts for step in (("attr", "_modules"), part)]
@@ -391,6 +392,7 @@ def _owner(path: Path, module: torch.nn.Module) -> str:
 
 _TABLES = frozenset(("_modules", "__dict__"))
 _CONTAINERS = (list, tuple, dict)
+_DESCRIBED = (*_CONTAINERS, types.MethodType)
 _OF_MODULES = frozenset(
     ("_modules", "_parameters", "_buffers", "__dict__", "_forward_hooks", "_backward_hooks")
 )
