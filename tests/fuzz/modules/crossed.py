@@ -221,6 +221,11 @@ PLACES: dict[str, dict[str, str]] = {
     "list of the module": {
         "init": "self.list_N = [O]", "set": "self.list_N[0] = O", "at": "self.list_N[0]",
     },
+    "dict beside a submodule": {
+        "init": "self.sub_N = nn.Identity(); self.dict_N = {'sub': self.sub_N, 'held': O}",
+        "set": "self.dict_N['held'] = O",
+        "at": "self.dict_N['held']",
+    },
 }  # fmt: skip
 
 
