@@ -341,17 +341,15 @@ class Writer:
 
     def _owner(self, value: Any, where: str, depth: int) -> Any:
         """Whose a bound method is."""
-        if not isinstance(value, torch.nn.Module):
+        is_module = isinstance(value, torch.nn.Module)
+        if is_module and not self._tree:
+            return ["module"]
+        if not is_module or self._tree.get(id(value)) != "":
             return self.write(value, where, depth)
-        path = self._tree.get(id(value))
-        if path:
-            return self.write(value, where, depth)
-        if path is None:
-            return ["module"]  # a guard of what is traced says what it is
         if not all(map(never_changes, self._active.values())):
             raise Unfit(f"attribute {where} holds a method of the module itself")
         self.holders.update(self._active)
-        return ["submodule", path]
+        return ["submodule", ""]
 
     def _rows(self, attributes: Mapping[str, Any], where: str, depth: int) -> list[Any]:
         return [

@@ -273,6 +273,12 @@ class Unregistered(Two):
         for part in self.held: x = part(x).sin()
         return x
 
+class Borrowed(Two):
+    def fill(self):
+        self.held = nn.LeakyReLU(0.5).forward
+    def forward(self, x):
+        return self.held(self.a(x))
+
 class OwnMethods(Two):
     def fill(self):
         self.held = [self.twice]
@@ -297,7 +303,7 @@ class Unread(OwnMethods):
     def forward(self, x):
         return self.a(x) * 2
 
-KINDS = [InSet, Unregistered, OwnMethods, OfClass, Turns, Unread]
+KINDS = [InSet, Unregistered, Borrowed, OwnMethods, OfClass, Turns, Unread]
 seen = {}
 with torch.no_grad(), enabled():
     for kind in KINDS:
@@ -317,6 +323,7 @@ def test_submodules_that_no_description_has_are_left_to_eager(cache: Path) -> No
     reasons = {
         "InSet": "held holds a submodule in a set",
         "Unregistered": "held holds a module that is not registered",
+        "Borrowed": "held holds a module that is not registered",
         "OwnMethods": "held holds a method of the module itself",
         "OfClass": "reads a part of the module by type(self).held[0]",
         "Turns": "watched",
