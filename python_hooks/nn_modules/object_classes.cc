@@ -167,15 +167,15 @@ bool is_found_by_name(const py::object& type) {
 // cell that is run again, takes it from the former one.
 bool takes_name(const std::string& text, PyTypeObject* type, const py::object& object) {
   Classes& all = Classes::all();
-  const auto [place, is_new] = all.names.emplace(text, type);
-  if (is_new) {
+  PyTypeObject*& owner = all.names.emplace(text, type).first->second;
+  if (owner == type) {
     return true;
   }
   if (!is_found_by_name(object)) {
     return false;
   }
-  all.former.push_back(std::move(all.known[place->second]));
-  place->second = type;
+  all.former.push_back(std::move(all.known[owner]));
+  owner = type;
   return true;
 }
 
@@ -270,7 +270,8 @@ PyObject* member_name(PyObject* object) noexcept {
   }
   const auto found = names->find(object);
   if (found != names->end()) {
-    return found->second;
+    // Another class may have the name by now.
+    return class_name(Py_TYPE(object)) == nullptr ? nullptr : found->second;
   }
   try {
     const auto member = py::reinterpret_borrow<py::object>(object);

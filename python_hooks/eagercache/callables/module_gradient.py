@@ -19,10 +19,9 @@ from eagercache.base.load import core
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import views_among
 from eagercache.callables.arguments import argument_tensors
-from eagercache.callables.made_classes import fields_of, make_object
 from eagercache.callables.module_identity import CALL_HOOKS, Identity, Unfit, identify
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES
-from eagercache.callables.objects import CallObjects, is_object, map_tensors
+from eagercache.callables.objects import CallObjects, filled, map_tensors
 from eagercache.callables.replay import Replayed, drawing_again
 from eagercache.calls.opaque import Placeholder, hide
 
@@ -86,8 +85,8 @@ def eager_gradients(
     records = torch.is_grad_enabled()
     if rebuilt:
         missing = iter(rebuilt)
-        args = _filled(args, missing)
-        kwargs = _filled(kwargs, missing)
+        args = filled(args, missing)
+        kwargs = filled(kwargs, missing)
     module, shown = _at_the_call(module, identity, then)
     found = {id(x) for slot, x, _ in then if slot >= 0}
     found.update(map(id, argument_tensors(args, kwargs)))
@@ -309,20 +308,6 @@ def _ending_at(views: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
             if node is not None
         ]
     )
-
-
-def _filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
-    """``value`` with tensors in the place of `...`, met in the order of `argument_tensors`."""
-    if value is ...:
-        return next(missing)
-    if is_object(value):
-        held = fields_of(value).items()
-        return make_object(type(value), {name: _filled(item, missing) for name, item in held})
-    if isinstance(value, (tuple, list)):
-        return type(value)(_filled(item, missing) for item in value)
-    if isinstance(value, dict):
-        return {key: _filled(item, missing) for key, item in value.items()}
-    return value
 
 
 def _differentiable(

@@ -91,6 +91,20 @@ def map_sized(
     return make_object(type(value), changed)
 
 
+def filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
+    """``value`` with tensors in the place of `...`, in the core's order."""
+    if value is ...:
+        return next(missing)
+    if is_object(value):
+        held = fields_of(value).items()
+        return make_object(type(value), {name: filled(item, missing) for name, item in held})
+    if isinstance(value, (tuple, list)):
+        return type(value)(filled(item, missing) for item in value)
+    if isinstance(value, dict):
+        return {key: filled(item, missing) for key, item in value.items()}
+    return value
+
+
 @dataclass(frozen=True)
 class Change:
     """What a forward put into an object.

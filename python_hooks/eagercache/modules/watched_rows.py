@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import os
@@ -257,6 +258,11 @@ class Rows:
     def _class(self, kind: type) -> None:
         if id(kind) not in self._looked:
             self._looked.add(id(kind))
+            if not issubclass(kind, type):
+                # The first object that is pickled, as for a worker, writes this to its class. A
+                # write to a class counts as one to all below it.
+                for base in reversed(kind.__mro__):
+                    copyreg._slotnames(base)  # type: ignore[attr-defined]
             self._insides.append(("class", kind, (), ()))
 
     def _class_and_members(self, kind: type) -> None:

@@ -145,8 +145,10 @@ def row(change):
     taken = hits(models[0]) - before
     with forwards_alone():
         its_said, its = outcome(change, models[1], lambda module, x: module(x))
+    # A gradient that is 0 but for rounding (of a bias before a norm) is as far off as others are.
+    off = 1e-4 + 1e-6 * max((b.abs().max().item() for b in its if b.is_floating_point()), default=0)
     alike = len(mine) == len(its) and all(
-        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-4)
+        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=off)
         for a, b in zip(mine, its))
     return [alike, said, its_said, len(its), taken, explain_module(models[0])]
 

@@ -137,7 +137,8 @@ def test_a_worker_counts_the_measurements_of_a_module_that_noise_hid(
     result = ModuleResult(tmp_path, {}, timing)
     monkeypatch.setattr(module_job, "compile_module", lambda *_: result)
     monkeypatch.setattr(module_job, "decide", lambda *_: (False, reason))
-    job = module_job.ModuleJob({"description": {}, "margin": 0.03, "choose": "faster"}, None)
+    core = mock.Mock()
+    job = module_job.ModuleJob({"description": {}, "margin": 0.03, "choose": "faster"}, core)
     monkeypatch.setattr(job, "_enter", lambda _: None)
     job._directory, job._measured = tmp_path, before
     tools = mock.Mock(spec=Tools)
@@ -145,4 +146,5 @@ def test_a_worker_counts_the_measurements_of_a_module_that_noise_hid(
     assert job.outcome is not None
     assert (job.outcome.verdict, job.outcome.reason) == ("native", reason)
     tools.rest.assert_called_once()
+    core.forget_object_classes.assert_called_once()
     assert job.outcome.facts == ({} if after is None else {"measured": after})

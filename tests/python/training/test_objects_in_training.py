@@ -9,7 +9,7 @@ import pytest
 from conftest import run_program
 
 PROGRAM = """
-import copy, dataclasses, torch, eagercache
+import copy, dataclasses, enum, torch, eagercache
 from typing import Any
 from eagercache.modules.manager import manager
 from torch import nn
@@ -27,9 +27,14 @@ class Batch:
     def third(self):
         return self.x / 3
 
+class Mode(enum.Enum):
+    DOUBLE = 1
+
 class Plain:
     def __init__(self, **fields):
         self.__dict__.update(fields)
+
+MODE = Mode.DOUBLE
 
 class Net(nn.Module):
     def __init__(self, reads):
@@ -47,6 +52,8 @@ class Net(nn.Module):
             y = y * more["z"].x
         if self.reads == "answer":
             return {"y": y, "given": batch, "mask": batch.mask}
+        if self.reads == "mode" and batch.extra is Mode.DOUBLE:
+            y = y * 2
         if self.reads == "count":
             batch.scale += 1
         if self.reads == "put":
@@ -60,6 +67,8 @@ def call(net, forward, seed, rows=6):
         batch = Plain(x=batch.x, mask=batch.mask, scale=0.5 + seed % 2, other=(1, "a"))
     if net.reads == "nested":
         batch.extra = {"rows": [Plain(x=torch.rand(rows, 24))], "weight": 0.25}
+    if net.reads == "mode":
+        batch.extra = MODE
     if net.reads == "keywords":
         return forward(batch, more={"z": Plain(x=torch.rand(rows, 24), word="w")}), batch
     return forward(batch), batch
@@ -143,6 +152,16 @@ Batch = newer
 again(11)
 checks["another one"] = same(net, other, 0)
 
+net, other = made("mode")
+same(net, other, 0), same(net, other, 0)
+checks["of a member by kernel"] = row(net).training_hits > 0
+class Mode(enum.Enum):
+    DOUBLE = 1
+checks["a member of a class that was defined anew"] = same(net, other, 0)
+MODE = Mode.DOUBLE
+checks["and of the new one"] = same(net, other, 0) and same(net, other, 0)
+
+net, other = made("class")
 Batch.half = lambda self: self.x * 4
 checks["a method"] = same(net, other, 0)
 Batch.power = 5.0
@@ -212,6 +231,16 @@ def test_another_process_has_their_kernels(filled: tuple[Path, dict[str, Any]]) 
     assert again["compiles"] == 0
     for reads, (equal, hits, reason) in again["seen"].items():
         assert equal and hits >= 5, (reads, equal, hits, reason)
+
+
+def test_a_class_that_was_edited_since_has_new_kernels_for_all_calls(
+    filled: tuple[Path, dict[str, Any]],
+) -> None:
+    edited = STEPS.replace("self.x * 0.5", "self.x * 0.75").replace("MISS", '"wait"')
+    begin, end = edited.index('("plain"'), edited.index("):\n    net, other = made(reads)")
+    seen = run_program(f'{edited[:begin]}("class",{edited[end:]}', filled[0], timeout=600)
+    equal, hits, _ = seen["seen"]["class"]
+    assert equal and hits >= 5 and seen["compiles"] == 2, seen
 
 
 def test_what_their_classes_are_by_now_is_seen(filled: tuple[Path, Any]) -> None:

@@ -67,6 +67,7 @@ class ModuleJob(Job):
         assert self._directory is not None
         sizes = self.description.get("open")
         own = self.description, self._directory, tools, self._core
+        self._core.forget_object_classes()  # those of a script come anew with each request
         if self.description.get("gradients"):
             return compile_training(*own, JudgeTrainingSizes(self.request) if sizes else None, made)
         return compile_module(*own, JudgeSizes(self.request) if sizes else None, made)

@@ -93,8 +93,6 @@ def trace_training(
     CompileRefused.
     """
     objects = CallObjects(args, kwargs)
-    if objects.found and open_sizes:
-        raise CompileRefused("sizes are open, and it is called with an object")
     program, guards, args, kwargs = _exported(module, args, kwargs, opened, open_sizes)
     inputs = read_inputs(program, args, kwargs, identity, sizes_open=bool(open_sizes))
     symbolic = symbolic_sizes(inputs.of_arguments, open_sizes) if open_sizes else None
@@ -185,7 +183,10 @@ def _exported(
     """The traced call, its guards, and the arguments that the program takes."""
     traced: torch.nn.Module = module
     if opened is not None:
-        check_constructors(CallObjects(args, kwargs).found)
+        objects = CallObjects(args, kwargs).found
+        if objects and open_sizes:
+            raise CompileRefused("sizes are open, and it is called with an object")
+        check_constructors(objects)
         traced = OpenedCall(module, args, kwargs, (), opened.structure)
         args, kwargs = tuple(argument_tensors(args, kwargs)), {}
     try:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from eagercache.base.load import core
 from eagercache.callables.module_identity import Unfit
 from eagercache.callables.module_transfer import Transferred, unpacked
 from eagercache.callables.surroundings import Listener, attention_order, autocast
@@ -32,8 +31,6 @@ def rebuilt_call(
     for path in description["python_path"]:
         if path not in sys.path:
             sys.path.append(path)
-    if core is not None:  # classes of a script come anew with each request
-        core.forget_object_classes()
     with (
         decode_state(description).applied(),
         attention_order(description.get("attention")),
