@@ -191,12 +191,26 @@ TrialTurn OperatorHook::begin_trial(HookSlots& mine, std::span<const Word> words
   if (!mine.trial_due()) [[likely]] {
     return TrialTurn::kNone;
   }
-  mine.next_trial();
   // A custom operator's own function may be many hooked operators, with trials of their own.
   if (device_type_ != c10::DeviceType::CPU || !guard_native_) {
+    mine.next_trial();
+    return TrialTurn::kNone;
+  }
+  const bool warmed = mine.warm_calls > 0;
+  if (warmed && hash != mine.warmed) {
+    if (--mine.warm_calls == 0) {
+      mine.next_trial();
+    }
     return TrialTurn::kNone;
   }
   const TrialTurn turn = call_trials::next(index_, hash);
+  if (turn == TrialTurn::kNative && !warmed) {
+    mine.warmed = hash;
+    mine.warm_calls = call_trials::kWarmCalls;
+    return TrialTurn::kWarm;
+  }
+  mine.warm_calls = 0;
+  mine.next_trial();
   if (turn == TrialTurn::kNative) {
     try {
       NativeTrial::begin(*this, words, hash);

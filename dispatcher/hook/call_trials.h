@@ -3,7 +3,9 @@
 // The program's own calls decide last. A worker timed a kernel beside whatever ran then; in the
 // program it has other threads and caches around it. So a few of the calls that a kernel answers
 // are timed where they happen, and native answers every second one of these, until one of the two
-// is significantly faster. Calls on the CPU alone: what a call takes on a GPU, its host can't see.
+// is significantly faster. It answers another one just before, which is not timed: the kernel that
+// answers all others has its code and data in the caches. Calls on the CPU alone: what a call takes
+// on a GPU, its host can't see.
 
 #include <chrono>
 #include <cstddef>
@@ -22,7 +24,8 @@ class OperatorHook;
 enum class TrialTurn : std::uint8_t {
   kNone,    // not timed
   kKernel,  // the kernel answers, as it would, and is timed
-  kNative,  // native answers in its place, and is timed
+  kWarm,    // native answers in its place, so that its code and data are in the caches
+  kNative,  // the same once more, and it is timed
 };
 
 // Nanoseconds of the clock that trials read.
@@ -69,6 +72,8 @@ inline constexpr std::size_t kModuleTrials = std::size_t{1} << 32;
 
 // Of the calls that kernels answer one in so many is timed, on average.
 inline constexpr std::uint64_t kApart = 256;
+// Among so many calls of the operator the key of the first of two calls has to come again.
+inline constexpr std::uint32_t kWarmCalls = 64;
 // How far the next one is after `calls`: half of that to half as much more, so that no period of
 // the program has always the same call timed.
 constexpr std::uint64_t distance(std::uint64_t calls) noexcept {

@@ -23,6 +23,8 @@ struct alignas(64) HookSlots {
   LongRun run;                                   // of all calls
   std::uint32_t sketched_epoch = 0;              // of the last call that sketched_runs.h counted
   std::uint64_t trial_at = call_trials::kApart;  // the number of hits after which one is timed
+  std::uint64_t warmed = 0;      // the hash of the key that native answered last, untimed
+  std::uint32_t warm_calls = 0;  // for so many calls that one is to be timed when it comes again
 
   // Keys of its last calls, by a mark of the call (call_sketch.h).
   struct Recent {

@@ -140,9 +140,9 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
       return;
     }
     const TrialTurn turn = begin_trial(run.slots(), view.key.words(), hash);
-    if (turn == TrialTurn::kNative) [[unlikely]] {
+    if (turn == TrialTurn::kNative || turn == TrialTurn::kWarm) [[unlikely]] {
       run.slots().count(CallOutcome::kNative);
-      const NativeTrial trial(true);
+      const NativeTrial trial(turn == TrialTurn::kNative);
       call_native(keys, stack);
       return;
     }

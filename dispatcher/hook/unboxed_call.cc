@@ -121,9 +121,9 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
       return Route::kBoxed;  // which draws, once
     }
     const TrialTurn turn = begin_trial(run.slots(), view.key.words(), hash);
-    if (turn == TrialTurn::kNative) [[unlikely]] {
+    if (turn == TrialTurn::kNative || turn == TrialTurn::kWarm) [[unlikely]] {
       run.slots().count(CallOutcome::kNative);
-      return Route::kTimed;
+      return turn == TrialTurn::kNative ? Route::kTimed : Route::kNative;
     }
     const std::uint64_t began = turn == TrialTurn::kKernel ? trial_clock() : 0;
     const LoadedKernel::Outcome outcome = run_unboxed(kernel, arguments, view, outputs);

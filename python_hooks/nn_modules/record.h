@@ -82,6 +82,7 @@ struct ModuleKernel {
   // Its calls, and after how many of them one is timed (call_trials.h).
   std::uint64_t calls = 0;
   std::uint64_t trial_at = call_trials::kApart;
+  bool warmed = false;  // its forward has just answered, untimed
   // Replicas of a data-parallel job have it or not, and it does not give the forward's very bits:
   // where they compute from equal data the forward answers (numerics_rule.h).
   bool differs_on_replicas = false;

@@ -248,6 +248,11 @@ TrialTurn turn_of(ModuleRecord& record, ModuleKernel& kernel, const ModuleCall& 
     record.timed_next = true;
     return TrialTurn::kNone;
   }
+  if (turn == TrialTurn::kNative && !kernel.warmed) {
+    kernel.warmed = true;
+    return TrialTurn::kWarm;
+  }
+  kernel.warmed = false;
   kernel.trial_at = kernel.calls + call_trials::distance(kernel.calls);
   return turn;
 }
@@ -320,11 +325,11 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
     return answer_aside(record, ModuleAside::kTensorKind, call);
   }
   const TrialTurn turn = turn_of(record, kernel, call);
-  if (turn == TrialTurn::kNative) [[unlikely]] {
+  if (turn == TrialTurn::kNative || turn == TrialTurn::kWarm) [[unlikely]] {
     const std::uint64_t began = trial_clock();
     PyObject* const answer = call.forward_watched();
     ++record.native;
-    if (answer != nullptr) {
+    if (answer != nullptr && turn == TrialTurn::kNative) {
       end_turn(kernel, turn, began);
     }
     return answer;
