@@ -170,12 +170,21 @@ void bind_records(py::module_& module) {
              py::arg("forget_forms") = false);
   module.def(
       "module_watch_values",
-      [](py::handle object, const py::list& values) {
-        require_record(object)->values->add(values);
+      [](py::handle object, const py::list& values, const std::string& identity,
+         const py::list& ways) {
+        const auto record = require_record(object);
+        record->values->add(values);
+        record->ways[identity].add(ways);
       },
-      py::arg("module"), py::arg("values"));
-  module.def("module_values_changed",
-             [](py::handle object) { return require_record(object)->values_changed; });
+      py::arg("module"), py::arg("values"), py::arg("identity"), py::arg("ways"));
+  module.def(
+      "module_values_changed",
+      [](py::handle object, const std::string& identity) {
+        const auto record = require_record(object);
+        const auto found = record->ways.find(identity);
+        return record->values_changed || (found != record->ways.end() && !found->second.same());
+      },
+      py::arg("module"), py::arg("identity"));
   module.def("module_values_changes", [](py::handle object) -> py::object {
     const auto record = ModuleRegistry::instance().find(object.ptr());
     if (record == nullptr) {

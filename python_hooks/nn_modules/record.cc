@@ -86,6 +86,7 @@ void ModuleRecord::forget_forms() {
   by_identity_.clear();
   classes_by_identity_.clear();
   values = std::make_unique<ModuleValues>();
+  ways.clear();
   values_changed = false;
   left = {};
   forms_to_try = kFormsToTry;

@@ -190,6 +190,10 @@ class ModuleRecord {
   std::unique_ptr<ModuleGuard> guard;
   // What the functions read that the kernels, of whatever form and identity, were traced from.
   std::unique_ptr<ModuleValues> values = std::make_unique<ModuleValues>();
+  // By identity: the attributes of modules by which these kernels' guards go on to what `values`
+  // compares. An equal object in its place has the module's identity, and nothing inside of it is
+  // compared. To be asked before use_identity(): another attribute is noticed by the guard.
+  std::map<std::string, ModuleValues> ways;
   bool values_changed = false;       // and so no kernel answers until the Python side has looked
   std::uint64_t values_changes = 0;  // how often that was noticed
   std::uint64_t hits = 0;

@@ -12,8 +12,10 @@ import torch
 
 from eagercache.callables.code_values import MISSING, is_covered, is_immutable
 from eagercache.callables.guard_rows import GuardRow, Path, in_class, is_slot, path_text, step_from
+from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.calls.array_contents import is_array
-from eagercache.modules.watched_rows import NOT_THERE, Rows, Unwatchable, Value
+from eagercache.modules.held_parts import is_leaf
+from eagercache.modules.watched_rows import NOT_THERE, Row, Rows, Unwatchable, Value
 
 # Nobody can give such an object another function.
 _FIXED = (property, types.MethodType, types.BuiltinFunctionType)
@@ -23,6 +25,23 @@ _TABLES = frozenset(("_modules", "_parameters", "_buffers"))
 
 class GuardedRows(Rows):
     """Collects them beside those of functions."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        # Attributes of modules, by identity of the place: it, and what it has there.
+        self._ways: dict[int, tuple[dict[str, Any], dict[str, Value]]] = {}
+
+    @property
+    def ways(self) -> list[Row]:
+        """Rows of the attributes of modules by which guards go on to something in the rows.
+
+        Apart, since another attribute is noticed otherwise (nn_modules/guard.h), but for an equal
+        object in the place of one whose inside is compared.
+        """
+        return [
+            ("items", place, tuple(held), tuple(held.values()))
+            for place, held in self._ways.values()
+        ]
 
     def guard(self, guard: GuardRow, module: torch.nn.Module) -> None:
         """Every step to the value of a guard, and the value. Raises Unwatchable."""
@@ -61,6 +80,8 @@ class GuardedRows(Rows):
                 self.environment([key])
             elif step in ("attr", "item", "key"):
                 last = position + 1 == len(path)
+                if isinstance(owner, torch.nn.Module):
+                    self._way(owner, key, (value, text), last)
                 self._step(owner, step, key, (value, text), last and kind == "type")
             owner = value
         if of_module:
@@ -71,6 +92,21 @@ class GuardedRows(Rows):
             kind_of = owner if isinstance(owner, type) else type(owner)
             self._class(kind_of)
         return owner
+
+    def _way(self, owner: torch.nn.Module, key: Any, found: tuple[Any, str], last: bool) -> None:
+        value, text = found
+        attributes = vars(owner)
+        # Two classes may have one name.
+        is_one = is_leaf(value) and not isinstance(value, type)
+        if attributes.get(key, MISSING) is not value or is_one:
+            return
+        if isinstance(value, torch.Tensor) or key in OWN_ATTRIBUTES:
+            return  # another one is noticed, and is another one
+        # Its own methods lead to the watched module, whose dictionary its guard holds anyway.
+        if isinstance(value, types.MethodType) or self._may_hold(value):
+            self._ways.setdefault(id(attributes), (attributes, {}))[1][key] = (value, False)
+        elif not last:
+            raise Unwatchable(f"{text} holds a tensor or module")
 
     def _presence(self, place: dict[Any, Any], key: Any) -> None:
         """That a key is there, or is not."""
@@ -141,6 +177,8 @@ class GuardedRows(Rows):
         if isinstance(owner, types.ModuleType):
             return vars(owner)
         found = in_class(owner, name)
+        if isinstance(owner, BaseException) and isinstance(found, types.GetSetDescriptorType):
+            raise Unwatchable(f"{text} is kept by C, where it cannot be watched")
         if isinstance(held, dict):
             self._class(type(owner))
             if name not in held:

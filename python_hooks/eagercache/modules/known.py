@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Set
+from collections.abc import Hashable, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ from eagercache.base.load import core
 from eagercache.modules.selection import class_name
 from eagercache.modules.stats import ModuleStats
 from eagercache.modules.watch import function_values
+from eagercache.modules.watched_rows import Row
 
 log = logging.getLogger("eagercache")
 
@@ -35,7 +36,9 @@ class ModuleInfo:
     settled: bool = False  # it was looked at again because its first call had changed it
     seen: set[str] = field(default_factory=set)  # identities
     changes: int = 0  # of values that its kernels' functions read
-    watched: set[tuple[str, ...]] = field(default_factory=set)  # those functions, and guards
+    # Those functions, and guards, by the identity of what they were watched for.
+    watched: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
+    compared: set[Hashable] = field(default_factory=set)  # rows that the core has
     kernels: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     reasons: dict[bool, str] = field(default_factory=lambda: {False: "", True: ""})
 
@@ -88,12 +91,15 @@ class KnownModules:
             self.refuse(module, info, "values that its forward reads change from call to call")
             return False
         info.watched.clear()
+        info.compared.clear()
         info.kernels = dict.fromkeys(info.kernels, 0)
         info.reasons = dict.fromkeys(info.reasons, "")
         return True
 
-    def watch(self, module: torch.nn.Module, functions: list[list[str]]) -> None:
+    def watch(self, module: torch.nn.Module, functions: list[list[str]], identity: str) -> None:
         """Has the core watch what the functions read that a kernel of the module was traced from.
+
+        What they lead to may be other objects where the module has another ``identity``.
 
         To be called before it is compared with what the kernel holds. Raises Unwatchable.
         """
@@ -101,9 +107,13 @@ class KnownModules:
         info = self._infos.get(module)
         if info is None or core.module_version(module) is None:
             return
-        new = [row for row in functions if tuple(row) not in info.watched]
-        core.module_watch_values(module, function_values(new, module))
-        info.watched.update(map(tuple, new))
+        known = info.watched.setdefault(identity, set())
+        new = [row for row in functions if tuple(row) not in known]
+        values, ways = function_values(new, module)
+        values = [row for row in values if _name(row) not in info.compared]
+        core.module_watch_values(module, values, identity, ways)
+        info.compared.update(map(_name, values))
+        known.update(map(tuple, new))
 
     def stats(self, asked: Set[int] = frozenset()) -> list[tuple[torch.nn.Module, ModuleStats]]:
         """The modules that are or were watched, with what became of their calls.
@@ -137,6 +147,12 @@ class KnownModules:
                 )
             )
         return rows
+
+
+def _name(row: Row) -> Hashable:
+    """By identities, which stay what they are while the core holds the row."""
+    sort, place, keys, expected = row
+    return sort, id(place), *map(id, keys), *((id(value), by_type) for value, by_type in expected)
 
 
 def _reason(info: ModuleInfo, state: str, *, gradients: bool) -> str:

@@ -103,7 +103,7 @@ class ModuleLooks:
             else:
                 self._known.refuse(module, info, "its attributes change from call to call")
             return None
-        anew = core.module_values_changed(module)
+        anew = core.module_values_changed(module, info.identity)
         if anew:
             if not self._known.forget_kernels(module, info):
                 return None

@@ -88,7 +88,7 @@ class Verdicts:
             return True
         try:
             functions = rows_in(facts["functions"])
-            self._known.watch(module, functions)
+            self._known.watch(module, functions, form.identity)
         except ValueError as error:
             self.install_native(form, f"the stored kernel cannot be used: {error}")
             return True
@@ -194,7 +194,7 @@ class Verdicts:
                 lambda digest, entry: load_kernel(digest, form, entry),
             )
             for known in size_class.kernels:
-                self._known.watch(module, known.functions)
+                self._known.watch(module, known.functions, form.identity)
             if form.gradients and size_class.kernels:
                 keep_as_it_is(module, form.identity)
             said = self._sizes.install(size_class, module, form.identity, form.key)

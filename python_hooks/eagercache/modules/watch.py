@@ -112,10 +112,12 @@ def _attribute_rows(
     return attributes
 
 
-def function_values(functions: list[list[str]], module: torch.nn.Module) -> list[Row]:
+def function_values(
+    functions: list[list[str]], module: torch.nn.Module
+) -> tuple[list[Row], list[Row]]:
     """What the functions of a kernel's entry (``UsedFunction.to_row``) read, and its guards.
 
-    Raises Unwatchable.
+    Also the attributes of modules by which guards go on to that. Raises Unwatchable.
     """
     rows = GuardedRows(module)
     for guard in guards_in(functions):
@@ -130,4 +132,4 @@ def function_values(functions: list[list[str]], module: torch.nn.Module) -> list
         rows.environment(environment_names(code, index.namespace))
         if function is not None:
             rows.inside(function)
-    return rows.made
+    return rows.made, rows.ways

@@ -184,7 +184,8 @@ class Rows:
             self._look_inside(value)
         elif type(value) is weakref.ref:
             self._referred(value())
-        elif isinstance(value, (types.MethodType, Mapping)):
+        # By its type: an object may say that it is of another class.
+        elif issubclass(type(value), (types.MethodType, Mapping)):
             self._library_parts(value)
         return value, False
 

@@ -45,7 +45,7 @@ def test_a_checked_call_finds_what_was_not_noticed(
     model, x, old = module_zoo.make("Block"), module_zoo.example("Block"), torch.tanh
     other = module_zoo.make("Block")
     # As if this were something that is not watched.
-    monkeypatch.setattr(known, "function_values", lambda *_: [])
+    monkeypatch.setattr(known, "function_values", lambda *_: ([], []))
     with module_kernels(own_store), torch.no_grad():
         model(x)
         other(x)

@@ -254,6 +254,8 @@ class DynamoGuards:
             # Plain values are compared there too: a program sets them, and a worker has its own.
             plain = plain_value(value) is not None and not isinstance(value, type)
             return not plain and is_covered(_owner(path, module)) and sort in OF_THE_PACKAGE
+        if isinstance(value, type) and not is_covered(value.__module__):
+            return False  # its name is known; on what is read of it TorchDynamo has no guard
         return not self._passes_an_object(path, module)
 
     def _passes_an_object(self, path: Path, module: torch.nn.Module) -> bool:
