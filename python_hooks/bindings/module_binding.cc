@@ -53,7 +53,7 @@ using GuardEntry =
 
 bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
                const std::string& identity, std::uint64_t version, const py::list& values,
-               bool forget_forms) {
+               bool forget_forms, bool keeps_former) {
   auto record = require_record(module);
   record->asked = false;
   auto guard = std::make_unique<ModuleGuard>();
@@ -71,7 +71,7 @@ bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
   }
   guard->values().add(values);
   return ModuleRegistry::instance().set_guard(*record, std::move(guard), identity, version,
-                                              forget_forms);
+                                              forget_forms, keeps_former);
 }
 
 py::list module_stats() {
@@ -167,7 +167,11 @@ void bind_records(py::module_& module) {
   module.def("modules_forget_all", [] { ModuleRegistry::instance().forget_all(); });
   module.def("module_set_guard", &set_guard, py::arg("module"), py::arg("entries"),
              py::arg("identity"), py::arg("version"), py::arg("values") = py::list(),
-             py::arg("forget_forms") = false);
+             py::arg("forget_forms") = false, py::arg("keeps_former") = false);
+  module.def("module_identity", [](py::handle object) {
+    const auto record = ModuleRegistry::instance().find(object.ptr());
+    return record == nullptr ? std::string() : record->guard_identity;
+  });
   module.def(
       "module_watch_values",
       [](py::handle object, const py::list& values, const std::string& identity,
@@ -181,8 +185,7 @@ void bind_records(py::module_& module) {
       "module_values_changed",
       [](py::handle object, const std::string& identity) {
         const auto record = require_record(object);
-        const auto found = record->ways.find(identity);
-        return record->values_changed || (found != record->ways.end() && !found->second.same());
+        return record->values_changed || !record->ways_hold(identity);
       },
       py::arg("module"), py::arg("identity"));
   module.def("module_values_changes", [](py::handle object) -> py::object {

@@ -288,7 +288,9 @@ def module_set_guard(
     version: int,
     values: list[tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]] = ...,
     forget_forms: bool = False,
+    keeps_former: bool = False,
 ) -> bool: ...
+def module_identity(module: object) -> str: ...
 def module_watch_values(
     module: object,
     values: list[tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]],

@@ -116,6 +116,11 @@ bool ModuleGuard::reads_attributes_of(PyObject* module) const noexcept {
          owners_[static_cast<std::size_t>(found - modules_.begin())].held != nullptr;
 }
 
+bool ModuleGuard::reads_all_attributes() const noexcept {
+  return std::all_of(owners_.begin(), owners_.end(),
+                     [](const Owner& owner) { return owner.held != nullptr; });
+}
+
 void ModuleGuard::allow_forward_hooks(py::object collector) {
   if (!PyContextVar_CheckExact(collector.ptr())) {
     throw std::invalid_argument("hooks collect into no variable of the context");

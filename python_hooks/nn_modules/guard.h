@@ -71,6 +71,8 @@ class ModuleGuard {
   const std::vector<PyObject*>& modules() const noexcept { return modules_; }
   // Whether check() finds out itself what a write to an attribute of `module` did.
   bool reads_attributes_of(PyObject* module) const noexcept;
+  // The same of all modules: check() may be asked again after it did not give kSame.
+  bool reads_all_attributes() const noexcept;
 
  private:
   struct Child {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -70,6 +71,30 @@ ModuleVariant* ModuleRecord::add(std::span<const Word> words) {
   return &current_->front();
 }
 
+void ModuleRecord::keep_guard(const ModuleGuard& next) {
+  if (guard == nullptr || !guard->reads_all_attributes() || guard->modules() != next.modules()) {
+    return;
+  }
+  kept_guard = std::move(guard);
+  kept_identity = guard_identity;
+}
+
+bool ModuleRecord::takes_back(bool* requires_grad) noexcept {
+  if (kept_guard == nullptr || !guard->reads_all_attributes() ||
+      kept_guard->check(requires_grad) != ModuleGuard::Verdict::kSame ||
+      !ways_hold(kept_identity)) {
+    return false;
+  }
+  try {
+    use_identity(kept_identity);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  std::swap(guard, kept_guard);
+  std::swap(guard_identity, kept_identity);
+  return true;
+}
+
 void ModuleRecord::use_identity(const std::string& identity) {
   const auto known = by_identity_.find(identity);
   if (known == by_identity_.end() && by_identity_.size() >= kMaxIdentities) {
@@ -87,6 +112,7 @@ void ModuleRecord::forget_forms() {
   classes_by_identity_.clear();
   values = std::make_unique<ModuleValues>();
   ways.clear();
+  kept_guard = nullptr;
   values_changed = false;
   left = {};
   forms_to_try = kFormsToTry;

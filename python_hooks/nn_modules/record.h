@@ -114,6 +114,13 @@ class ModuleRecord {
   // nullptr when too many forms are known.
   ModuleVariant* add(std::span<const Word> words);
   void use_identity(const std::string& identity);
+  // Keeps the guard that holds now for when the module is again what it was, as one that is
+  // switched between training and evaluation: to be called before another guard takes its place.
+  // Without an effect where `next` has other modules, which would live on, or the guard needs to be
+  // told of writes.
+  void keep_guard(const ModuleGuard& next);
+  // Whether the module is again what the kept guard says, which then holds; fills `requires_grad`.
+  bool takes_back(bool* requires_grad) noexcept;
   // Forgets the forms of all identities, and what their kernels read: to be called before
   // use_identity().
   void forget_forms();
@@ -188,12 +195,20 @@ class ModuleRecord {
   std::uint64_t counted_before = 0;  // hits, native and pending at the last of them
   std::uint64_t hits_before = 0;
   std::unique_ptr<ModuleGuard> guard;
+  std::string guard_identity;  // what the guard says
+  // Another one that held before, of another identity, and what that is; null where there is none.
+  std::unique_ptr<ModuleGuard> kept_guard;
+  std::string kept_identity;
   // What the functions read that the kernels, of whatever form and identity, were traced from.
   std::unique_ptr<ModuleValues> values = std::make_unique<ModuleValues>();
   // By identity: the attributes of modules by which these kernels' guards go on to what `values`
   // compares. An equal object in its place has the module's identity, and nothing inside of it is
   // compared. To be asked before use_identity(): another attribute is noticed by the guard.
   std::map<std::string, ModuleValues> ways;
+  bool ways_hold(const std::string& of) const noexcept {
+    const auto found = ways.find(of);
+    return found == ways.end() || found->second.same();
+  }
   bool values_changed = false;       // and so no kernel answers until the Python side has looked
   std::uint64_t values_changes = 0;  // how often that was noticed
   std::uint64_t hits = 0;

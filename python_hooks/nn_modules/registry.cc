@@ -85,7 +85,7 @@ std::vector<std::shared_ptr<ModuleRecord>> ModuleRegistry::records() const {
 
 bool ModuleRegistry::set_guard(ModuleRecord& record, std::unique_ptr<ModuleGuard> guard,
                                const std::string& identity, std::uint64_t version,
-                               bool forget_forms) {
+                               bool forget_forms, bool keeps_former) {
   record.asked = false;
   if (record.version != version) {
     return false;
@@ -99,8 +99,13 @@ bool ModuleRegistry::set_guard(ModuleRecord& record, std::unique_ptr<ModuleGuard
   for (PyObject* module : guard->modules()) {
     watchers_.emplace(module, &record);
   }
-  // The old one may hold the last reference to a submodule, whose end runs code.
+  // Old ones may hold the last reference to a submodule, whose end runs code.
+  const std::unique_ptr<ModuleGuard> oldest = std::move(record.kept_guard);
+  if (keeps_former && !forget_forms && record.guard_identity != identity) {
+    record.keep_guard(*guard);
+  }
   const std::unique_ptr<ModuleGuard> old = std::exchange(record.guard, std::move(guard));
+  record.guard_identity = identity;
   if (forget_forms) {
     record.forget_forms();
   }

@@ -81,9 +81,11 @@ class ModuleRegistry {
   std::vector<std::shared_ptr<ModuleRecord>> records() const;
 
   // Gives the record a new guard, unless something changed since `version`: false then. With
-  // `forget_forms` no kernel that it has answers any more, of whatever identity.
+  // `forget_forms` no kernel that it has answers any more, of whatever identity. With
+  // `keeps_former` the guard that it had is kept beside the new one (ModuleRecord::keep_guard).
   bool set_guard(ModuleRecord& record, std::unique_ptr<ModuleGuard> guard,
-                 const std::string& identity, std::uint64_t version, bool forget_forms);
+                 const std::string& identity, std::uint64_t version, bool forget_forms,
+                 bool keeps_former);
   // Something was assigned to `module`.
   void note_changed(PyObject* module) noexcept;
   // Asks the Python side to look at the module, once until it has.

@@ -27,10 +27,12 @@ class ModuleInfo:
 
     name: str
     identity: str = ""
+    free_looks: int = 0  # that took nothing of what looks may take
     looks: int = 0  # at what had not been seen before
     looks_waiting: int = 0  # since the last hit, while a kernel was being made
     disturbed: int = 0  # looks in a row during which it changed
     in_calls: bool = False  # between them it is another one
+    modeless: str = ""  # what it was at the last look, but for whether its modules are training
     text: str = ""  # what it was at the last look, where it changes often
     changing: frozenset[tuple[str, str]] = frozenset()  # in which attributes, by (path, name)
     settled: bool = False  # it was looked at again because its first call had changed it
@@ -139,7 +141,7 @@ class KnownModules:
                         reason=_reason(info, row["state"], gradients=False),
                         training_hits=row["training_hits"],
                         training_reason=_reason(info, row["state"], gradients=True),
-                        identity=info.identity,
+                        identity=core.module_identity(row["module"]) or info.identity,
                         replayed=row["replayed"],
                         replay=row["replay"],
                         being_made=id(row["module"]) in asked,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Set
 
@@ -11,7 +12,8 @@ import torch
 from eagercache.base.load import core
 from eagercache.callables.module_identity import Identity, Unfit, Unsettled
 from eagercache.calls.opaque import leave_out
-from eagercache.modules.changing import changed_attributes
+from eagercache.modules import look_budget
+from eagercache.modules.changing import changed_attributes, modeless
 from eagercache.modules.known import KnownModules, ModuleInfo
 from eagercache.modules.shapes import SizeBook
 from eagercache.modules.watch import described
@@ -41,6 +43,18 @@ class ModuleLooks:
         self._known = known
         self._sizes = sizes
         self._asked = asked
+        self._budget = look_budget.LookBudget()
+
+    def has_to_wait(self, module: torch.nn.Module) -> bool:
+        """Whether looks have taken too much of the program's time; its forward answers meanwhile.
+
+        Its next call asks again. Not where the program waits for kernels.
+        """
+        info = self._known.find(module)
+        if info is None or _waits() or self._budget.allows():
+            return False
+        look_later(module)
+        return True
 
     def has_to_be_in_the_call(self, module: torch.nn.Module) -> bool:
         """Whether it changes between its calls: what it is in one is seen there alone."""
@@ -62,6 +76,20 @@ class ModuleLooks:
         version = core.module_version(module)
         if version is None:
             return
+        began = time.monotonic()
+        try:
+            self._look(module, info, version)
+        finally:
+            self._spend(module, info, time.monotonic() - began)
+
+    def _spend(self, module: torch.nn.Module, info: ModuleInfo, seconds: float) -> None:
+        if info.free_looks >= look_budget.FREE_LOOKS:
+            self._budget.spend(seconds)
+            return
+        info.free_looks += 1
+        weakref.finalize(module, self._budget.spend, seconds).atexit = False
+
+    def _look(self, module: torch.nn.Module, info: ModuleInfo, version: int) -> None:
         try:
             same = self._describe(module, info, version)
         except Unsettled as error:
@@ -91,6 +119,8 @@ class ModuleLooks:
         """Whether the core watches it as it is; None where it does not, and that is no accident."""
         assert core is not None
         found = described(module)
+        if core.module_version(module) != version:
+            return look_later(module)  # partly what it was: no look at what it is
         info.identity = found.identity.digest
         # One that was seen before, as of a mode that is switched on and off, finds its kernels.
         if info.identity not in info.seen:
@@ -108,6 +138,7 @@ class ModuleLooks:
             if not self._known.forget_kernels(module, info):
                 return None
             self._sizes.clear()
+        before, info.modeless = info.modeless, modeless(found.identity)
         return bool(
             core.module_set_guard(
                 module,
@@ -116,6 +147,7 @@ class ModuleLooks:
                 version,
                 found.values,
                 anew,
+                info.modeless == before,
             )
         )
 

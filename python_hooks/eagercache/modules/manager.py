@@ -160,6 +160,8 @@ class ModuleManager:
     def _look(self, module: torch.nn.Module) -> None:
         reference = weakref.ref(module)
         configuration = session.configuration
+        if self._looks.has_to_wait(module):
+            return
         beside = configuration is None or configuration.on_miss == "background"
         if beside and not self._looks.has_to_be_in_the_call(module):
             self._thread.post(lambda: self._looks.look(reference))
@@ -180,10 +182,11 @@ class ModuleManager:
         if info is None or configuration is None:
             return
         waits = configuration.on_miss == "wait"
-        missed = Missed(Form(weakref.ref(module), info.identity, key, calls, gradients))
+        assert core is not None
+        identity = core.module_identity(module) or info.identity
+        missed = Missed(Form(weakref.ref(module), identity, key, calls, gradients))
         if configuration.on_miss != "native":
             missed.compile = waits or calls >= COMPILE_AT
-            assert core is not None
             with core.native_calls(), torch.no_grad():
                 missed.args, missed.kwargs = sketched(args, kwargs)
             missed.state = GlobalState.current()

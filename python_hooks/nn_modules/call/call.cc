@@ -94,6 +94,9 @@ ModuleGuard::Verdict check(ModuleRecord& record, bool* requires_grad) noexcept {
     return ModuleGuard::Verdict::kChanged;
   }
   ModuleGuard::Verdict verdict = record.guard->check(requires_grad);
+  if (verdict == ModuleGuard::Verdict::kChanged && record.takes_back(requires_grad)) {
+    verdict = ModuleGuard::Verdict::kSame;
+  }
   if (verdict == ModuleGuard::Verdict::kSame && !record.values->same()) {
     record.note_values_changed();
     return ModuleGuard::Verdict::kChanged;

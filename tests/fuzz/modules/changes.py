@@ -107,6 +107,16 @@ class Session:
         return Outcome(raised, values, [_moved(before, after) for before, after in pairs])
 
     @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """A block in training mode, after a call in it."""
+        self.module.train()
+        try:
+            self.call()
+            yield
+        finally:
+            self.module.eval()
+
+    @contextlib.contextmanager
     def _context(self, around: str) -> Iterator[None]:
         if not around:
             yield
@@ -177,12 +187,24 @@ class Judge:
         self._out.write(json.dumps({"kind": kind, **values}) + "\n")
         self._out.flush()
 
-    def change(self, session: Session, change: Change, *, had: bool, before: Outcome) -> None:
-        """Makes one change, judges the next calls, takes it back, and judges again."""
+    def change(
+        self,
+        session: Session,
+        change: Change,
+        *,
+        had: bool,
+        before: Outcome,
+        trains: bool = False,
+    ) -> None:
+        """Makes one change, judges the next calls, takes it back, and judges again.
+
+        ``trains``: while the module is in training mode, which it leaves before the next call.
+        """
         around = "" if change.undo else change.do
         try:
             if not around:
-                session.run(change.do)
+                with session.training() if trains else contextlib.nullcontext():
+                    session.run(change.do)
         except Exception:
             self.counts["not_made"] += 1  # of no value that this place can have
             with contextlib.suppress(Exception):
@@ -227,10 +249,11 @@ class Judge:
 def enable(cache: Path, on_miss: str) -> Any:
     """Kernels of whole modules and no others, at once forgotten what was known of modules."""
     import eagercache
-    from eagercache.modules import looks
+    from eagercache.modules import look_budget, looks
 
     # A program whose values change as often is left alone; here each change is one of its own.
     looks.MAX_LOOKS = looks.MAX_LOOKS_WITHOUT_HITS = looks.MAX_WAITS_WITHOUT_HITS = 1 << 40
+    look_budget.SHARE = 1e9
     torch.set_num_threads(1)
     return eagercache.enable(
         (), modules="auto", training=True, on_miss=on_miss, choose="always", cache_dir=cache
@@ -300,7 +323,8 @@ def change_all(judge: Judge, worlds: list[World], options: argparse.Namespace) -
                     if not session.settle():
                         judge.say("refused", world=world.about, why=session.why())
                         break
-                judge.change(session, change, had=True, before=before)
+                trains = random.random() < 0.5
+                judge.change(session, change, had=True, before=before, trains=trains)
             _show(options, f"change {number + 1} of {len(worlds)}: {judge.counts}")
 
 

@@ -36,7 +36,9 @@ import types
 import torch, eagercache
 from torch import nn
 from eagercache.base.load import core
+from eagercache.modules import look_budget
 from eagercache.modules.manager import manager
+look_budget.SHARE = 1e9  # more changes than any program makes
 torch.set_num_threads(1)
 
 class Plain:

@@ -30,7 +30,9 @@ def test_a_refused_module_says_why_although_it_had_kernels(
     info.reasons[False] = "its attributes change"
     row: dict[str, Any] = dict.fromkeys(("hits", "pending", "native", "training_hits"), 0)
     row |= {"module": module, "state": state, "aside_reasons": {}, "replayed": 0, "replay": ""}
-    monkeypatch.setattr(known, "core", SimpleNamespace(module_stats=lambda: [row]))
+    monkeypatch.setattr(
+        known, "core", SimpleNamespace(module_stats=lambda: [row], module_identity=lambda _: "")
+    )
     ((_, stats),) = modules.stats()
     assert stats.reason == reason
 
