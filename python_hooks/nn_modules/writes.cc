@@ -51,12 +51,20 @@ bool may_write(const ModuleKernel& kernel, const ModuleGuard& guard, const Modul
   return true;
 }
 
-void move_versions(const ModuleKernel& kernel, const ModuleGuard& guard,
-                   const ModuleCallForm& form) {
+c10::SmallVector<at::Tensor, 4> written_tensors(const ModuleKernel& kernel,
+                                                const ModuleGuard& guard,
+                                                const ModuleCallForm& form) {
+  c10::SmallVector<at::Tensor, 4> written;
   for (const ModuleKernel::Write& write : kernel.writes) {
-    const at::Tensor& tensor = input_of(kernel.inputs[write.input], guard, form);
-    for (std::uint32_t i = 0; i < write.times; ++i) {
-      move_version(tensor);
+    written.push_back(input_of(kernel.inputs[write.input], guard, form));
+  }
+  return written;
+}
+
+void move_versions(const ModuleKernel& kernel, c10::ArrayRef<at::Tensor> written) {
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    for (std::uint32_t times = 0; times < kernel.writes[i].times; ++times) {
+      move_version(written[i]);
     }
   }
 }

@@ -4,6 +4,8 @@
 // into buffers of the module, as norms do in training mode. Under the GIL.
 
 #include <Python.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include "python_hooks/nn_modules/arguments.h"
 #include "python_hooks/nn_modules/guard.h"
@@ -26,9 +28,14 @@ inline const at::Tensor& input_of(const ModuleKernel::Input& input, const Module
 // at any time, and eager would not raise. The forward answers otherwise.
 bool may_write(const ModuleKernel& kernel, const ModuleGuard& guard, const ModuleCallForm& form);
 
-// Moves the version counters as the forward does. After the kernel has answered.
-void move_versions(const ModuleKernel& kernel, const ModuleGuard& guard,
-                   const ModuleCallForm& form);
+// What the kernel writes into, held: other threads may give the module other tensors while the GIL
+// is released.
+c10::SmallVector<at::Tensor, 4> written_tensors(const ModuleKernel& kernel,
+                                                const ModuleGuard& guard,
+                                                const ModuleCallForm& form);
+
+// Moves the version counters of these as the forward does. After the kernel has answered.
+void move_versions(const ModuleKernel& kernel, c10::ArrayRef<at::Tensor> written);
 
 // What the caller gets when such a kernel fails: it may have written, so the forward must not run.
 void raise_undefined(const ModuleKernel& kernel);

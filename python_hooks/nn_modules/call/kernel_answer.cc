@@ -152,6 +152,8 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
     return nullptr;
   }
   Outputs outputs(kernel.model->num_outputs());
+  // Once the GIL was released the guard may be another one, of other tensors.
+  const auto written = written_tensors(kernel, guard, form);
   const LoadedKernel::Outcome outcome = kernel.device.is_cuda() && replays_are_made()
                                             ? run_or_replay(kernel, guard, form, drawn, outputs)
                                             : run_container(kernel, guard, form, drawn, outputs);
@@ -167,7 +169,7 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
       return nullptr;  // the forward raises what there is to raise
     }
   }
-  move_versions(kernel, guard, form);
+  move_versions(kernel, written);
   PyObject* const answer = wrap_outputs(kernel, strides, form, outputs);
   if (answer != nullptr && drawn.masks) {
     drawn.masks->use();
