@@ -1,158 +1,99 @@
-"""Programs that go to and fro between training and evaluation, and what they change meanwhile."""
+"""Programs that go to and fro between training and evaluation while a kernel is made."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Iterator
 
+import eagercache
 import pytest
-from conftest import run_program
-
-# What is done in one mode, and how it is taken back. The kernel of the other mode is asked next.
-CHANGES = {
-    "nothing": ("pass", "pass"),
-    "attribute": ("model.scale = 3.0", "model.scale = 2.0"),
-    "attribute of a part": ("model.part.scale = 3.0", "model.part.scale = 2.0"),
-    "inside of an object": ("model.options.value = 3.0", "model.options.value = 2.0"),
-    "an equal object and its inside": (
-        "model.options = Options(2.0); model.options.value = 3.0",
-        "model.options = Options(2.0)",
-    ),
-    "inside of a list": ("model.numbers[0] = 3.0", "model.numbers[0] = 2.0"),
-    "class": ("Part.gain = 3.0", "Part.gain = 2.0"),
-    "global": ("GLOBAL = 3.0", "GLOBAL = 2.0"),
-    "parameter": (
-        "old = model.part.weight; model.part.weight = nn.Parameter(old.detach() * 3.0)",
-        "model.part.weight = old",
-    ),
-    "data of a parameter": ("model.part.weight.data *= 3.0", "model.part.weight.data /= 3.0"),
-    "dtype of a buffer": (
-        "model.shift = model.shift.double()",
-        "model.shift = model.shift.float()",
-    ),
-    "part": (
-        "old = model.part; model.part = Part(3.0); model.part.train(not model.training)",
-        "model.part = old",
-    ),
-    "hook": (
-        "hook = model.part.register_forward_hook(lambda *given: given[-1] * 3.0)",
-        "hook.remove()",
-    ),
-    "mode of a part": ("stays = True", "stays = False"),
-    "method": ("model.forward = model.other", "del model.forward"),
-}
-
-PROGRAM = """
-import torch, eagercache
-from torch import nn
-from eagercache.base.load import core
+import torch
 from eagercache.modules import look_budget
+from eagercache.modules.forms import Form, Missed
+from eagercache.modules.looks import MAX_LOOKS_WITHOUT_HITS
 from eagercache.modules.manager import manager
-look_budget.SHARE = 1e9  # more changes than any program makes
-torch.set_num_threads(1)
-torch.manual_seed(0)
-GLOBAL = 2.0
-stays = False
+from torch import nn
 
-class Options:
-    def __init__(self, value):
-        self.value = value
-
-class Part(nn.Linear):
-    gain = 2.0
-    def __init__(self, scale):
-        super().__init__(8, 8)
-        self.scale = scale
-    def forward(self, x):
-        return super().forward(x) * self.scale * self.gain * (1.0 if self.training else 0.5)
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.part, self.scale = Part(2.0), 2.0
-        self.options, self.numbers = Options(2.0), [2.0]
-        self.register_buffer("shift", torch.ones(8))
-    def forward(self, x):
-        y = self.part(x).tanh() * self.scale * self.options.value * self.numbers[0] * GLOBAL
-        return y * 2.0 + self.shift if self.training else y + self.shift
-    def other(self, x):
-        return self.part(x) - 1.0
-
-model, x = Model(), torch.randn(4, 8)
-
-def call(training):
-    model.train(training)
-    if stays:
-        model.part.train(not training)
-    if not training:
-        with torch.no_grad():
-            return [model(x)]
-    given = x.clone().requires_grad_(True)
-    answer = model(given)
-    return [answer.detach(), *torch.autograd.grad(answer.sum(), [given, model.part.weight])]
-
-def eager(training):
-    core.set_answering(False)
-    answers = call(training)
-    core.set_answering(True)
-    return answers
-
-def same(training):
-    mine, its = call(training), eager(training)
-    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(mine, its))
-
-def row():
-    return next(row for part, row in manager.stats() if part is model)
-
-options = dict(ops=(), modules="auto", training=True, choose="always")
-eagercache.enable(on_miss="wait", **options)
-for number in range(8):
-    call(number % 2 == 0)
-eagercache.enable(on_miss="native", **options)  # kernels of what it is now, and no others
-for number in range(12):
-    call(number % 2 == 0)
-before = row()
-began = before.hits, before.native, sum(before.aside_reasons.values())
-for number in range(40):
-    call(number % 2 == 0)
-after = row()
-ended = after.hits, after.native, sum(after.aside_reasons.values())
-steps = [one - other for one, other in zip(ended, began)]
-
-seen = []
-for name, (change, back) in CHANGES.items():
-    for mode in (True, False):
-        right = []
-        call(mode)
-        hits = row().hits
-        for _ in range(6):  # kernels of both modes answer
-            call(not mode), call(mode)
-        answered = row().hits > hits
-        exec(change)  # in `mode`
-        right += [same(not mode), same(mode), same(not mode)]
-        exec(back)
-        right += [same(mode), same(not mode)]
-        seen.append([name, mode, answered, right])
-    # One that was given up for its changes is another one from here on.
-    eagercache.enable(on_miss="native", **options)
-report(steps=steps, seen=seen)
-"""
+X = torch.randn(4, 8)
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    folder: Path = tmp_path_factory.mktemp("modes")
-    program = PROGRAM.replace("CHANGES.items()", f"{CHANGES!r}.items()")
-    return run_program(program, folder, fills=True)
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module]:
+    """One that is looked at; nothing is asked of a worker, which takes as long as it likes."""
+
+    def leave(_digest: str, _module: nn.Module, missed: Missed) -> None:
+        missed.done.set()
+
+    monkeypatch.setattr(manager._requests, "_submit", leave)
+    monkeypatch.setattr(look_budget, "SHARE", 1e9)  # looks are counted here
+    made = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(0.1))
+    with eagercache.enable((), modules=[nn.Sequential], training=True, on_miss="native"):
+        yield made
 
 
-def test_switches_cost_no_look(seen: dict) -> None:
-    assert seen["steps"] == [40, 0, 0], seen["steps"]
+def epochs(model: nn.Module, count: int) -> None:
+    """Each switches the mode, and makes two calls: one is looked at, at once, and one counts."""
+    for _ in range(count):
+        model.train(not model.training)
+        for _ in range(2):
+            model(X)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_is_changed_in_the_other_mode_is_noticed(seen: dict, change: str) -> None:
-    rows = [row for row in seen["seen"] if row[0] == change]
-    assert len(rows) == 2
-    for _, mode, answered, right in rows:
-        assert answered, (change, mode)
-        assert right == [True] * 5, (change, mode)
+def three_modes(model: nn.Module, count: int) -> None:
+    """The same with a mode more: of two by turns the second is known without a look."""
+    for number in range(count):
+        model.train(number % 3 > 0)
+        model.get_submodule("2").train(number % 3 == 1)
+        for _ in range(2):
+            model(X)
+
+
+def reason(model: nn.Module) -> str:
+    return next(row.reason for part, row in manager.stats() if part is model)
+
+
+def test_looks_do_not_count_that_come_before_a_kernel_which_is_waited_for(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[int] = {id(model)}
+    monkeypatch.setattr(manager._requests, "asked", lambda: asked)
+    three_modes(model, MAX_LOOKS_WITHOUT_HITS + 8)
+    assert not reason(model)
+    asked.clear()
+    three_modes(model, MAX_LOOKS_WITHOUT_HITS - 8)
+    assert not reason(model)
+    three_modes(model, 16)
+    assert reason(model) == "it changes again and again, and has no kernel"
+
+
+def test_a_module_that_is_another_one_between_its_calls_is_looked_at_in_them(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As trainers set on a module what they are about to do."""
+    beside: list[Callable[[], None]] = []
+    monkeypatch.setattr(manager._thread, "post", beside.append)
+    with eagercache.enable((), modules=[nn.Sequential], training=True, on_miss="background"):
+        for _ in range(16):
+            model.phase = "step"  # type: ignore[assignment]
+            model(X)
+            model.phase = None  # type: ignore[assignment]
+            while beside:
+                beside.pop(0)()
+        (row,) = [row for part, row in manager.stats() if part is model]
+    assert row.state == "watched"
+    assert row.pending >= 8
+
+
+def test_a_request_for_a_mode_that_the_module_is_no_longer_in_is_not_made(
+    model: nn.Module,
+) -> None:
+    epochs(model, 2)
+    info = manager._known.find(model)
+    assert info is not None and model.training and len(info.seen) == 2
+    form = Form(weakref.ref(model), info.identity, b"", 1, True)
+    assert not manager._requests._is_another(model, form)
+    model.eval()
+    assert manager._requests._is_another(model, form)
+    assert not info.settled  # nothing is to be looked at once more
+    model.train()
+    assert not manager._requests._is_another(model, form)
