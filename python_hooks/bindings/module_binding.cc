@@ -53,7 +53,7 @@ using GuardEntry =
 
 bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
                const std::string& identity, std::uint64_t version, const py::list& values,
-               bool forget_forms, bool keeps_former) {
+               bool forget_forms, bool keeps_former, bool takes_others) {
   auto record = require_record(module);
   record->asked = false;
   auto guard = std::make_unique<ModuleGuard>();
@@ -70,6 +70,9 @@ bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
     }
   }
   guard->values().add(values);
+  if (takes_others) {
+    guard->allow_other_tensors();
+  }
   return ModuleRegistry::instance().set_guard(*record, std::move(guard), identity, version,
                                               forget_forms, keeps_former);
 }
@@ -167,7 +170,8 @@ void bind_records(py::module_& module) {
   module.def("modules_forget_all", [] { ModuleRegistry::instance().forget_all(); });
   module.def("module_set_guard", &set_guard, py::arg("module"), py::arg("entries"),
              py::arg("identity"), py::arg("version"), py::arg("values") = py::list(),
-             py::arg("forget_forms") = false, py::arg("keeps_former") = false);
+             py::arg("forget_forms") = false, py::arg("keeps_former") = false,
+             py::arg("takes_others") = false);
   module.def("module_identity", [](py::handle object) {
     const auto record = ModuleRegistry::instance().find(object.ptr());
     return record == nullptr ? std::string() : record->guard_identity;

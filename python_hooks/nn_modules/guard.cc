@@ -1,7 +1,9 @@
 #include "python_hooks/nn_modules/guard.h"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 
 namespace eagercache {
@@ -158,7 +160,7 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
                            : kind == "buffer"  ? owner.buffers
                                                : owner.attributes;
   py::object key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name.c_str()));
-  Slot slot{dict, std::move(key), {}, nullptr, {}, nullptr};
+  Slot slot{dict, std::move(key), {}, nullptr, slots_.size(), {}, nullptr};
   for (const py::handle step : steps) {
     const bool is_number = PyLong_CheckExact(step.ptr()) != 0;
     const Py_ssize_t position = is_number ? PyLong_AsSsize_t(step.ptr()) : -1;
@@ -181,6 +183,9 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
     device_ = tensor->device();
   }
   slot.object = object;
+  const auto same = std::find_if(slots_.begin(), slots_.end(),
+                                 [&](const Slot& other) { return other.object == object; });
+  slot.first = static_cast<std::size_t>(same - slots_.begin());
   slot.form = TensorForm::of(*tensor);
   slot.current = tensor;
   slots_.push_back(std::move(slot));
@@ -239,6 +244,23 @@ ModuleGuard::Verdict ModuleGuard::check_hooks(const Owner& owner) noexcept {
   return others ? Verdict::kHooked : Verdict::kSame;
 }
 
+bool ModuleGuard::take_others() const noexcept {
+  try {
+    std::unordered_map<PyObject*, std::size_t> firsts;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (firsts.try_emplace(object_in(slots_[i]), i).first->second != slots_[i].first) {
+        return false;
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  for (const Slot& slot : slots_) {
+    slot.object = object_in(slot);
+  }
+  return true;
+}
+
 ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
   for (std::size_t i = 0; i < owners_.size(); ++i) {
     const Owner& owner = owners_[i];
@@ -264,10 +286,14 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
     }
   }
   bool any_grad = false;
+  bool any_other = false;
   for (const Slot& slot : slots_) {
     PyObject* object = object_in(slot);
-    if (object != slot.object) {
-      return Verdict::kChanged;
+    if (object != slot.object) [[unlikely]] {
+      if (!takes_others_ || object == nullptr) {
+        return Verdict::kChanged;
+      }
+      any_other = true;
     }
     // The same object, or a new one at its address: in either case its own metadata is read.
     const at::Tensor* tensor = exact_tensor(object);
@@ -277,6 +303,9 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
     }
     any_grad = any_grad || tensor->requires_grad();
     slot.current = tensor;
+  }
+  if (any_other && !take_others()) {
+    return Verdict::kChanged;
   }
   *requires_grad = any_grad;
   if (collector_ && !is_idle(collector_.ptr())) [[unlikely]] {

@@ -53,6 +53,10 @@ class ModuleGuard {
   std::size_t add_tensor(const std::string& kind, const std::string& name,
                          const pybind11::tuple& steps = pybind11::tuple());
 
+  // Nothing else of the module leads to one of its tensors: another one in its place is as good, if
+  // its metadata is the same, and those places have one tensor that had one.
+  void allow_other_tensors() noexcept { takes_others_ = true; }
+
   // What is inside of attributes, added to by the caller before the first check.
   ModuleValues& values() noexcept { return values_; }
   const ModuleValues& values() const noexcept { return values_; }
@@ -100,7 +104,8 @@ class ModuleGuard {
     pybind11::object dict;
     pybind11::object name;
     std::vector<Step> steps;
-    PyObject* object;  // identity only
+    mutable PyObject* object;  // identity only
+    std::size_t first;         // the first slot that has this tensor
     TensorForm form;
     mutable const at::Tensor* current = nullptr;
   };
@@ -115,11 +120,14 @@ class ModuleGuard {
   static Verdict check_hooks(const Owner& owner) noexcept;
   // What is in a slot's place now, borrowed; nullptr where nothing is.
   static PyObject* object_in(const Slot& slot) noexcept;
+  // Takes the tensors that are in the places now, if they are one where those before were.
+  bool take_others() const noexcept;
 
   std::vector<PyObject*> modules_;
   std::vector<pybind11::object> kept_;  // the submodules without the root
   std::vector<Owner> owners_;
   std::vector<Slot> slots_;
+  bool takes_others_ = false;
   std::optional<c10::Device> device_;
   std::vector<Label> labels_;  // of the slots
   ModuleValues values_;

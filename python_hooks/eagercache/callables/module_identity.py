@@ -78,6 +78,7 @@ class Identity:
     arrays: tuple[Any, ...] = ()  # of numpy, whose values are in the text
     opaque: tuple[OpaqueAttribute, ...] = ()  # which the text has as being there
     holders: tuple[Any, ...] = ()  # what leads from attributes to modules of the tree
+    leads_back: bool = False  # whether something among attributes leads to a slot's tensor
 
     @property
     def digest(self) -> str:
@@ -167,7 +168,7 @@ def identify(module: torch.nn.Module, *, allow_opaque: bool = False) -> Identity
         separators=(",", ":"),
     )
     found = (tuple(writer.arrays), tuple(writer.opaque), tuple(writer.holders.values()))
-    return Identity(text, tuple(slots), tuple(modules), hooked, *found)
+    return Identity(text, tuple(slots), tuple(modules), hooked, *found, writer.leads_back)
 
 
 def _names(module: torch.nn.Module) -> list[Any]:
@@ -229,6 +230,7 @@ class Writer:
 
     Attributes:
         holders: by identity, what leads to modules of the tree, which are written by their paths.
+        leads_back: whether what was written led to one of the module's own tensors.
     """
 
     def __init__(
@@ -245,6 +247,7 @@ class Writer:
         self.arrays: list[Any] = []
         self.holders: dict[int, Any] = {}
         self.opaque: list[OpaqueAttribute] = []
+        self.leads_back = False
 
     def write_attribute(self, value: Any, path: str, name: str, *, needed: bool) -> Any:
         """The attribute ``name`` of the module at ``path``. Raises Unfit.
@@ -295,6 +298,7 @@ class Writer:
         if isinstance(value, torch.Tensor):
             if id(value) not in self._own:
                 raise Unfit(f"attribute {where} holds a tensor inside a container")
+            self.leads_back = True
             return ["tensor", self._own[id(value)]]
         if type(value) is weakref.ref:
             return ["reference", self._referred(value(), where)]
@@ -372,6 +376,7 @@ class Writer:
 
     def _referred(self, value: Any, where: str) -> str:
         if id(value) in self._own:
+            self.leads_back = True
             return self._own[id(value)]
         if value is None or isinstance(value, torch.Tensor):
             # As in an RNN whose weights were replaced.

@@ -148,6 +148,7 @@ class ModuleLooks:
                 found.values,
                 anew,
                 info.modeless == before,
+                not found.identity.leads_back,
             )
         )
 

@@ -23,7 +23,15 @@ from eagercache.callables.code_values import (
     own_members,
     plain_value,
 )
-from eagercache.callables.guard_rows import GuardRow, Path, attribute, describe
+from eagercache.callables.guard_rows import (
+    NO_GUARD,
+    GuardRow,
+    Path,
+    attribute,
+    describe,
+    path_text,
+    resolve,
+)
 from eagercache.callables.made_classes import (
     find_class,
     getter_position,
@@ -31,6 +39,7 @@ from eagercache.callables.made_classes import (
     slots_of,
 )
 from eagercache.callables.objects import CallObjects, parts_of
+from eagercache.calls.opaque import Placeholder
 from eagercache.worker.inductor.commands import CompileRefused
 
 _NOBODY = torch.nn.Module()
@@ -188,3 +197,20 @@ def _path_of(function: types.FunctionType) -> Path | None:
             if held is function or getattr(held, "__func__", None) is function:
                 return (*root, ("attr", name), ("attr", attribute_name))
     return None
+
+
+def rows_of_foreign_modules(paths: list[Path], module: torch.nn.Module) -> Iterator[GuardRow]:
+    """All that the modules are that paths lead through or to, beside ``module`` and its parts.
+
+    Raises CompileRefused, also for a path through what this process was not told of.
+    """
+    own = set(map(id, module.modules()))
+    for path in {one[:length]: None for one in paths for length in range(1, len(one) + 1)}:
+        value = resolve(path, module)
+        if type(value) is Placeholder:
+            raise CompileRefused(value.complaint)
+        if isinstance(value, torch.nn.Module) and id(value) not in own:
+            said = describe(value, "module", None, module)
+            if said.startswith(NO_GUARD):
+                raise CompileRefused(f"the forward reads the module {path_text(path)}: {said}")
+            yield GuardRow(path, "module", None, said)

@@ -19,7 +19,6 @@ import torch
 
 from eagercache.callables.code_values import MISSING, is_covered, plain_value
 from eagercache.callables.guard_rows import (
-    NO_GUARD,
     GuardRow,
     Path,
     Step,
@@ -29,7 +28,6 @@ from eagercache.callables.guard_rows import (
     step_from,
 )
 from eagercache.callables.module_identity import Identity, Unfit, identify
-from eagercache.calls.opaque import Placeholder
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.compat.guard_sources import (
     AT_POSITION,
@@ -41,9 +39,10 @@ from eagercache.worker.compat.guard_sources import (
     variable_path,
 )
 from eagercache.worker.inductor.commands import CompileRefused
-from eagercache.worker.modules.class_rows import rows_of_function
+from eagercache.worker.modules.class_rows import rows_of_foreign_modules, rows_of_function
 from eagercache.worker.modules.opened import INNER
 from eagercache.worker.modules.questions import Questions, restored, row_of_class
+from eagercache.worker.modules.reads import refuse_second_way
 
 _BUILTINS = "__builtins_dict__"
 _ALIAS = "__import_"
@@ -79,6 +78,9 @@ class DynamoGuards:
         self._guards: list[Any] = []
         self._questions = Questions()
         self._read: dict[str, Any] = {}  # sources of all values that were read, by name
+        # Tensors that were read, and their sources.
+        self._met: list[tuple[torch.Tensor, Any]] = []
+        self._tensors: list[tuple[torch.Tensor, Any]] = []
         self._imports: dict[str, str] = {}
         self._scopes: dict[str, str] = {}  # names of modules whose globals are no module's
         self._namespace = ""
@@ -96,7 +98,9 @@ class DynamoGuards:
 
         @functools.wraps(build)
         def built(builder: Any, value: Any) -> Any:
-            if not isinstance(value, (torch.Tensor, types.ModuleType)):
+            if isinstance(value, torch.Tensor):
+                self._met.append((value, builder.source))
+            elif not isinstance(value, types.ModuleType):
                 self._read.setdefault(builder.source.name, builder.source)
             return build(builder, value)
 
@@ -111,7 +115,7 @@ class DynamoGuards:
                 for name, source in self._read.items()
                 if name not in guarded
             ]
-            self._read = {}
+            self._read, self._tensors, self._met = {}, self._met, []
             self._imports = dict(graph.import_sources)
             self._scopes = scopes_of(graph)
             self._namespace = str(graph.root_tx.f_globals.get("__name__", ""))
@@ -130,6 +134,9 @@ class DynamoGuards:
         self._module, self._identity = module, None
         self._names = {id(part): name for name, part in module.named_modules()}
         self._questions.check(self._path)
+        for value, source in self._tensors:
+            if self._is_own(value):
+                refuse_second_way(self._path(source), module, self._is_of_program(source))
         found: dict[tuple[str, ...], GuardRow] = {}
         for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
             if row is not None:
@@ -137,7 +144,7 @@ class DynamoGuards:
         # Also those of which no row was made: TorchDynamo guards little of PyTorch's own modules.
         read = (self._path(guard.originating_source) for guard in self._guards)
         paths = [*(row.path for row in found.values()), *filter(None, read)]
-        for row in _of_foreign_modules(paths, module):
+        for row in rows_of_foreign_modules(paths, module):
             found.setdefault(tuple(row.to_row()), row)
         if len(found) > MAX_GUARDS:
             raise CompileRefused(f"its forward reads {len(found)} values beside its tensors")
@@ -362,23 +369,6 @@ class DynamoGuards:
                 return None
             return (("import", self._scopes[name]), ("attr", rest[0][1]), *rest[1:])
         return (("import", self._namespace), ("attr", name), *rest)
-
-
-def _of_foreign_modules(paths: list[Path], module: torch.nn.Module) -> Iterator[GuardRow]:
-    """All that the modules are that paths lead through or to, beside ``module`` and its parts.
-
-    Raises CompileRefused, also for a path through what this process was not told of.
-    """
-    own = set(map(id, module.modules()))
-    for path in {one[:length]: None for one in paths for length in range(1, len(one) + 1)}:
-        value = resolve(path, module)
-        if type(value) is Placeholder:
-            raise CompileRefused(value.complaint)
-        if isinstance(value, torch.nn.Module) and id(value) not in own:
-            said = describe(value, "module", None, module)
-            if said.startswith(NO_GUARD):
-                raise CompileRefused(f"the forward reads the module {path_text(path)}: {said}")
-            yield GuardRow(path, "module", None, said)
 
 
 def _owner(path: Path, module: torch.nn.Module) -> str:

@@ -50,6 +50,8 @@ class Questions:
         # for what the forward makes.
         self._compared: list[list[Any]] = []
         self._keys: list[Any] = []
+        # Sources of tensors whose class was asked for, and whether the answer may be another one.
+        self._typed: list[tuple[Any, bool]] = []
         self._refused = ""
 
     def check(self, path_of: Callable[[Any], Path | None]) -> None:
@@ -68,6 +70,10 @@ class Questions:
         groups = (set(map(is_own, group)) for group in (*self._compared, self._keys))
         if any(len(group) == 2 for group in groups):
             raise CompileRefused("the forward asks whether a tensor is one of its own")
+        # The identity of a module does not say which of its tensors are parameters, and Dynamo
+        # takes each for a plain tensor. The key of a call says it of the arguments.
+        if any(is_wrong or is_own(source) for source, is_wrong in self._typed):
+            raise CompileRefused("the forward asks whether a tensor is a parameter")
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -90,6 +96,8 @@ class Questions:
                 before_item(undo, compare_op_handlers, name, self._identity)
             for name in {"get_python_hash", "hash_impl"} & vars(TensorVariable).keys():
                 before(undo, TensorVariable, name, self._key)
+            for name in {"var_getattr", "tp_getattro_impl"} & vars(TensorVariable).keys():
+                before(undo, TensorVariable, name, self._tensor_attribute)
             before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
             after(undo, TorchInGraphFunctionVariable, "call_function", self._answer)
             after(undo, PolyfilledFunctionVariable, "call_function", self._state)
@@ -139,6 +147,8 @@ class Questions:
         """Notes a question of classes, and what Dynamo computes with a class of the program."""
         if asked.fn in _IDENTITY:
             self._identity(translator, given)
+        if asked.fn is type and len(given) == 1:
+            self._class_of_tensor(given[0].realize())
         if self._refused or asked.fn in _OF_ANY_CLASS:
             return
         values = [part.realize() for part in given]
@@ -170,6 +180,22 @@ class Questions:
             # The key of a call and the identity of a module say what is in them alone.
             self._refused = "the forward asks whether two lists, tuples, sets or dicts are one"
 
+    def _tensor_attribute(self, asked: Any, _: Any, name: str) -> None:
+        if name == "__class__":
+            self._class_of_tensor(asked)
+
+    def _class_of_tensor(self, asked: Any, *, is_instance: bool = False) -> None:
+        """Notes that the class of a tensor was asked for, if ``asked`` is one that is given.
+
+        ``is_instance``: by `isinstance`, which Dynamo answers rightly.
+        """
+        from torch._dynamo.variables.tensor import TensorVariable
+
+        if isinstance(asked, TensorVariable) and asked.source is not None:
+            held = asked.proxy.node.meta.get("example_value")
+            is_wrong = not is_instance and isinstance(held, torch.nn.Parameter)
+            self._typed.append((asked.source, is_wrong))
+
     def _key(self, asked: Any, *_: Any) -> None:
         """Notes a tensor that is looked up in a dict, which is by identity."""
         self._keys.append(asked.source)
@@ -177,9 +203,12 @@ class Questions:
     def _kind(self, asked: Any, kinds: Any) -> None:
         try:
             kind, asked_for = _type_of(asked), kinds.as_python_constant()
-        except Exception:  # Dynamo refuses it, in words of its own
+        except Exception:  # as of `torch.nn.Parameter`; others Dynamo refuses, in words of its own
+            self._class_of_tensor(asked, is_instance=True)
             return
         for other in _flat(asked_for):
+            if other is not torch.Tensor and issubclass(other, torch.Tensor):
+                self._class_of_tensor(asked, is_instance=True)
             if not self._refused and not _is_settled(kind, other):
                 self._refused = (
                     f"the forward asks whether a {kind.__qualname__} is a {other.__qualname__}, "

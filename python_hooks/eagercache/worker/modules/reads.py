@@ -20,8 +20,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from eagercache.callables.guard_rows import Path, path_text, step_from
 from eagercache.callables.module_identity import Identity, Unfit
 from eagercache.callables.used_functions import FunctionRecorder
+from eagercache.worker.inductor.commands import CompileRefused
 
 # Attributes that are of the layout, the dtype or the device, or tensors themselves.
 _KNOWN = frozenset(
@@ -175,6 +177,34 @@ def check_names(recorder: FunctionRecorder, attributes: set[str]) -> None:
         named = {text for text in (*code.co_names, *code.co_consts) if text in attributes}
         if named:
             raise Unfit(f"{code.co_name} reads {min(named)}, an attribute that a tensor was given")
+
+
+def refuse_second_way(path: Path | None, module: torch.nn.Module, of_program: bool) -> None:
+    """Raises CompileRefused for a tensor of the module that is read where others may stand.
+
+    In a global variable, a class or a default, as no identity has what that is, while a kernel
+    takes what the module has. Dynamo has no guard where the module's own was read before.
+
+    ``path``: by which it was read; None where nobody knows one. ``of_program``: from a global.
+    """
+    if path is None:
+        if of_program:
+            raise CompileRefused("the forward finds a tensor of its module elsewhere, too")
+        return
+    owner: Any = module
+    is_found = path[0][0] == "self"
+    for step, key in path[1:]:
+        is_found = is_found and step != "type" and not _is_of_class(owner, key)
+        owner = step_from(owner, step, key, module)
+    if not is_found:
+        raise CompileRefused(f"the forward finds a tensor of its module in {path_text(path)}, too")
+
+
+def _is_of_class(owner: Any, key: Any) -> bool:
+    if not isinstance(owner, torch.nn.Module):
+        return False
+    groups = (vars(owner), owner._parameters, owner._buffers, owner._modules)
+    return not any(key in group for group in groups)
 
 
 def _is_of_torch(namespace: Mapping[str, Any]) -> bool:
