@@ -45,7 +45,7 @@ from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 from eagercache.calls import capturing_hooks
-from eagercache.calls.numerics import move_last_places
+from eagercache.calls.numerics import move_last_places, stored_part
 from eagercache.calls.opaque import OpaqueAttribute, Placeholder, hide
 from eagercache.calls.texts import named_line
 
@@ -238,7 +238,8 @@ class Transferred:
                 where = tensor.device
                 if where not in generators:
                     generators[where] = torch.Generator(where).manual_seed(seed)
-                tensor.copy_(_values(standin, generators[where], spread))
+                values = _values(standin, generators[where], spread)
+                stored_part(tensor, tensor).copy_(stored_part(values, tensor))
 
     @property
     def attributes(self) -> set[str]:

@@ -226,11 +226,20 @@ def move_last_places(
         for number, tensor in enumerate(tensors):
             if not tensor.is_floating_point():
                 continue
+            stored = stored_part(tensor, tensor)
             generator = torch.Generator(tensor.device).manual_seed(seed * 10_007 + number)
-            signs = torch.randint(0, 2, tensor.size(), generator=generator, device=tensor.device)
+            signs = torch.randint(0, 2, stored.size(), generator=generator, device=tensor.device)
             place = max(torch.finfo(dtype).eps for dtype in (tensor.dtype, rounded_to) if dtype)
             step = (signs * 2 - 1).to(tensor.dtype) * place
-            tensor.copy_(tensor * (1 + step))
+            stored.copy_(stored * (1 + step))
+
+
+def stored_part(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Of ``values``, of as many as ``tensor`` has, those that it stores: `expand` stores one."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.size(dimension) > 1:
+            values = values.narrow(dimension, 0, 1)
+    return values
 
 
 # What losses call the argument that says whether they add their terms up, and its values that do.
