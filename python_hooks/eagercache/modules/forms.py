@@ -133,8 +133,6 @@ def _refuse_shared(
         if id(tensor) in known:
             twice.append(tensor)
         known.add(id(tensor))
-    if any(tensor.requires_grad for tensor in twice) and missed.form.gradients:
-        raise NotTransferable("a tensor that needs gradients is given twice")
     if twice and CallObjects(missed.args, missed.kwargs).found:
         raise NotTransferable("a tensor is given twice, beside an object")
     if any(id(held) in known for held in (*module.parameters(), *module.buffers())):
