@@ -28,6 +28,8 @@ WHOLE_VIEWS = {
     "aten::unsqueeze",
     "aten::view",
 }
+# Of these, those that show each element once.
+_IN_ORDER = WHOLE_VIEWS - {"aten::expand"}
 # Those that show a part of it.
 PARTS = {"aten::select", "aten::slice"}
 VIEWS = WHOLE_VIEWS | PARTS | {"aten::as_strided"}
@@ -133,18 +135,32 @@ def holds(dtype: torch.dtype, other: torch.dtype) -> bool:
     return dtype == other or other in _WITHIN.get(dtype, ())
 
 
-def copied(
-    node: torch.fx.Node,
-) -> tuple[torch.fx.Node, torch.fx.Node, list[torch.dtype]]:
-    """(what ``node`` is a copy of a part of, what shows that part, the dtypes of the copies)."""
+@dataclass(frozen=True)
+class Copy:
+    """What a node is a copy of.
+
+    ``part`` of ``argument``, which is None where it has the argument's very sizes. ``is_whole``:
+    all of it, in whatever order. ``dtypes``: of the copies on the way.
+    """
+
+    argument: torch.fx.Node
+    part: Part | None
+    is_whole: bool
+    dtypes: tuple[torch.dtype, ...]
+
+
+def copied(node: torch.fx.Node) -> Copy:
+    """What ``node`` is a copy of: itself, at the least."""
     dtypes = [node.meta["val"].dtype]
     while operator_name(node) in _COPIES and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
         dtypes.append(node.meta["val"].dtype)
-    shown = node
-    while operator_name(node) in PARTS and isinstance(node.args[0], torch.fx.Node):
+    shown, is_whole = node, True
+    while operator_name(node) in PARTS | _IN_ORDER and isinstance(node.args[0], torch.fx.Node):
+        is_whole = is_whole and operator_name(node) in _IN_ORDER
         node = node.args[0]
-    return node, shown, dtypes
+    part = None if shown is node else part_of(shown, node)
+    return Copy(node, part, is_whole, tuple(dtypes))
 
 
 def views_of(node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -28,7 +28,6 @@ from eagercache.worker.graphs.rebuilt import (
     Rebuilt,
     copied,
     holds,
-    part_of,
     root_of,
     shown_by,
     views_of,
@@ -162,21 +161,27 @@ class Splitter:
     ) -> tuple[Rebuilt, ...]:
         rows: dict[int, Rebuilt] = {}
         for position, (node, source) in enumerate(zip(roots, saved, strict=True)):
-            argument, shown, dtypes = copied(node)
-            if source.kind != "made" or argument not in self._number:
+            copy = copied(node)
+            if source.kind != "made" or copy.argument not in self._number:
                 continue
-            index = self._arguments.index(argument)
+            index = self._arguments.index(copy.argument)
             wanted, part = self._reads.get(index, (None, None))
-            if wanted is None or not all(holds(dtype, wanted) for dtype in dtypes):
+            if wanted is None or not all(holds(dtype, wanted) for dtype in copy.dtypes):
                 continue
-            if part == (part_of(shown, argument) if shown is not argument else None):
+            if self._is_given_twice(index):  # and would be two where it is made again
+                continue
+            if part == copy.part or (part is None and copy.is_whole):
                 own = self._inputs.sources[index]
                 assert isinstance(own, tuple)
                 of_module, number = own
                 assert not of_module
-                one = Rebuilt(self._number[argument], position, number, part)
-                rows.setdefault(number, one)
+                row = Rebuilt(self._number[copy.argument], position, number, copy.part)
+                rows.setdefault(number, row)
         return tuple(rows[number] for number in sorted(rows))
+
+    def _is_given_twice(self, index: int) -> bool:
+        value = self._inputs.values[index]
+        return sum(other is value for other in self._inputs.values) > 1
 
     def _make_forward(
         self, returns: int, made: Sequence[torch.fx.Node]

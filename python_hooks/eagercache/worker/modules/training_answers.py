@@ -78,6 +78,11 @@ class TrainingAnswers(Answers):
         self._asked = [place for place, is_inside in enumerate(inside) if not is_inside]
         self._in_objects = [place for place, is_inside in enumerate(inside) if is_inside]
 
+    @property
+    def wanted(self) -> Sequence[torch.Tensor]:
+        """The tensors whose gradients a `Run` has."""
+        return self._wanted
+
     def alone(self) -> list[int]:
         """The outputs whose gradients are proved one by one: few of those in objects."""
         asked = self._asked if len(self._asked) + len(self._in_objects) > 1 else []
@@ -176,6 +181,8 @@ class TrainingAnswers(Answers):
         copies: dict[int, torch.Tensor] = {}
 
         def widen(value: torch.Tensor) -> torch.Tensor:
+            if id(value) in copies:  # given twice, and one there, too
+                return copies[id(value)]
             made = wide(value)
             if made is not value and value.requires_grad:
                 made.requires_grad_()

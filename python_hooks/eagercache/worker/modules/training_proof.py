@@ -59,7 +59,7 @@ def prove_training(
         for only in (None, *alone):
             where = f"draw {seed}" + ("" if only is None else f", gradient of output {only} alone")
             native, mine = answers.call(False, only), answers.call(True, only)
-            _compare_forms(native, mine, where)
+            _compare_forms(native, mine, where, answers.wanted)
             if _same(native, mine):
                 continue
             numerics = "accurate"
@@ -68,7 +68,7 @@ def prove_training(
     return numerics, errors.worst, errors.native_worst
 
 
-def _compare_forms(native: Run, mine: Run, where: str) -> None:
+def _compare_forms(native: Run, mine: Run, where: str, wanted: Sequence[torch.Tensor]) -> None:
     compare_structure(native.answer, mine.answer, where)
     if native.versions != mine.versions:
         raise ProofFailed(f"the versions of written buffers differ ({where})")
@@ -79,8 +79,26 @@ def _compare_forms(native: Run, mine: Run, where: str) -> None:
             raise ProofFailed(f"gradient {index} is missing on one side ({where})")
         if a is None or b is None:
             continue
-        if (a.dtype, a.size(), a.stride()) != (b.dtype, b.size(), b.stride()):
+        same = (a.dtype, a.size(), a.device) == (b.dtype, b.size(), b.device)
+        if not same or (a.stride() != b.stride() and not _is_laid_out_anew(a, b, wanted[index])):
             raise ProofFailed(f"gradient {index} has other metadata ({where})")
+
+
+def _is_laid_out_anew(ours: torch.Tensor, eagers: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether autograd lays eager's gradient out as ours when the leaf ``wanted`` takes it.
+
+    One that is a part of another tensor, as `torch.cat` has for what it was given, is copied then
+    (torch/csrc/autograd/utils/grad_layout_contract.h).
+    """
+    layout = wanted.stride() if _is_dense(wanted) else torch.empty(wanted.size()).stride()
+    return ours.stride() == layout and not _is_dense(eagers)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
+    )
+    return last + 1 == tensor.numel()
 
 
 def _same(native: Run, mine: Run) -> bool:
