@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from eagercache.calls.numerics import ProofFailed
-from eagercache.worker.modules.proof import in_float64
+from eagercache.worker.modules.proof import in_float64, wide_copy
 
 
 def test_casts_by_name_are_to_float64() -> None:
@@ -33,6 +33,12 @@ def test_the_least_number_of_a_dtype_fits_into_what_is_made_of_it() -> None:
     made = in_float64(forward)
     torch.testing.assert_close(made, scores.masked_fill(hidden, -float("inf")).softmax(-1))
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_copy_that_a_reference_makes_of_a_module_is_whole() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).eval()
+    made = in_float64(lambda: wide_copy(module)(torch.ones(4, 8)))
+    torch.testing.assert_close(made, module(torch.ones(4, 8)).double())
 
 
 def test_what_writes_narrow_numbers_has_no_reference() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import compare_structure
@@ -25,6 +25,7 @@ from eagercache.callables.objects import CallObjects, map_tensors
 from eagercache.callables.replay import Replayed
 from eagercache.callables.surroundings import drawing_from
 from eagercache.calls.numerics import ProofFailed, is_out_of_memory
+from eagercache.calls.texts import named_line
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.modules.answers import Answers
 from eagercache.worker.modules.comparison import Moved, compare, equal_answers, tensor_leaves
@@ -117,10 +118,11 @@ def _reference(rebuilt: Transferred, noise: Sequence[Draw]) -> list[torch.Tensor
 
 def wide_copy(module: torch.nn.Module) -> torch.nn.Module:
     """A copy whose numbers are float64, in the same tensors wherever it keeps these."""
-    copied = copy.deepcopy(module)
-    for tensor in own_tensors(copied).values():
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(torch.float64)
+    with _disable_current_modes():  # as in a block of `_Widened`, whose copy would be half of one
+        copied = copy.deepcopy(module)
+        for tensor in own_tensors(copied).values():
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(torch.float64)
     return copied
 
 
@@ -145,7 +147,9 @@ def in_float64(run: Callable[[], Answer]) -> Answer:
         except Exception as again:
             if isinstance(again, ProofFailed) or is_out_of_memory(again):
                 raise
-            raise ProofFailed("not equal bit for bit, and there is no wider reference") from again
+            raise ProofFailed(
+                f"not equal bit for bit, and there is no wider reference: {named_line(again)}"
+            ) from again
         finally:
             torch.set_default_dtype(default)
 
