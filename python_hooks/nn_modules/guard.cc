@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <new>
 #include <stdexcept>
-#include <unordered_map>
 #include <utility>
 
 namespace eagercache {
@@ -160,7 +159,7 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
                            : kind == "buffer"  ? owner.buffers
                                                : owner.attributes;
   py::object key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name.c_str()));
-  Slot slot{dict, std::move(key), {}, nullptr, slots_.size(), {}, nullptr};
+  Slot slot{dict, std::move(key), {}, nullptr, 0, {}, nullptr};
   for (const py::handle step : steps) {
     const bool is_number = PyLong_CheckExact(step.ptr()) != 0;
     const Py_ssize_t position = is_number ? PyLong_AsSsize_t(step.ptr()) : -1;
@@ -183,9 +182,7 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
     device_ = tensor->device();
   }
   slot.object = object;
-  const auto same = std::find_if(slots_.begin(), slots_.end(),
-                                 [&](const Slot& other) { return other.object == object; });
-  slot.first = static_cast<std::size_t>(same - slots_.begin());
+  slot.first = firsts_.try_emplace(object, slots_.size()).first->second;
   slot.form = TensorForm::of(*tensor);
   slot.current = tensor;
   slots_.push_back(std::move(slot));
@@ -246,7 +243,7 @@ ModuleGuard::Verdict ModuleGuard::check_hooks(const Owner& owner) noexcept {
 
 bool ModuleGuard::take_others() const noexcept {
   try {
-    std::unordered_map<PyObject*, std::size_t> firsts;
+    decltype(firsts_) firsts;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       if (firsts.try_emplace(object_in(slots_[i]), i).first->second != slots_[i].first) {
         return false;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "python_hooks/nn_modules/arguments.h"
@@ -127,6 +128,7 @@ class ModuleGuard {
   std::vector<pybind11::object> kept_;  // the submodules without the root
   std::vector<Owner> owners_;
   std::vector<Slot> slots_;
+  std::unordered_map<PyObject*, std::size_t> firsts_;  // as `Slot::first`
   bool takes_others_ = false;
   std::optional<c10::Device> device_;
   std::vector<Label> labels_;  // of the slots

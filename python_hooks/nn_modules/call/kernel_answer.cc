@@ -62,19 +62,25 @@ PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strid
   return PyObject_CallFunctionObjArgs(kernel.unflatten.ptr(), list.ptr(), objects.ptr(), nullptr);
 }
 
-// What a call draws before its kernel runs; `tensors` go behind the other inputs.
+// What a call draws before its kernel runs; `tensors` go behind the other `inputs`. These are taken
+// before: the GIL is released meanwhile, and the guard may be another one then.
 struct Drawn {
+  std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> tensors;
   std::optional<DrawnMasks> masks;
 };
 
 // Whether all is drawn, if there is anything to be.
-bool draw(const ModuleKernel& kernel, Drawn& drawn) {
+bool draw(const ModuleKernel& kernel, const ModuleGuard& guard, const ModuleCallForm& form,
+          Drawn& drawn) {
   if (kernel.noise.empty()) [[likely]] {
     return true;
   }
   if (is_capturing(kernel.device)) {  // as in answer_with_gradients
     return false;
+  }
+  for (const ModuleKernel::Input& input : kernel.inputs) {
+    drawn.inputs.push_back(input_of(input, guard, form));
   }
   const py::gil_scoped_release no_gil;
   const InsideGuard inside;
@@ -87,9 +93,14 @@ bool draw(const ModuleKernel& kernel, Drawn& drawn) {
 LoadedKernel::Outcome run_container(ModuleKernel& kernel, const ModuleGuard& guard,
                                     const ModuleCallForm& form, const Drawn& drawn,
                                     Outputs& outputs) {
-  auto handles = take_inputs(kernel, guard, form);
-  for (const at::Tensor& tensor : drawn.tensors) {
-    handles.push_back(new at::Tensor(tensor));
+  c10::SmallVector<ModelContainer::TensorHandle, 64> handles;
+  if (kernel.noise.empty()) {
+    handles = take_inputs(kernel, guard, form);
+  }
+  for (const auto* tensors : {&drawn.inputs, &drawn.tensors}) {
+    for (const at::Tensor& tensor : *tensors) {
+      handles.push_back(new at::Tensor(tensor));
+    }
   }
   const py::gil_scoped_release no_gil;
   const InsideGuard inside;
@@ -147,13 +158,13 @@ LoadedKernel::Outcome run_or_replay(ModuleKernel& kernel, const ModuleGuard& gua
 // The kernel's answer, or nullptr without an exception when the forward has to answer.
 PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
                      const ModuleGuard& guard, const ModuleCallForm& form, bool* failed) {
+  // Once the GIL was released the guard may be another one, of other tensors.
+  const auto written = written_tensors(kernel, guard, form);
   Drawn drawn;
-  if (!draw(kernel, drawn)) [[unlikely]] {
+  if (!draw(kernel, guard, form, drawn)) [[unlikely]] {
     return nullptr;
   }
   Outputs outputs(kernel.model->num_outputs());
-  // Once the GIL was released the guard may be another one, of other tensors.
-  const auto written = written_tensors(kernel, guard, form);
   const LoadedKernel::Outcome outcome = kernel.device.is_cuda() && replays_are_made()
                                             ? run_or_replay(kernel, guard, form, drawn, outputs)
                                             : run_container(kernel, guard, form, drawn, outputs);

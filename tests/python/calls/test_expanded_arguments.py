@@ -42,6 +42,6 @@ report(right=right, hits=row.hits, training_hits=row.training_hits)
 
 
 def test_expanded_arguments_have_kernels_with_gradients_and_without(tmp_path: Path) -> None:
-    seen = run_program(PROGRAM, tmp_path / "cache")
+    seen = run_program(PROGRAM, tmp_path / "cache", timeout=600)
     assert seen["right"] == [True] * 6
     assert seen["training_hits"] >= 2 and seen["hits"] - seen["training_hits"] >= 3, seen

@@ -17,7 +17,7 @@ from eagercache.modules.manager import manager
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
-others = {name: one.detach() * 2.0 for name, one in model.named_parameters()}
+parts = nn.Tanh(), nn.Sigmoid()
 found, kept, describe = [0], [], looks.described
 
 def counted(module):
@@ -27,9 +27,8 @@ def counted(module):
 looks.described = counted
 
 def step(number):
+    model[1] = parts[number % 2]
     with torch.no_grad():
-        if number % 2:
-            return torch.func.functional_call(model, others, (x,))
         return model(x)
 
 def hits():

@@ -1,4 +1,4 @@
-"""Other tensors in the places of a module's own: no look where metadata and sharing are the same."""
+"""Other tensors in a module's places: no look where metadata and sharing are the same."""
 
 from __future__ import annotations
 
@@ -217,20 +217,20 @@ report(wrong=wrong, hits=hits)
 
 
 def test_tensors_of_the_same_metadata_are_answered_for_without_a_look(tmp_path: Path) -> None:
-    seen = run_program(STEPS, tmp_path / "cache")
+    seen = run_program(STEPS, tmp_path / "cache", timeout=600)
     assert seen["right"] == []
     assert seen["looked"] == 0
     assert seen["hits"] == 6 * 4
 
 
 def test_tensors_of_other_metadata_and_other_sharing_are_noticed(tmp_path: Path) -> None:
-    seen = run_program(OTHER_METADATA, tmp_path / "cache")
+    seen = run_program(OTHER_METADATA, tmp_path / "cache", timeout=600)
     assert seen["right"] == []
     assert seen["hits"] > 5
 
 
 def test_no_other_way_to_a_tensor_of_the_module_is_overlooked(tmp_path: Path) -> None:
-    seen = run_program(WAYS, tmp_path / "cache")
+    seen = run_program(WAYS, tmp_path / "cache", timeout=600)
     assert seen["wrong"] == []
     kept = {"by a tuple", "by a dict", "by a function", "is another"}
     assert {name for name, hits in seen["hits"].items() if hits} >= kept, seen["hits"]

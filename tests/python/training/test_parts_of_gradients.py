@@ -47,6 +47,6 @@ report(wrong=wrong, hits=row.training_hits)
 
 
 def test_leaves_get_the_gradients_and_layouts_that_autograd_gives_them(tmp_path: Path) -> None:
-    seen = run_program(PROGRAM, tmp_path / "cache")
+    seen = run_program(PROGRAM, tmp_path / "cache", timeout=600)
     assert seen["wrong"] == []
     assert seen["hits"] >= 12, seen

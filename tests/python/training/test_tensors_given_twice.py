@@ -68,6 +68,6 @@ report(wrong=[name for name, seen in right.items() if not all(seen)], hits=row.t
 
 
 def test_a_tensor_that_is_given_twice_has_the_gradient_of_both(tmp_path: Path) -> None:
-    seen = run_program(PROGRAM, tmp_path / "cache")
+    seen = run_program(PROGRAM, tmp_path / "cache", timeout=600)
     assert seen["wrong"] == []
     assert seen["hits"] >= 2 * 4 * 4, seen

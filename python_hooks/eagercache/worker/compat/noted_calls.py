@@ -33,6 +33,28 @@ def _told_before(original: Callable[..., Any], note: Callable[..., None]) -> Cal
     return noted
 
 
+def before_class(undo: ExitStack, note: Callable[[Any], None]) -> None:
+    """Has ``note`` called where `__class__` of a tensor is read, with the tensor's variable.
+
+    From 2.15 on that of other variables, too.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    if "var_getattr" in vars(TensorVariable):
+
+        def asked(variable: Any, _: Any, name: str) -> None:
+            if name == "__class__":
+                note(variable)
+
+        before(undo, TensorVariable, "var_getattr", asked)
+        return
+    place: Any = VariableTracker.tp_getset["__class__"]
+    original = place.getter
+    place.getter = _told_before(original, lambda variable, *_: note(variable))
+    undo.callback(setattr, place, "getter", original)
+
+
 def after(undo: ExitStack, owner: type, name: str, note: Callable[..., None]) -> None:
     """Has ``note`` called after a method, with its result and the same arguments."""
     original = vars(owner)[name]

@@ -134,8 +134,9 @@ class DynamoGuards:
         self._module, self._identity = module, None
         self._names = {id(part): name for name, part in module.named_modules()}
         self._questions.check(self._path)
+        own = {id(slot.tensor) for slot in self._described().slots}
         for value, source in self._tensors:
-            if self._is_own(value):
+            if id(value) in own:
                 refuse_second_way(self._path(source), module, self._is_of_program(source))
         found: dict[tuple[str, ...], GuardRow] = {}
         for row in (*(self._row(guard, module) for guard in self._guards), *self._answers()):
@@ -198,7 +199,7 @@ class DynamoGuards:
 
     def _described(self) -> Identity:
         if self._identity is None:
-            self._identity = identify(self._module)
+            self._identity = identify(self._module, allow_opaque=True)
         return self._identity
 
     def _is_holder(self, value: Any) -> bool:

@@ -20,7 +20,7 @@ import torch
 from eagercache.callables.code_values import MISSING, is_covered
 from eagercache.callables.guard_rows import GuardRow, Path, attribute, describe, resolve
 from eagercache.worker.compat.folded_calls import is_answered_by_worker, is_run_by_worker
-from eagercache.worker.compat.noted_calls import after, before, before_item
+from eagercache.worker.compat.noted_calls import after, before, before_class, before_item
 from eagercache.worker.inductor.commands import CompileRefused
 
 # Its classes are registered with no abstract class but when they are imported.
@@ -96,8 +96,7 @@ class Questions:
                 before_item(undo, compare_op_handlers, name, self._identity)
             for name in {"get_python_hash", "hash_impl"} & vars(TensorVariable).keys():
                 before(undo, TensorVariable, name, self._key)
-            for name in {"var_getattr", "tp_getattro_impl"} & vars(TensorVariable).keys():
-                before(undo, TensorVariable, name, self._tensor_attribute)
+            before_class(undo, self._class_of_tensor)
             before(undo, TorchInGraphFunctionVariable, "call_function", self._setting)
             after(undo, TorchInGraphFunctionVariable, "call_function", self._answer)
             after(undo, PolyfilledFunctionVariable, "call_function", self._state)
@@ -153,7 +152,7 @@ class Questions:
             return
         values = [part.realize() for part in given]
         if asked.fn in (isinstance, issubclass):
-            self._kind(*values)
+            self._kind(translator, *values)
             return
         for value in values:
             kind = vars(value).get("value")  # of others a property may raise
@@ -180,10 +179,6 @@ class Questions:
             # The key of a call and the identity of a module say what is in them alone.
             self._refused = "the forward asks whether two lists, tuples, sets or dicts are one"
 
-    def _tensor_attribute(self, asked: Any, _: Any, name: str) -> None:
-        if name == "__class__":
-            self._class_of_tensor(asked)
-
     def _class_of_tensor(self, asked: Any, *, is_instance: bool = False) -> None:
         """Notes that the class of a tensor was asked for, if ``asked`` is one that is given.
 
@@ -200,15 +195,19 @@ class Questions:
         """Notes a tensor that is looked up in a dict, which is by identity."""
         self._keys.append(asked.source)
 
-    def _kind(self, asked: Any, kinds: Any) -> None:
+    def _kind(self, translator: Any, asked: Any, kinds: Any) -> None:
         try:
             kind, asked_for = _type_of(asked), kinds.as_python_constant()
         except Exception:  # as of `torch.nn.Parameter`; others Dynamo refuses, in words of its own
-            self._class_of_tensor(asked, is_instance=True)
-            return
+            asked_for = getattr(kinds, "value", torch.nn.Parameter)
+            kind = None
+        # A module that assigns its own buffer to itself has torch ask what to register it as.
+        by_module = translator.f_globals.get("__name__") == torch.nn.Module.__module__
         for other in _flat(asked_for):
-            if other is not torch.Tensor and issubclass(other, torch.Tensor):
+            if not by_module and other is not torch.Tensor and issubclass(other, torch.Tensor):
                 self._class_of_tensor(asked, is_instance=True)
+            if kind is None:
+                continue
             if not self._refused and not _is_settled(kind, other):
                 self._refused = (
                     f"the forward asks whether a {kind.__qualname__} is a {other.__qualname__}, "
