@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 
 namespace eagercache {
@@ -159,7 +160,7 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
                            : kind == "buffer"  ? owner.buffers
                                                : owner.attributes;
   py::object key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name.c_str()));
-  Slot slot{dict, std::move(key), {}, nullptr, 0, {}, nullptr};
+  Slot slot{dict, std::move(key), {}, nullptr, {}, nullptr};
   for (const py::handle step : steps) {
     const bool is_number = PyLong_CheckExact(step.ptr()) != 0;
     const Py_ssize_t position = is_number ? PyLong_AsSsize_t(step.ptr()) : -1;
@@ -182,7 +183,6 @@ std::size_t ModuleGuard::add_tensor(const std::string& kind, const std::string& 
     device_ = tensor->device();
   }
   slot.object = object;
-  slot.first = firsts_.try_emplace(object, slots_.size()).first->second;
   slot.form = TensorForm::of(*tensor);
   slot.current = tensor;
   slots_.push_back(std::move(slot));
@@ -241,13 +241,19 @@ ModuleGuard::Verdict ModuleGuard::check_hooks(const Owner& owner) noexcept {
   return others ? Verdict::kHooked : Verdict::kSame;
 }
 
+std::vector<std::size_t> ModuleGuard::sharing() const {
+  std::unordered_map<PyObject*, std::size_t> firsts;
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    found.push_back(firsts.try_emplace(object_in(slots_[i]), i).first->second);
+  }
+  return found;
+}
+
 bool ModuleGuard::take_others() const noexcept {
   try {
-    decltype(firsts_) firsts;
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      if (firsts.try_emplace(object_in(slots_[i]), i).first->second != slots_[i].first) {
-        return false;
-      }
+    if (sharing() != *sharing_) {
+      return false;
     }
   } catch (const std::bad_alloc&) {
     return false;
@@ -287,7 +293,7 @@ ModuleGuard::Verdict ModuleGuard::check(bool* requires_grad) const noexcept {
   for (const Slot& slot : slots_) {
     PyObject* object = object_in(slot);
     if (object != slot.object) [[unlikely]] {
-      if (!takes_others_ || object == nullptr) {
+      if (!sharing_ || object == nullptr) {
         return Verdict::kChanged;
       }
       any_other = true;

@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "python_hooks/nn_modules/arguments.h"
@@ -56,7 +55,8 @@ class ModuleGuard {
 
   // Nothing else of the module leads to one of its tensors: another one in its place is as good, if
   // its metadata is the same, and those places have one tensor that had one.
-  void allow_other_tensors() noexcept { takes_others_ = true; }
+  // To be called once all are added.
+  void allow_other_tensors() { sharing_ = sharing(); }
 
   // What is inside of attributes, added to by the caller before the first check.
   ModuleValues& values() noexcept { return values_; }
@@ -106,7 +106,6 @@ class ModuleGuard {
     pybind11::object name;
     std::vector<Step> steps;
     mutable PyObject* object;  // identity only
-    std::size_t first;         // the first slot that has this tensor
     TensorForm form;
     mutable const at::Tensor* current = nullptr;
   };
@@ -121,6 +120,8 @@ class ModuleGuard {
   static Verdict check_hooks(const Owner& owner) noexcept;
   // What is in a slot's place now, borrowed; nullptr where nothing is.
   static PyObject* object_in(const Slot& slot) noexcept;
+  // For each slot the first one that has the same object now.
+  std::vector<std::size_t> sharing() const;
   // Takes the tensors that are in the places now, if they are one where those before were.
   bool take_others() const noexcept;
 
@@ -128,8 +129,7 @@ class ModuleGuard {
   std::vector<pybind11::object> kept_;  // the submodules without the root
   std::vector<Owner> owners_;
   std::vector<Slot> slots_;
-  std::unordered_map<PyObject*, std::size_t> firsts_;  // as `Slot::first`
-  bool takes_others_ = false;
+  std::optional<std::vector<std::size_t>> sharing_;  // where other tensors are taken
   std::optional<c10::Device> device_;
   std::vector<Label> labels_;  // of the slots
   ModuleValues values_;
