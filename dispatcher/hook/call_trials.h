@@ -28,6 +28,10 @@ enum class TrialTurn : std::uint8_t {
   kNative,  // the same once more, and it is timed
 };
 
+constexpr bool is_natives(TrialTurn turn) noexcept {
+  return turn == TrialTurn::kWarm || turn == TrialTurn::kNative;
+}
+
 // Nanoseconds of the clock that trials read.
 inline std::uint64_t trial_clock() noexcept {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());

@@ -140,7 +140,7 @@ void OperatorHook::answer(c10::DispatchKeySet keys, torch::jit::Stack* stack) {
       return;
     }
     const TrialTurn turn = begin_trial(run.slots(), view.key.words(), hash);
-    if (turn == TrialTurn::kNative || turn == TrialTurn::kWarm) [[unlikely]] {
+    if (is_natives(turn)) [[unlikely]] {
       run.slots().count(CallOutcome::kNative);
       const NativeTrial trial(turn == TrialTurn::kNative);
       call_native(keys, stack);

@@ -121,7 +121,7 @@ Route OperatorHook::look_up_unboxed(const UnboxedArguments& arguments, UnboxedOu
       return Route::kBoxed;  // which draws, once
     }
     const TrialTurn turn = begin_trial(run.slots(), view.key.words(), hash);
-    if (turn == TrialTurn::kNative || turn == TrialTurn::kWarm) [[unlikely]] {
+    if (is_natives(turn)) [[unlikely]] {
       run.slots().count(CallOutcome::kNative);
       return turn == TrialTurn::kNative ? Route::kTimed : Route::kNative;
     }

@@ -112,7 +112,6 @@ void ModuleRecord::forget_forms() {
   classes_by_identity_.clear();
   values = std::make_unique<ModuleValues>();
   ways.clear();
-  kept_guard = nullptr;
   values_changed = false;
   left = {};
   forms_to_try = kFormsToTry;

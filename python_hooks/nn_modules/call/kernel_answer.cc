@@ -338,7 +338,7 @@ PyObject* answer_by_kernel(ModuleRecord& record, ModuleKernel& kernel,
     return answer_aside(record, ModuleAside::kTensorKind, call);
   }
   const TrialTurn turn = turn_of(record, kernel, call);
-  if (turn == TrialTurn::kNative || turn == TrialTurn::kWarm) [[unlikely]] {
+  if (is_natives(turn)) [[unlikely]] {
     const std::uint64_t began = trial_clock();
     PyObject* const answer = call.forward_watched();
     ++record.native;
