@@ -45,8 +45,9 @@ from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 from eagercache.calls import capturing_hooks
-from eagercache.calls.numerics import move_last_places, stored_part
+from eagercache.calls.numerics import move_last_places
 from eagercache.calls.opaque import OpaqueAttribute, Placeholder, hide
+from eagercache.calls.storage import stored_part
 from eagercache.calls.texts import named_line
 
 MAX_PICKLE_BYTES = 16 << 20

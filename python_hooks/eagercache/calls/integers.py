@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eagercache.calls.storage import extent
+from eagercache.calls.storage import extent, stored_part
 
 OWN = "own"  # the fill of the call's own integers; its other tensors are as for "normal"
 
@@ -60,11 +60,8 @@ class IntegerValues:
     def put(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
         """Fills ``tensor`` with the values: each in its place, or else drawn from them."""
         if self.whole and self.values.numel() == tensor.numel():
-            source, target = self.values.view(tensor.size()), tensor
-            for dimension, stride in enumerate(tensor.stride()):
-                if stride == 0:  # an expanded dimension is one element in memory
-                    source = source.narrow(dimension, 0, 1)
-                    target = target.narrow(dimension, 0, 1)
+            source = stored_part(self.values.view(tensor.size()), tensor)
+            target = stored_part(tensor, tensor)
             if not _overlaps(target):
                 target.copy_(source)
                 return

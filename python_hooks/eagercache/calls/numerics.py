@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eagercache.calls.storage import stored_part
+
 if TYPE_CHECKING:
     from eagercache.calls.call import Call
 
@@ -232,14 +234,6 @@ def move_last_places(
             place = max(torch.finfo(dtype).eps for dtype in (tensor.dtype, rounded_to) if dtype)
             step = (signs * 2 - 1).to(tensor.dtype) * place
             stored.copy_(stored * (1 + step))
-
-
-def stored_part(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Of ``values``, of as many as ``tensor`` has, those that it stores: `expand` stores one."""
-    for dimension, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.size(dimension) > 1:
-            values = values.narrow(dimension, 0, 1)
-    return values
 
 
 # What losses call the argument that says whether they add their terms up, and its values that do.

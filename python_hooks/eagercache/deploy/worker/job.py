@@ -20,7 +20,7 @@ from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.outputs import build_unflatten
 from eagercache.callables.surroundings import autocast, main_of
-from eagercache.calls.storage import extent
+from eagercache.calls.storage import is_dense
 from eagercache.deploy.layout import (
     CannotDeploy,
     constant_rows,
@@ -171,9 +171,8 @@ def _layout(
         raise CompileRefused("an argument or an output is empty")
     open_inputs = {tensor for tensor, _ in traced.symbolic.open_sizes} if traced.symbolic else set()
     for index in open_inputs:
-        if torch._debug_has_internal_overlap(arguments[index]) != 0 or not _is_dense(
-            arguments[index]
-        ):
+        argument = arguments[index]
+        if torch._debug_has_internal_overlap(argument) != 0 or not is_dense(argument):
             raise CompileRefused("an argument with open sizes is not dense")
     ranges = []
     for position, low, high, also in traced.ranges:
@@ -198,10 +197,6 @@ def _layout(
         "in_spec": in_spec,
         "out_spec": traced.outputs,
     }
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return extent(tensor.size(), tensor.stride()) == tensor.numel()
 
 
 class DeployedAnswers(Answers):

@@ -11,6 +11,7 @@ from eagercache.callables.answers import compare_structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_transfer import Transferred
 from eagercache.calls.numerics import ProofFailed, same_bits
+from eagercache.calls.storage import is_dense
 from eagercache.worker.modules.comparison import Moved, compare, equal_answers, tensor_leaves
 from eagercache.worker.modules.proof import SEEDS, SPREADS
 from eagercache.worker.modules.training_answers import Run, TrainingAnswers
@@ -90,15 +91,8 @@ def _is_laid_out_anew(ours: torch.Tensor, eagers: torch.Tensor, wanted: torch.Te
     One that is a part of another tensor, as `torch.cat` has for what it was given, is copied then
     (torch/csrc/autograd/utils/grad_layout_contract.h).
     """
-    layout = wanted.stride() if _is_dense(wanted) else torch.empty(wanted.size()).stride()
-    return ours.stride() == layout and not _is_dense(eagers)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
-    )
-    return last + 1 == tensor.numel()
+    layout = wanted.stride() if is_dense(wanted) else torch.empty(wanted.size()).stride()
+    return ours.stride() == layout and not is_dense(eagers)
 
 
 def _same(native: Run, mine: Run) -> bool:
