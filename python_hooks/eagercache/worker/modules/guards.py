@@ -28,6 +28,7 @@ from eagercache.callables.guard_rows import (
     step_from,
 )
 from eagercache.callables.module_identity import Identity, Unfit, identify
+from eagercache.callables.module_tensors import own_tensors
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.compat.guard_sources import (
     AT_POSITION,
@@ -134,7 +135,7 @@ class DynamoGuards:
         self._module, self._identity = module, None
         self._names = {id(part): name for name, part in module.named_modules()}
         self._questions.check(self._path)
-        own = {id(slot.tensor) for slot in self._described().slots}
+        own = own_tensors(module)
         for value, source in self._tensors:
             if id(value) in own:
                 refuse_second_way(self._path(source), module, self._is_of_program(source))
@@ -199,7 +200,7 @@ class DynamoGuards:
 
     def _described(self) -> Identity:
         if self._identity is None:
-            self._identity = identify(self._module, allow_opaque=True)
+            self._identity = identify(self._module)
         return self._identity
 
     def _is_holder(self, value: Any) -> bool:
