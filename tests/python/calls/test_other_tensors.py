@@ -34,6 +34,10 @@ eagercache.enable((), modules=[Model], training=True, choose="always", on_miss="
 def row():
     return next(row for part, row in manager.stats() if part is model)
 
+def plain():
+    with torch.no_grad():
+        return [model(x)]
+
 def both(call):
     mine = call()
     core.set_answering(False)
@@ -45,10 +49,6 @@ def both(call):
 STEPS = (
     KERNELS
     + """
-def plain():
-    with torch.no_grad():
-        return [model(x)]
-
 def slopes(tensors, of):
     answer = functional_call(model, tensors, (x,))
     return [answer.detach(), *torch.autograd.grad(answer.square().sum(), of)]
@@ -80,10 +80,6 @@ report(looked=len(looked) - began, hits=hits, right=[str(key) for key in right i
 OTHER_METADATA = (
     KERNELS
     + """
-def plain():
-    with torch.no_grad():
-        return [model(x)]
-
 right = {}
 for _ in range(3):
     plain()
@@ -200,15 +196,12 @@ wrong, hits = [], {}
 eagercache.enable((), modules=list(KINDS.values()), choose="always", on_miss="wait")
 for name, one in KINDS.items():
     model = one()
-    def call():
-        with torch.no_grad():
-            return [model(x)]
     for _ in range(3):
-        call()
+        plain()
     own = model.weight
     for other in (own, torch.randn(8, 8), nn.Parameter(torch.randn(8, 8)), own):
         model._parameters["weight"] = other
-        if not (both(call) and both(call)):
+        if not (both(plain) and both(plain)):
             wrong.append([name, type(other).__name__])
     hits[name] = row().hits
 report(wrong=wrong, hits=hits)
