@@ -289,6 +289,7 @@ def module_set_guard(
     values: list[tuple[str, Any, tuple[Any, ...], tuple[tuple[Any, bool], ...]]] = ...,
     forget_forms: bool = False,
     keeps_former: bool = False,
+    takes_others: bool = False,
 ) -> bool: ...
 def module_identity(module: object) -> str: ...
 def module_watch_values(

@@ -101,7 +101,7 @@ class GuardedRows(Rows):
         if attributes.get(key, MISSING) is not value or is_one:
             return
         if isinstance(value, torch.Tensor) or key in OWN_ATTRIBUTES:
-            return  # another one is noticed, and is another one
+            return  # its guard compares of these what kernels stand on (nn_modules/guard.h)
         # Its own methods lead to the watched module, whose dictionary its guard holds anyway.
         if isinstance(value, types.MethodType) or self._may_hold(value):
             self._ways.setdefault(id(attributes), (attributes, {}))[1][key] = (value, False)

@@ -1,8 +1,8 @@
 """How much of a program's time looks at its modules may take.
 
 A look takes milliseconds, tens of them at a language model. A program that changes its modules at
-each step (`torch.func.functional_call`, an attribute that goes to and fro), or makes new ones
-(`copy.deepcopy`), would look at them at each step, for longer than the forward takes.
+each step (an attribute that goes to and fro), or makes new ones (`copy.deepcopy`), would look at
+them at each step, for longer than the forward takes.
 """
 
 from __future__ import annotations

@@ -198,9 +198,9 @@ class Questions:
     def _kind(self, translator: Any, asked: Any, kinds: Any) -> None:
         try:
             kind, asked_for = _type_of(asked), kinds.as_python_constant()
-        except Exception:  # as of `torch.nn.Parameter`; others Dynamo refuses, in words of its own
-            asked_for = getattr(kinds, "value", torch.nn.Parameter)
-            kind = None
+        except Exception:  # others than these Dynamo refuses, in words of its own
+            # `torch.nn.Parameter` is a value for Dynamo and no constant; a tuple may hold it.
+            kind, asked_for = None, getattr(kinds, "value", torch.nn.Parameter)
         # A module that assigns its own buffer to itself has torch ask what to register it as.
         by_module = translator.f_globals.get("__name__") == torch.nn.Module.__module__
         for other in _flat(asked_for):

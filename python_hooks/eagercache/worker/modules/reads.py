@@ -1,9 +1,10 @@
 """What a forward reads of tensors beside their values, which Python code may branch on.
 
 A call's key holds layout, dtype and device of its arguments, and whether they are parameters; that
-of a call that needs gradients, for which tensors; and the guard of a module holds its own tensors.
-What else a tensor tells (its version, whether it is a leaf, attributes that a program gave it)
-differs between calls of one key: a forward that asks for it is left alone.
+of a call that needs gradients, for which tensors; and the guard of a module compares the same of
+its own, but for whether they are parameters. What else a tensor tells (its version, whether it is
+a leaf, attributes that a program gave it) differs between calls of one key: a forward that asks for
+it is left alone.
 
 So is one that sets what may be so already where it is watched, and not in another call: which of
 the call's tensors need gradients, and their gradients (`self.zero_grad()`).
