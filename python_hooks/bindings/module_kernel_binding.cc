@@ -137,7 +137,7 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
                           const py::object& unflatten, const std::optional<py::dict>& plan,
                           bool differs_on_replicas, bool takes_objects, const Writes& writes,
                           bool checks, const std::vector<std::string>& contracts,
-                          const py::list& noise) {
+                          const py::list& noise, const std::vector<std::size_t>& stores) {
   auto kernel = std::make_unique<ModuleKernel>();
   kernel->device = c10::Device(device);
   ModelContainer* model = kernel->model = open_source(source, kernel->device, 0, contracts);
@@ -179,6 +179,10 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   kernel->training = training.release();
   kernel->differs_on_replicas = differs_on_replicas;
   kernel->takes_objects = takes_objects;
+  if (!stores.empty() && !takes_objects) {
+    throw std::runtime_error("the kernel assigns to attributes and builds no answer");
+  }
+  kernel->stores = stores;
   read_writes(writes, *kernel);
   if (checks &&
       (kernel->training != nullptr || !kernel->writes.empty() || !kernel->device.is_cpu())) {
@@ -197,7 +201,8 @@ void bind_module_kernels(py::module_& module) {
              py::arg("plan") = py::none(), py::arg("differs_on_replicas") = false,
              py::arg("takes_objects") = false, py::arg("writes") = Writes(),
              py::arg("checks") = false, py::arg("contracts") = std::vector<std::string>(),
-             py::arg("noise") = py::list(), py::return_value_policy::reference);
+             py::arg("noise") = py::list(), py::arg("stores") = std::vector<std::size_t>(),
+             py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

@@ -334,6 +334,8 @@ def load_module(
     writes: Sequence[tuple[int, int]] = (),
     checks: bool = False,
     contracts: Sequence[str] = (),
+    noise: Sequence[Any] = (),
+    stores: Sequence[int] = (),
 ) -> ModuleKernel: ...
 def cuda_architecture(device_index: int) -> str: ...
 

@@ -75,6 +75,8 @@ struct ModuleKernel {
   // It is called with a tuple of the call's objects too, and gives them what the forward would
   // have.
   bool takes_objects = false;
+  // Behind the objects it is given these modules of the guard, whose attributes it assigns.
+  std::vector<std::size_t> stores;
   // For calls that need gradients; null for others. Never destroyed.
   const ModuleTraining* training = nullptr;
   std::size_t num_plan_sizes = 0;  // of its plan; `shape` gives them behind the strides

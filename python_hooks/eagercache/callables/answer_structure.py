@@ -44,17 +44,17 @@ def holds_objects(answer: Any) -> bool:
 
 
 def outcome_of(answer: Any, objects: CallObjects) -> Any:
-    """What a call did, to be compared: its answer, and what it put into its objects.
+    """What a call did, to be compared: its answer, and what it put into objects and attributes.
 
-    The answer itself where there are no objects in either. Raises Unfit.
+    The answer itself where there is nothing of that kind. Raises Unfit.
     """
-    if not objects.found and not holds_objects(answer):
+    if not objects.may_change and not holds_objects(answer):
         return answer
     changes = objects.changes()
     structure = structure_of(answer, objects, changes)
     leaves: list[Any] = []
     take(structure, answer, leaves)
-    places = [(change.index, *change.place) for change in changes]
+    places = [(change.of_module, change.index, *change.place) for change in changes]
     return repr((structure, places)), leaves, [change.value for change in changes]
 
 

@@ -20,6 +20,7 @@ from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import views_among
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import CALL_HOOKS, Identity, Unfit, identify
+from eagercache.callables.module_stores import ModuleStores
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.callables.objects import CallObjects, filled, map_tensors
 from eagercache.callables.replay import Replayed, drawing_again
@@ -96,9 +97,17 @@ def eager_gradients(
     replayed: AbstractContextManager[object] = Replayed(masks) if masks else nullcontext()
     again = nullcontext() if drawn_from is None else drawing_again(inputs[0].device, drawn_from)
     around = _state(autocast), _buffers_kept(module, before), forwards_alone(), _unbatched()
+    objects, stores = CallObjects(args, kwargs), ModuleStores(module)
     with around[0], around[1], around[2], around[3], replayed, again:
         answer = module(*args, **kwargs)
-    outputs = _differentiable(answer, args, kwargs)
+        try:
+            stores.find()
+            objects.stores = stores if stores.places else None
+            outputs = _differentiable(answer, objects)
+        except Unfit as error:
+            raise RuntimeError(_CHANGED) from error
+        finally:
+            stores.restore()  # the call has assigned already
     pairs = [(own, grad) for own, grad in zip(outputs, grads, strict=True) if grad is not None]
     if not pairs:
         return [None] * len(inputs)
@@ -310,11 +319,9 @@ def _ending_at(views: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
     )
 
 
-def _differentiable(
-    answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[torch.Tensor]:
+def _differentiable(answer: Any, objects: CallObjects) -> list[torch.Tensor]:
     """The parts of an answer that a kernel has gradients of, which views of others are not."""
-    leaves = pytree.tree_leaves(outcome_of(answer, CallObjects(args, kwargs)))
+    leaves = pytree.tree_leaves(outcome_of(answer, objects))
     views = views_among(leaves)
     return [
         leaf

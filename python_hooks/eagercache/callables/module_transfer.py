@@ -40,6 +40,7 @@ from eagercache.callables.made_classes import (
 )
 from eagercache.callables.module_identity import SHARDING_MARKS, Unfit, identify
 from eagercache.callables.module_tensors import TensorSlot
+from eagercache.callables.module_stores import ModuleStores
 from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
@@ -154,7 +155,8 @@ class Transferred:
 
     Attributes:
         values: what the program set in modules and classes; the module is run with them applied.
-        objects: those among the arguments, which a forward changes.
+        objects: those among the arguments, which a forward changes, and what it assigns to
+            attributes of the module; see `finds_stores`.
         writes: the forward's, into tensors in the objects and buffers; see `finds_writes`.
         buffers: those of the module that it writes into, as `writes` has them.
         classes, functions: those of the program's `__main__`, by their names.
@@ -185,7 +187,7 @@ class Transferred:
     def run(self) -> Any:
         """What a call of the module does (`outcome_of`); at the end copies of what it writes.
 
-        Its objects are put back. Raises Unfit for what no kernel can do to them.
+        Its objects and attributes are put back. Raises Unfit for what no kernel can do to them.
         """
         with self._put_back():
             outcome = outcome_of(self.module(*self.args, **self.kwargs), self.objects)
@@ -194,7 +196,7 @@ class Transferred:
             return outcome, [tensor.clone() for tensor in self.written]
 
     def run_once(self) -> tuple[Any, list[Change]]:
-        """A call's answer, and what it put into its objects, which are put back."""
+        """A call's answer, and what it put into objects and attributes, which are put back."""
         with self._put_back():
             answer = self.module(*self.args, **self.kwargs)
             return answer, self.objects.changes()
@@ -219,6 +221,20 @@ class Transferred:
             yield
         self.writes = search.found
         self.buffers = [slots[write.index].tensor for write in self.writes if write.of_module]
+
+    @contextlib.contextmanager
+    def finds_stores(self) -> Iterator[None]:
+        """A block that runs the forward once, after which ``objects`` know its stores. Raises Unfit.
+
+        What it assigns is put back.
+        """
+        stores = ModuleStores(self.module)
+        yield
+        try:
+            stores.find()
+        finally:
+            stores.restore()
+        self.objects.stores = stores if stores.places else None
 
     @property
     def written(self) -> list[torch.Tensor]:
@@ -285,6 +301,7 @@ class Transferred:
         )
         member = Transferred(self.module, args, kwargs, tensors, standins, self.values)
         member.writes, member.buffers = self.writes, self.buffers
+        member.objects.stores = self.objects.stores
         member.rounded_to = self.rounded_to
         member.draw(seed=0)
         return member

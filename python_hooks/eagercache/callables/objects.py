@@ -27,6 +27,7 @@ from eagercache.callables.made_classes import (
     slots_of,
 )
 from eagercache.callables.module_identity import Unfit
+from eagercache.callables.module_stores import ModuleStores
 
 # Where a changed value is in an object: the attribute's name, then keys and positions inside of it.
 Place = tuple[Any, ...]
@@ -107,17 +108,19 @@ def filled(value: Any, missing: Iterator[torch.Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Change:
-    """What a forward put into an object.
+    """What a forward put into an object, or assigned to an attribute of a module.
 
     Attributes:
-        index: of the object among those of the call.
+        index: of the object among those of the call, or of the module in its tree.
         place: where in it.
         value: a tensor, a plain value, a dtype, a device or a member of an enum.
+        of_module: whether it is a module's.
     """
 
     index: int
     place: Place
     value: Any
+    of_module: bool = False
 
 
 class CallObjects:
@@ -126,11 +129,13 @@ class CallObjects:
     Attributes:
         found: the objects, in the core's order.
         fields: what each of them held.
+        stores: what the forward assigns to attributes of its module; None where that is nothing.
     """
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.found: list[Any] = []
         self.fields: list[dict[str, Any]] = []
+        self.stores: ModuleStores | None = None
         # (list or dict that can be changed, what it held), in the order of the walk.
         self._held: list[tuple[Any, Any]] = []
         self._outside: list[Any] = []  # of those places, the ones in no object
@@ -155,8 +160,15 @@ class CallObjects:
         for part in parts_of(value):
             self._walk(part, inside)
 
+    @property
+    def may_change(self) -> bool:
+        """Whether a call may change what was there before it: an object, an attribute."""
+        return bool(self.found) or self.stores is not None
+
     def restore(self) -> None:
-        """Puts back what the objects held when this was made."""
+        """Puts back what the objects held when this was made, and attributes of the module."""
+        if self.stores is not None:
+            self.stores.restore()
         for place, held in self._held:
             if isinstance(place, list):
                 place[:] = held
@@ -171,7 +183,7 @@ class CallObjects:
                 OrderedDict.__setitem__(output, name, value)
 
     def changes(self) -> list[Change]:
-        """What differs from what they held. Raises Unfit."""
+        """What differs from what they held, and what the module's attributes have. Raises Unfit."""
         found: list[Change] = []
         held_by = {id(place): held for place, held in self._held}
         for place in self._outside:
@@ -189,6 +201,9 @@ class CallObjects:
         for kind in map(type, changed):
             if is_fixed(kind):
                 raise Unfit(f"its forward changes a {kind.__name__} among its arguments")
+        for store, value in () if self.stores is None else self.stores.values():
+            place = ("_buffers", store.name) if store.in_buffers else (store.name,)
+            found.append(Change(store.module, place, value, of_module=True))
         return found
 
     def _compare(

@@ -66,7 +66,8 @@ def spec_in(text: str) -> pytree.TreeSpec:
 def build_unflatten(outputs: str, num_outputs: int) -> Any:
     """A function of the list of output tensors that makes the answer; None for the tensor itself.
 
-    Where the call has objects (`takes_objects`) it is given a tuple of them, too.
+    Where the call has objects, or the forward assigns to attributes (`takes_objects`), it is given
+    a tuple of the objects, too, and behind them the modules of `stored_modules`.
 
     Raises ValueError for a text that does not describe ``num_outputs`` tensors.
     """
@@ -77,7 +78,7 @@ def build_unflatten(outputs: str, num_outputs: int) -> Any:
     if tensors != list(range(num_outputs)):
         raise ValueError("the outputs are not numbered in order")
     if takes_objects(outputs):
-        return _Objects(stored["answer"], stored["changes"], leaves)
+        return _Objects(stored["answer"], stored["changes"], stored.get("stores", []), leaves)
     spec = spec_in(stored["spec"])
     only_tensors = len(tensors) == len(leaves)
     if only_tensors and spec == pytree.tree_structure(0):
@@ -99,14 +100,32 @@ def takes_objects(outputs: str) -> bool:
     return "changes" in json.loads(outputs)
 
 
-class _Objects:
-    """Builds an answer, and gives the call's objects what the forward would have given them."""
+def stored_modules(outputs: str) -> list[int]:
+    """The modules, by their numbers in the tree, whose attributes an answer assigns."""
+    return sorted({int(number) for number, _ in json.loads(outputs).get("stores", [])})
 
-    def __init__(self, answer: list[Any], changes: list[Any], leaves: list[dict[str, Any]]) -> None:
-        if not all(type(index) is int and place for index, place in changes):
+
+class _Objects:
+    """Builds an answer, and gives the call's objects what the forward would have given them.
+
+    So it does with attributes of modules, ``stores``.
+    """
+
+    def __init__(
+        self,
+        answer: list[Any],
+        changes: list[Any],
+        stores: list[Any],
+        leaves: list[dict[str, Any]],
+    ) -> None:
+        if not all(type(index) is int and place for index, place in (*changes, *stores)):
             raise ValueError("a change of no object")
         self._build = _builder(answer)
+        # Modules are the last of the objects that a call is given.
+        numbers = sorted({number for number, _ in stores})
+        behind = {number: index - len(numbers) for index, number in enumerate(numbers)}
         self._changes = [(index, tuple(place)) for index, place in changes]
+        self._changes += [(behind[number], tuple(place)) for number, place in stores]
         made = [leaf if "tensor" in leaf or "count" in leaf else None for leaf in leaves]
         self._template = [
             None if kind else _plain(leaf) for kind, leaf in zip(made, leaves, strict=True)

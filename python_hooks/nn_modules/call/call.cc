@@ -56,6 +56,10 @@ void note_pending(ModuleRegistry& registry, ModuleRecord& record, const ModuleCa
   ++record.pending;
   const std::uint32_t calls = ++variant->calls;
   if (variant->state == ModuleVariant::State::kPending && std::has_single_bit(calls)) {
+    bool requires_grad = false;
+    if (record.guard->check(&requires_grad) != ModuleGuard::Verdict::kSame) {
+      return;  // its forward has made another one of it: the next call is looked at
+    }
     const py::bytes key(reinterpret_cast<const char*>(words.data()), words.size_bytes());
     if (!given.has_value()) {
       given = ModuleArguments::of(call, false);

@@ -40,8 +40,25 @@ c10::SmallVector<ModelContainer::TensorHandle, 64> take_inputs(const ModuleKerne
 
 using Outputs = c10::SmallVector<at::Tensor, 4>;
 
+// What a kernel changes: the call's objects, and modules whose attributes it assigns. To be called
+// before the GIL is released: the guard may be another one then. An empty tuple, mostly, which costs
+// nothing.
+py::tuple changed_objects(const ModuleKernel& kernel, const ModuleGuard& guard,
+                          const ModuleCallForm& form) {
+  const std::size_t objects = kernel.takes_objects ? form.objects.size() : 0;
+  py::tuple changed(objects + kernel.stores.size());
+  for (std::size_t i = 0; i < objects; ++i) {
+    changed[i] = py::reinterpret_borrow<py::object>(form.objects[i]);
+  }
+  for (std::size_t i = 0; i < kernel.stores.size(); ++i) {
+    changed[objects + i] =
+        py::reinterpret_borrow<py::object>(guard.modules().at(kernel.stores[i]));
+  }
+  return changed;
+}
+
 PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
-                       const ModuleCallForm& form, Outputs& outputs) {
+                       const py::tuple& changed, Outputs& outputs) {
   for (std::size_t i = 0; i < outputs.size() && i < strides.size(); ++i) {
     adopt_strides(outputs[i], strides[i]);
   }
@@ -55,11 +72,7 @@ PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strid
   if (!kernel.takes_objects) {
     return PyObject_CallOneArg(kernel.unflatten.ptr(), list.ptr());
   }
-  py::tuple objects(form.objects.size());
-  for (std::size_t i = 0; i < objects.size(); ++i) {
-    objects[i] = py::reinterpret_borrow<py::object>(form.objects[i]);
-  }
-  return PyObject_CallFunctionObjArgs(kernel.unflatten.ptr(), list.ptr(), objects.ptr(), nullptr);
+  return PyObject_CallFunctionObjArgs(kernel.unflatten.ptr(), list.ptr(), changed.ptr(), nullptr);
 }
 
 // What a call draws before its kernel runs; `tensors` go behind the other `inputs`. These are taken
@@ -160,6 +173,7 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
                      const ModuleGuard& guard, const ModuleCallForm& form, bool* failed) {
   // Once the GIL was released the guard may be another one, of other tensors.
   const auto written = written_tensors(kernel, guard, form);
+  const py::tuple changed = changed_objects(kernel, guard, form);
   Drawn drawn;
   if (!draw(kernel, guard, form, drawn)) [[unlikely]] {
     return nullptr;
@@ -181,7 +195,7 @@ PyObject* run_kernel(ModuleKernel& kernel, const ModuleShapeClass::Strides& stri
     }
   }
   move_versions(kernel, written);
-  PyObject* const answer = wrap_outputs(kernel, strides, form, outputs);
+  PyObject* const answer = wrap_outputs(kernel, strides, changed, outputs);
   if (answer != nullptr && drawn.masks) {
     drawn.masks->use();
   }
@@ -200,6 +214,7 @@ PyObject* run_training_kernel(const ModuleRecord& record, const ModuleKernel& ke
   if (!may_be_recorded(kernel, inputs)) {
     return nullptr;
   }
+  const py::tuple changed = changed_objects(kernel, *record.guard, form);
   py::tuple whole = kept_call(*kernel.training, call.args[0], call.positional(), call.keywords(),
                               !form.objects.empty(), record.values_changes);
   c10::SmallVector<at::Tensor, 4> answers;
@@ -213,8 +228,9 @@ PyObject* run_training_kernel(const ModuleRecord& record, const ModuleKernel& ke
   const LoadedKernel::Outcome outcome =
       answer_with_gradients(kernel, plan, strides, std::move(inputs), std::move(whole), answers);
   *failed = outcome == LoadedKernel::Outcome::kFailed;
-  return outcome == LoadedKernel::Outcome::kAnswered ? wrap_outputs(kernel, strides, form, answers)
-                                                     : nullptr;
+  return outcome == LoadedKernel::Outcome::kAnswered
+             ? wrap_outputs(kernel, strides, changed, answers)
+             : nullptr;
 }
 
 // Asks the forward too. A new reference to what is right; nullptr where the forward raised.

@@ -89,6 +89,8 @@ def compile_deployed(
             raise CompileRefused("an argument of the call is an object, which no artifact takes")
         with autocast(casts):
             identity, _ = watch_forward(rebuilt, description["identity"])
+        if rebuilt.objects.stores is not None:
+            raise CompileRefused("it assigns to attributes of its own, which no artifact does")
         if rebuilt.writes:
             raise CompileRefused("it writes into its buffers, which no artifact does")
         with autocast(casts), main_of(rebuilt.module), call_hooks.originals():

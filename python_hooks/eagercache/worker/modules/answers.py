@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from eagercache.callables import call_hooks
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import build_unflatten, takes_objects
+from eagercache.callables.outputs import build_unflatten, stored_modules, takes_objects
 from eagercache.callables.surroundings import casts_kept, drawing_from, torch_states
 from eagercache.callables.written_tensors import counters
 from eagercache.calls.numerics import ProofFailed
@@ -28,11 +28,33 @@ if TYPE_CHECKING:
 # A tensor's word in a key (argument_words.h): its tag, and whether its memory is aligned and it is
 # marked as static. Here it has memory of its own, and no mark.
 _TENSOR, _OF_MEMORY = 11, 1 << 48 | 1 << 50
+# The tag of the word that counts the tensors, before those that say which of them need gradients
+# (training.cc).
+_GRADIENTS = 0xF1
+
+
+def needed_gradients(key: bytes, count: int) -> list[bool] | None:
+    """Which of ``count`` tensors, the module's and the call's, needed gradients at a call.
+
+    None where its key does not say.
+    """
+    words = _words(key)
+    tag = _GRADIENTS | count << 8
+    if words.count(tag) != 1:
+        return None
+    bits = words[words.index(tag) + 1 :]
+    if len(bits) * 64 < count:
+        return None
+    return [bool(bits[index // 64] >> index % 64 & 1) for index in range(count)]
+
+
+def _words(key: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"{len(key) // 8}Q", key)
 
 
 def _kinds(key: bytes) -> list[int]:
     """The words of a call's key, without what a tensor's memory is in one process."""
-    words = struct.unpack(f"{len(key) // 8}Q", key)
+    words = _words(key)
     return [word & ~_OF_MEMORY if word & 0xFF == _TENSOR else word for word in words]
 
 
@@ -61,6 +83,7 @@ class Answers:
             strides,
             build_unflatten(traced.outputs, len(strides)),
             takes_objects=takes_objects(traced.outputs),
+            stores=stored_modules(traced.outputs),
             writes=traced.writes,
             checks=traced.checks,
             noise=[one.row() for one in traced.noise],
@@ -86,11 +109,18 @@ class Answers:
         self._core.set_answering(True)
         self._core.set_modules_active(True)
         self._core.module_adopt(module)
+        stores = self._rebuilt.objects.stores
+        rows = {}
+        if stores is not None:
+            stores.settle()
+            rows = stores.rows()
+        paths = [path for path, _ in self._identity.modules]
         if not self._core.module_set_guard(
             module,
-            self._identity.guard_entries(),
+            self._identity.guard_entries({paths[number]: row for number, row in rows.items()}),
             self._identity.digest,
             self._core.module_version(module),
+            takes_others=stores is not None,
         ):
             raise ProofFailed("the module changes while it is looked at")
         self._rebuilt.run()
@@ -149,7 +179,7 @@ class Answers:
         module, args, kwargs = self._rebuilt.module, self._rebuilt.args, self._rebuilt.kwargs
         objects = self._rebuilt.objects
         self._core.set_modules_active(by_kernel)
-        if objects.found or self._rebuilt.writes:  # on both sides
+        if objects.may_change or self._rebuilt.writes:  # on both sides
             counted = counters(self._rebuilt.written_arguments, self._rebuilt.buffers)
             for _ in range(calls):
                 module(*args, **kwargs)

@@ -146,7 +146,11 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     watched = [*_tensors_of(identity), *arguments]
     marks = marks_of(watched)
     states = other_states()
-    with rebuilt.finds_writes(identity.slots), Reads(watched, gradients=False) as reads:
+    with (
+        rebuilt.finds_stores(),
+        rebuilt.finds_writes(identity.slots),
+        Reads(watched, gradients=False) as reads,
+    ):
         rebuilt.run()  # what a first call sets up is not its effect
     refuse_array_memory(identity, rebuilt.run)
     reads.check()

@@ -27,6 +27,7 @@ from eagercache.worker.graphs.recurrent import check_recurrent
 from eagercache.worker.graphs.same_programs import compute_the_same
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.guards import DynamoGuards
+from eagercache.worker.modules.opened import OpenedCall
 
 # Dynamo's words before the list of what is changed, and how it names a global variable there.
 _SIDE_EFFECTS = "certain side effects happened"
@@ -117,6 +118,9 @@ def _export(
         ]
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
+    for owner, name in guards.assigned if shapes is not None else ():
+        if not (isinstance(module, OpenedCall) and module.returns_attribute(owner, name)):
+            raise CompileRefused(f"it assigns a size that is open to its attribute {name}")
     check_recurrent(program.graph)
     look_up_one_hots(program.graph_module)
     numbers_as_tensors(program.graph_module)

@@ -42,7 +42,12 @@ from eagercache.worker.compat.guard_sources import (
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.class_rows import rows_of_foreign_modules, rows_of_function
 from eagercache.worker.modules.opened import INNER
-from eagercache.worker.modules.questions import Questions, restored, row_of_class
+from eagercache.worker.modules.questions import (
+    Questions,
+    assigned_sizes,
+    restored,
+    row_of_class,
+)
 from eagercache.worker.modules.reads import refuse_second_way
 
 _BUILTINS = "__builtins_dict__"
@@ -69,6 +74,7 @@ class DynamoGuards:
     ``opened``: the `OpenedCall` that is traced, if it is one.
 
     Attributes:
+        assigned: attributes of modules to which the forward assigns sizes that are open.
         restored: names of objects, as Dynamo's warnings have them, whose attributes the forward
             changed and put back: after it they are what they were.
     """
@@ -76,6 +82,7 @@ class DynamoGuards:
     def __init__(self, *, opened: torch.nn.Module | None = None) -> None:
         self._opened = opened
         self.restored: frozenset[str] = frozenset()
+        self.assigned: tuple[tuple[torch.nn.Module, str], ...] = ()
         self._guards: list[Any] = []
         self._questions = Questions()
         self._read: dict[str, Any] = {}  # sources of all values that were read, by name
@@ -108,6 +115,7 @@ class DynamoGuards:
         @functools.wraps(original)
         def compile_subgraph(graph: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
             self.restored = frozenset(restored(graph.side_effects))
+            self.assigned = tuple(assigned_sizes(graph.side_effects))
             result = original(graph, tx, *args, **kwargs)
             self._guards = list(graph.guards)
             guarded = {guard.name for guard in self._guards}

@@ -19,7 +19,7 @@ import torch.fx
 from eagercache.callables.answer_structure import Structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
-from eagercache.callables.objects import CallObjects
+from eagercache.callables.objects import CallObjects, Change
 from eagercache.calls.texts import named_line
 from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.dropout_masks import (
@@ -55,17 +55,19 @@ from eagercache.worker.modules.training_graphs import TrainingGraphs
 
 @dataclass(frozen=True)
 class OpenedAnswer:
-    """An answer that holds objects which the forward made, or of a call with objects.
+    """An answer with objects which the forward made, or of a call with objects or with stores.
 
     Attributes:
         answer: of a run.
         structure: how it is built of its leaves.
-        in_objects: for each tensor among these whether an object holds it.
+        in_objects: for each tensor among these, and then of the stores, whether an object holds it.
+        stores: what it assigned to attributes of modules.
     """
 
     answer: Any
     structure: Structure
     in_objects: list[bool]
+    stores: tuple[Change, ...] = ()
 
 
 def trace_training(
@@ -102,7 +104,7 @@ def trace_training(
     in_objects = [False] * len(answers)
     apart = [not traced for traced in differentiable]
     if opened is not None:
-        outputs = with_objects(outputs, opened.answer, opened.structure, ())
+        outputs = with_objects(outputs, opened.answer, opened.structure, opened.stores)
         rows = class_rows(objects, opened.structure)
         guards = (*guards, *(tuple(row.to_row()) for row in rows))
         in_objects = opened.in_objects
@@ -187,7 +189,7 @@ def _exported(
         if objects and open_sizes:
             raise CompileRefused("sizes are open, and it is called with an object")
         check_constructors(objects)
-        traced = OpenedCall(module, args, kwargs, (), opened.structure)
+        traced = OpenedCall(module, args, kwargs, opened.stores, opened.structure)
         args, kwargs = tuple(argument_tensors(args, kwargs)), {}
     try:
         given = argument_tensors(args, kwargs)

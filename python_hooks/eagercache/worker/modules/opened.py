@@ -107,8 +107,8 @@ def drop_kept(
 class OpenedCall(torch.nn.Module):
     """Calls a module with objects that it builds of tensors; `forward` is what is traced.
 
-    It returns the leaves of the answer, and then what the forward put into the objects: see
-    `changes`, as a run of the forward left them. ``open_counts`` are those of the objects' counts,
+    It returns the leaves of the answer, and then what the forward put into the objects and assigned
+    to attributes: see `changes`, as a run of the forward left them. ``open_counts`` are those of the objects' counts,
     by number, that are no constants of the trace: it takes tensors that stand for them behind the
     call's own, and returns such for the counts that the forward put into objects. With ``kept``,
     where sizes or counts are open, it returns the values in these places last: see `drop_kept`.
@@ -127,11 +127,17 @@ class OpenedCall(torch.nn.Module):
         super().__init__()
         self.structure = structure
         self.add_module(INNER, module)
+        paths = [path.split(".") if path else [] for path, _ in module.named_modules()]
         templates = _Templates(open_counts)
         self.template = templates.of((tuple(args), dict(kwargs)), inside=False)
         self.tensors_of_call = templates.tensors
         self.places = tuple(
-            (change.index, change.place, kept is not None and is_count(change.value), None)
+            (
+                paths[change.index] if change.of_module else change.index,
+                change.place,
+                kept is not None and is_count(change.value),
+                None,
+            )
             for change in changes
             if not isinstance(change.value, CONSTANTS)
         )
@@ -145,14 +151,29 @@ class OpenedCall(torch.nn.Module):
         answer = self.eagercache_opened(*args, **kwargs)
         leaves: list[Any] = []
         take(self.structure, answer, leaves)
-        for index, place, counts_on, constant in self.places:
-            held = getattr(objects[index], place[0])
+        for where, place, counts_on, constant in self.places:
+            owner = objects[where] if isinstance(where, int) else self._module_at(where)
+            held = getattr(owner, place[0])
             for key in place[1:]:
                 held = held[key]
             if constant is not None:
                 held = type(held) is type(constant) and held == constant
             leaves.append(stand_in(held, tensors[0]) if counts_on else held)
         return leaves
+
+    def returns_attribute(self, module: torch.nn.Module, name: str) -> bool:
+        """Whether what is assigned to an attribute of ``module`` is among what it returns."""
+        return any(
+            place == (name,) and self._module_at(where) is module
+            for where, place, *_ in self.places
+            if not isinstance(where, int)
+        )
+
+    def _module_at(self, path: Sequence[str]) -> Any:
+        found = self.eagercache_opened
+        for name in path:
+            found = found._modules[name]
+        return found
 
 
 class _Templates:
@@ -302,13 +323,12 @@ def with_objects(outputs: str, answer: Any, structure: Structure, changes: Seque
         is_tensor = isinstance(value, torch.Tensor)
         if is_tensor != ("tensor" in leaf) or not (is_tensor or _stored(value) == leaf):
             raise CompileRefused("what it makes besides tensors is another thing in a trace")
-    return json.dumps(
-        {
-            "answer": structure,
-            "changes": [[change.index, list(change.place)] for change in changes],
-            "leaves": leaves,
-        }
+    of_objects, of_modules = (
+        [[change.index, list(change.place)] for change in changes if change.of_module is of_module]
+        for of_module in (False, True)
     )
+    stores = {"stores": of_modules} if of_modules else {}
+    return json.dumps({"answer": structure, "changes": of_objects, "leaves": leaves, **stores})
 
 
 def _stored(value: Any) -> dict[str, Any]:

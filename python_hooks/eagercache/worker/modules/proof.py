@@ -98,6 +98,8 @@ def _reference(rebuilt: Transferred, noise: Sequence[Draw]) -> list[torch.Tensor
             # Copies, as the forward may write.
             args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), lambda t: wide(t).clone())
             objects = CallObjects(args, kwargs)
+            if rebuilt.objects.stores is not None:
+                objects.stores = rebuilt.objects.stores.of(module)
             with drawing_from(0):  # as `Answers`
                 drawn = [one.draw() for one in noise]
             with Replayed(drawn) if drawn else contextlib.nullcontext():

@@ -302,6 +302,18 @@ def restored(effects: Any) -> Iterator[str]:
             yield _get_source_debug_name(source)
 
 
+def assigned_sizes(effects: Any) -> Iterator[tuple[torch.nn.Module, str]]:
+    """Attributes of modules to which a trace assigns no tensor, and nothing that is known."""
+    from torch._dynamo.variables import TensorVariable
+
+    for variable, attributes in effects.store_attr_mutations.items():
+        owner = getattr(variable, "value", None)
+        if isinstance(owner, torch.nn.Module):
+            for name, new in attributes.items():
+                if not isinstance(new, TensorVariable) and not new.is_python_constant():
+                    yield owner, name
+
+
 def _is_as_it_was(owner: Any, name: str, new: Any) -> bool:
     if not new.is_python_constant():
         return False

@@ -135,7 +135,7 @@ def trace_module(
     arguments = opens.tensors
     objects = rebuilt.objects
     answer, changes = rebuilt.run_once()
-    opened = bool(objects.found) or holds_objects(answer)
+    opened = objects.may_change or holds_objects(answer)
     structure: Structure = []
     kept: list[Kept] | None = None
     if opened:

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from eagercache.callables import call_hooks
-from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import build_unflatten, takes_objects
+from eagercache.callables.outputs import build_unflatten, stored_modules, takes_objects
 from eagercache.callables.surroundings import (
     autocast,
     main_of,
@@ -234,7 +233,7 @@ def _judge(
     under: Mapping[str, str],
 ) -> ModuleResult:
     with autocast(under):
-        native = outcome_of(rebuilt.module(*rebuilt.args, **rebuilt.kwargs), rebuilt.objects)
+        native = rebuilt.run()
     strides = [list(t.stride()) for t in tensor_leaves(native)]
     answers = TrainingAnswers(rebuilt, watched, graphs.noise or graphs.draws, core)
     with autocast(under, keeps_casts=False):
@@ -281,6 +280,7 @@ def load_training(
         build_unflatten(graphs.outputs, len(strides)),
         plan,
         takes_objects=takes_objects(graphs.outputs),
+        stores=stored_modules(graphs.outputs),
     )
 
 

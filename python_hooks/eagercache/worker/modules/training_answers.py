@@ -165,6 +165,7 @@ class TrainingAnswers(Answers):
             return tensor_leaves(answer)
         leaves: list[Any] = []
         take(opened.structure, answer, leaves)
+        leaves += [change.value for change in self._rebuilt.objects.changes()]
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def reference(self, only: int | None = None) -> Run:
@@ -197,7 +198,10 @@ class TrainingAnswers(Answers):
         with drawing_from(self._seed):
             masks = [noise.draw() for noise in self._noise]
         with Replayed(masks) if masks else contextlib.nullcontext():
-            answer = outcome_of(module(*args, **kwargs), CallObjects(args, kwargs))
+            objects = CallObjects(args, kwargs)
+            if rebuilt.objects.stores is not None:
+                objects.stores = rebuilt.objects.stores.of(module)
+            answer = outcome_of(module(*args, **kwargs), objects)
         gradients = self._gradients(
             answer,
             [tangent.double() for tangent in self._tangents],
@@ -211,6 +215,9 @@ class TrainingAnswers(Answers):
         """Makes calls with their backward, whose results nobody waits for."""
         module, args, kwargs = self._rebuilt.module, self._rebuilt.args, self._rebuilt.kwargs
         self._core.set_modules_active(by_kernel)
+        objects = self._rebuilt.objects
         for _ in range(calls):
             self._gradients(module(*args, **kwargs), self._tangents, self._wanted, None)
+            if objects.stores is not None:
+                objects.restore()
         self._core.set_modules_active(True)

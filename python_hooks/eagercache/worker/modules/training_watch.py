@@ -23,6 +23,7 @@ from eagercache.callables.answers import views_among
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_transfer import Transferred
+from eagercache.callables.objects import Change
 from eagercache.callables.surroundings import (
     Listener,
     drawing_from,
@@ -35,6 +36,7 @@ from eagercache.callables.written_tensors import marks_of
 from eagercache.calls.numerics import ProofFailed, same_bits
 from eagercache.worker.graphs.custom_calls import is_custom
 from eagercache.worker.inductor.commands import CompileRefused
+from eagercache.worker.modules.answers import needed_gradients
 from eagercache.worker.modules.comparison import equal_answers, tensor_leaves
 from eagercache.worker.modules.compile import read_beside, refuse_shared
 from eagercache.worker.modules.exported import export_strictly
@@ -82,7 +84,9 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
         raise Unfit("its attributes change, or cannot be rebuilt in another process")
     own = [slot.tensor for slot in identity.slots]
     arguments = argument_tensors(rebuilt.args, rebuilt.kwargs)
-    _first_run(rebuilt, identity, arguments)
+    _as_at_the_call(rebuilt, [*own, *arguments])
+    with rebuilt.finds_stores():
+        _first_run(rebuilt, identity, arguments)
     if not identity.holds(module):  # what it changes might be as before after two runs
         raise Unfit("it changes attributes of its own")
     rebuilt.draw(seed=0)
@@ -91,7 +95,9 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     given = [tensor.detach().clone() for tensor in arguments]
     recorder = FunctionRecorder()
     answer, saved, draws = _run(rebuilt, recorder)
-    first = outcome_of(answer, rebuilt.objects)
+    first, changes = outcome_of(answer, rebuilt.objects), rebuilt.objects.changes()
+    opened = _opened(answer, rebuilt, changes)
+    rebuilt.objects.restore()
     check_names(recorder, rebuilt.attributes)
     recorder.check_effects()
     if not identity.holds(module):
@@ -103,9 +109,10 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     _restore(identity, before)
     with drawing_from(0):
         another = module(*rebuilt.args, **rebuilt.kwargs)
+    second = outcome_of(another, rebuilt.objects)
+    rebuilt.objects.restore()
     refuse_lasting(answer, another, rebuilt.objects.found)
-    opened = _opened(answer, rebuilt)
-    if not equal_answers(detached(first), detached(outcome_of(another, rebuilt.objects))):
+    if not equal_answers(detached(first), detached(second)):
         raise Unfit("its answers differ from run to run")
     if any(not same_bits(a, s.tensor.detach()) for a, s in zip(after, identity.slots, strict=True)):
         raise Unfit("what it writes differs from run to run")
@@ -145,6 +152,7 @@ def check_as_watched(member: Transferred, watched: Watched) -> int:
     """
     answer, saved, _ = _run(member, FunctionRecorder())
     leaves = tensor_leaves(outcome_of(answer, member.objects))
+    member.objects.restore()
     parts = [leaf for leaf in leaves if leaf.requires_grad]
     same = (
         [leaf.requires_grad for leaf in leaves] == watched.differentiable
@@ -185,6 +193,17 @@ def parts_behind(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
         behind = (positions[edge] for edge in met if edge in positions)
         everything.append(tuple(sorted(position for found in behind for position in found)))
     return tuple(everything)
+
+
+def _as_at_the_call(rebuilt: Transferred, tensors: Sequence[torch.Tensor]) -> None:
+    """Has those need gradients that did before the call, which may have assigned others.
+
+    What stands for them was described after it.
+    """
+    needed = needed_gradients(rebuilt.key, len(tensors)) or ()
+    for tensor, needs in zip(tensors, needed, strict=False):
+        if tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()):
+            tensor.requires_grad_(needs)
 
 
 def _first_run(rebuilt: Transferred, identity: Identity, arguments: Sequence[torch.Tensor]) -> None:
@@ -259,13 +278,13 @@ def _refuse_custom_operators(rebuilt: Transferred) -> None:
             raise CompileRefused(f"the forward calls the custom operator {node.target}")
 
 
-def _opened(answer: Any, rebuilt: Transferred) -> OpenedAnswer | None:
-    """What there is to know of a call with objects, or an answer with some."""
-    if not rebuilt.objects.found and not holds_objects(answer):
+def _opened(answer: Any, rebuilt: Transferred, changes: list[Change]) -> OpenedAnswer | None:
+    """What there is to know of a call with objects, or an answer with some, or with stores."""
+    if not rebuilt.objects.may_change and not holds_objects(answer):
         return None
-    if rebuilt.objects.changes():
+    if any(not change.of_module for change in changes):
         raise Unfit("it changes an object that it is called with")
-    structure = structure_of(answer, rebuilt.objects)
+    structure = structure_of(answer, rebuilt.objects, changes)
     leaves: list[Any] = []
     take(structure, answer, leaves)
     held = [
@@ -273,7 +292,8 @@ def _opened(answer: Any, rebuilt: Transferred) -> OpenedAnswer | None:
         for leaf, inside in zip(leaves, in_objects(structure), strict=True)
         if isinstance(leaf, torch.Tensor)
     ]
-    return OpenedAnswer(answer, structure, held)
+    held += [False for change in changes if isinstance(change.value, torch.Tensor)]
+    return OpenedAnswer(answer, structure, held, tuple(changes))
 
 
 def _written(
