@@ -45,11 +45,12 @@ std::shared_ptr<ModuleRecord> require_record(py::handle module) {
   return record;
 }
 
-// (submodule, [(kind, name, steps), ...], the variable that its hooks read or None, rows of its
-// attributes or None) for each module of the tree, the root first.
+// (submodule, [(kind, name, steps), ...], the variables that its hooks read, at most one, or None
+// where it may have no hooks, rows of its attributes or None) for each module of the tree, the root
+// first.
 using GuardEntry =
-    std::tuple<py::object, std::vector<std::tuple<std::string, std::string, py::tuple>>, py::object,
-               std::optional<py::list>>;
+    std::tuple<py::object, std::vector<std::tuple<std::string, std::string, py::tuple>>,
+               std::optional<std::vector<py::object>>, std::optional<py::list>>;
 
 bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
                const std::string& identity, std::uint64_t version, const py::list& values,
@@ -57,13 +58,14 @@ bool set_guard(const py::object& module, const std::vector<GuardEntry>& entries,
   auto record = require_record(module);
   record->asked = false;
   auto guard = std::make_unique<ModuleGuard>();
-  for (const auto& [submodule, tensors, collector, attributes] : entries) {
+  for (const auto& [submodule, tensors, collectors, attributes] : entries) {
     guard->add_module(submodule);
     if (attributes.has_value()) {
       guard->add_attributes(*attributes);
     }
-    if (!collector.is_none()) {
-      guard->allow_forward_hooks(collector);
+    if (collectors.has_value()) {
+      guard->allow_forward_hooks(collectors->empty() ? std::nullopt
+                                                     : std::optional(collectors->front()));
     }
     for (const auto& [kind, name, steps] : tensors) {
       guard->add_tensor(kind, name, steps);

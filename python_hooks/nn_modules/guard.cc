@@ -13,6 +13,11 @@ namespace py = pybind11;
 
 constexpr const char* kHookDictionaries[] = {"_forward_hooks", "_forward_pre_hooks",
                                              "_backward_hooks", "_backward_pre_hooks"};
+constexpr std::size_t kForwardHooks = 2;  // so many of these are the forward's
+
+constexpr const char* kModulesOfHooks[] = {"transformers.utils.output_capturing",
+                                           "torch.nn.utils.weight_norm",
+                                           "torch.nn.utils.spectral_norm"};
 
 // Leaked: modules are called until the interpreter is gone.
 std::vector<PyObject*>& global_hooks() {
@@ -29,15 +34,28 @@ py::object dictionary(const py::dict& attributes, const char* name) {
   return py::reinterpret_borrow<py::object>(found);
 }
 
+// The name of the Python module that a hook's code is of, borrowed; nullptr where it has none.
+PyObject* module_of(PyObject* hook) noexcept {
+  if (PyFunction_Check(hook)) {
+    return PyFunction_GET_MODULE(hook);
+  }
+  PyTypeObject* type = Py_TYPE(hook);
+  return PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) != 0 && type->tp_dict != nullptr
+             ? PyDict_GetItemString(type->tp_dict, "__module__")
+             : nullptr;
+}
+
 // Whether there are hooks, and all seem to be those that a module's kernels may know. Python says
-// more exactly whether they are (capturing_hooks.py).
+// more exactly whether they are (known_hooks.py).
 bool may_be_allowed(PyObject* hooks) noexcept {
   Py_ssize_t position = 0;
   PyObject* hook = nullptr;
   while (PyDict_Next(hooks, &position, nullptr, &hook) != 0) {
-    PyObject* module = PyFunction_Check(hook) ? PyFunction_GET_MODULE(hook) : nullptr;
+    PyObject* module = module_of(hook);
     if (module == nullptr || !PyUnicode_Check(module) ||
-        PyUnicode_CompareWithASCIIString(module, "transformers.utils.output_capturing") != 0) {
+        std::ranges::none_of(kModulesOfHooks, [module](const char* name) {
+          return PyUnicode_CompareWithASCIIString(module, name) == 0;
+        })) {
       return false;
     }
   }
@@ -87,7 +105,9 @@ void ModuleGuard::add_module(py::handle module) {
   for (const char* name : kHookDictionaries) {
     owner.hooks.push_back(dictionary(attributes, name));
   }
-  owner.is_refused = may_be_allowed(owner.hooks.front().ptr());
+  owner.is_refused =
+      std::any_of(owner.hooks.begin(), owner.hooks.begin() + kForwardHooks,
+                  [](const py::object& hooks) { return may_be_allowed(hooks.ptr()); });
   owner.num_parameters = PyDict_GET_SIZE(owner.parameters.ptr());
   owner.num_buffers = PyDict_GET_SIZE(owner.buffers.ptr());
   Py_ssize_t position = 0;
@@ -123,14 +143,18 @@ bool ModuleGuard::reads_all_attributes() const noexcept {
                      [](const Owner& owner) { return owner.held != nullptr; });
 }
 
-void ModuleGuard::allow_forward_hooks(py::object collector) {
-  if (!PyContextVar_CheckExact(collector.ptr())) {
+void ModuleGuard::allow_forward_hooks(const std::optional<py::object>& collector) {
+  if (collector && !PyContextVar_CheckExact(collector->ptr())) {
     throw std::invalid_argument("hooks collect into no variable of the context");
   }
   Owner& owner = owners_.at(owners_.size() - 1);
   owner.is_refused = false;
-  owner.allowed = DictVersion(owner.hooks.front());
-  collector_ = std::move(collector);
+  for (std::size_t i = 0; i < kForwardHooks; ++i) {
+    owner.allowed.emplace_back(owner.hooks[i]);
+  }
+  if (collector) {
+    collector_ = *collector;
+  }
 }
 
 PyObject* ModuleGuard::object_in(const Slot& slot) noexcept {
@@ -225,20 +249,26 @@ bool ModuleGuard::is_changed(const Owner& owner) noexcept {
 }
 
 ModuleGuard::Verdict ModuleGuard::check_hooks(const Owner& owner) noexcept {
-  PyObject* forward_hooks = owner.hooks.front().ptr();
-  const bool has_any = PyDict_GET_SIZE(forward_hooks) != 0;
-  if (owner.allowed) {
-    if (owner.allowed->is_written()) {
-      return has_any && !may_be_allowed(forward_hooks) ? Verdict::kHooked : Verdict::kChanged;
-    }
-  } else if (has_any) {
-    return may_be_allowed(forward_hooks) && !owner.is_refused ? Verdict::kChanged
-                                                              : Verdict::kHooked;
-  }
   const bool others =
-      std::any_of(owner.hooks.begin() + 1, owner.hooks.end(),
+      std::any_of(owner.hooks.begin() + kForwardHooks, owner.hooks.end(),
                   [](const auto& hooks) { return PyDict_GET_SIZE(hooks.ptr()) != 0; });
-  return others ? Verdict::kHooked : Verdict::kSame;
+  if (others) {
+    return Verdict::kHooked;
+  }
+  Verdict verdict = Verdict::kSame;
+  for (std::size_t i = 0; i < kForwardHooks; ++i) {
+    PyObject* hooks = owner.hooks[i].ptr();
+    const bool has_any = PyDict_GET_SIZE(hooks) != 0;
+    const bool is_new = owner.allowed.empty() ? has_any : owner.allowed[i].is_written();
+    if (!is_new) [[likely]] {
+      continue;
+    }
+    if (has_any && (!may_be_allowed(hooks) || owner.is_refused)) {
+      return Verdict::kHooked;
+    }
+    verdict = Verdict::kChanged;
+  }
+  return verdict;
 }
 
 std::vector<std::size_t> ModuleGuard::sharing() const {

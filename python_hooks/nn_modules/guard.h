@@ -36,10 +36,11 @@ class ModuleGuard {
   // std::invalid_argument when the object is no ordinary torch.nn.Module.
   void add_module(pybind11::handle module);
 
-  // What the module that was added last has among its forward hooks is known to its kernels, unless
-  // it changes: hooks that do nothing while the context variable `collector` is None or empty.
-  // Throws py::error_already_set or std::invalid_argument.
-  void allow_forward_hooks(pybind11::object collector);
+  // What the module that was added last has among its forward hooks and those before its forward is
+  // known to its kernels, unless it changes. Where a `collector` is given, a variable of the
+  // context, some do nothing only while that is None or empty. Throws py::error_already_set or
+  // std::invalid_argument.
+  void allow_forward_hooks(const std::optional<pybind11::object>& collector);
 
   // What the dictionary of the module that was added last has, as rows of ModuleValues: a write to
   // it that leaves this as it is changes nothing. Without it each write is a change. Throws
@@ -90,8 +91,8 @@ class ModuleGuard {
     pybind11::object attributes, parameters, buffers, submodules;
     mutable DictVersion version;          // of its attributes
     std::unique_ptr<ModuleValues> held;   // the attributes, if add_attributes() was called
-    std::vector<pybind11::object> hooks;  // the forward hooks first
-    std::optional<DictVersion> allowed;   // of forward hooks that may be there
+    std::vector<pybind11::object> hooks;  // the forward hooks first, then those before the forward
+    std::vector<DictVersion> allowed;     // of these two, where hooks may be there
     bool is_refused = false;              // has such hooks, which were looked at and not allowed
     Py_ssize_t num_parameters = 0;
     Py_ssize_t num_buffers = 0;

@@ -37,7 +37,8 @@ from eagercache.callables.code_values import (
     type_name,
 )
 from eagercache.callables.made_classes import getter_position
-from eagercache.callables.module_identity import CALL_HOOKS, Unfit, identify
+from eagercache.callables.known_hooks import others
+from eagercache.callables.module_identity import Unfit, identify
 from eagercache.calls.code_digest import code_digest
 
 # A step of a path: ("import", name) or ("self", "") first, then ("attr", name), ("item", key),
@@ -238,9 +239,8 @@ def _foreign_module(value: Any) -> str:
         return f"{NO_GUARD}: {reason}"
     if identity.slots:
         return f"{NO_GUARD}: it has tensors"
-    if any(getattr(part, name) for _, part in identity.modules for name in CALL_HOOKS):
-        return f"{NO_GUARD}: it has hooks"
-    return identity.digest
+    hooked = any(others(part, ()) for _, part in identity.modules)
+    return f"{NO_GUARD}: it has hooks" if hooked else identity.digest
 
 
 def _named(value: Any) -> Any:

@@ -19,7 +19,8 @@ from eagercache.base.load import core
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import views_among
 from eagercache.callables.arguments import argument_tensors
-from eagercache.callables.module_identity import CALL_HOOKS, Identity, Unfit, identify
+from eagercache.callables.known_hooks import DESCRIBED_HOOKS, others
+from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_stores import ModuleStores
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.callables.objects import CallObjects, filled, map_tensors
@@ -251,10 +252,8 @@ def _seen(tensor: torch.Tensor, needed: bool, is_own: bool = True) -> torch.Tens
 def _has_hooks(found: Identity) -> bool:
     """Whether a call of the module that was described would run hooks that are not described."""
     return any(
-        getattr(part, name)
+        others(part, DESCRIBED_HOOKS if path in found.hooked else ())
         for path, part in found.modules
-        for name in CALL_HOOKS
-        if not (name == "_forward_hooks" and path in found.hooked)
     )
 
 

@@ -27,6 +27,7 @@ from eagercache.callables.code_values import (
     plain_value,
     type_name,
 )
+from eagercache.callables.known_hooks import are_known, collectors, written_hooks
 from eagercache.callables.made_classes import class_row, hides_a_value
 from eagercache.callables.module_tensors import (
     OWN_ATTRIBUTES,
@@ -36,7 +37,6 @@ from eagercache.callables.module_tensors import (
     sharing,
     tensor_row,
 )
-from eagercache.calls import capturing_hooks
 from eagercache.calls.array_contents import contents_row
 from eagercache.calls.code_digest import code_digest
 from eagercache.calls.fixed_values import fixed_row
@@ -47,8 +47,6 @@ FORMAT = 1
 # What `fully_shard` sets on all modules below the one that it is given, for the compiler alone.
 SHARDING_MARKS = frozenset({"_is_fsdp_managed_module", "_fsdp_use_orig_params"})
 
-# Hooks that a call of a module runs.
-CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # Attributes of objects that differ from process to process and say nothing: transformers keeps a
 # hash of a generation's settings, to see later whether somebody has changed them.
 NOT_COMPARED = frozenset({"_original_object_hash"})
@@ -74,7 +72,7 @@ class Identity:
     text: str  # canonical JSON
     slots: tuple[TensorSlot, ...]
     modules: tuple[tuple[str, torch.nn.Module], ...]
-    hooked: frozenset[str]  # those, by their paths, whose forward hooks are in the text
+    hooked: frozenset[str]  # those, by their paths, whose hooks are in the text
     arrays: tuple[Any, ...] = ()  # of numpy, whose values are in the text
     opaque: tuple[OpaqueAttribute, ...] = ()  # which the text has as being there
     holders: tuple[Any, ...] = ()  # what leads from attributes to modules of the tree
@@ -100,8 +98,8 @@ class Identity:
     def guard_entries(self, attributes: Mapping[str, list[Any]] | None = None) -> list[Any]:
         """What the core's guard is made of.
 
-        A module, its tensors' kinds, names and steps, where its hooks are in the text the variable
-        of the context that has to be without a value for them, and of ``attributes`` the rows of
+        A module, its tensors' kinds, names and steps, where its hooks are in the text the variables
+        of the context that have to be without a value for them, and of ``attributes`` the rows of
         its path.
         """
         rows = attributes or {}
@@ -111,7 +109,7 @@ class Identity:
         return [
             (
                 *(module, by_path[path]),
-                capturing_hooks.collector() if path in self.hooked else None,
+                collectors(module) if path in self.hooked else None,
                 rows.get(path),
             )
             for path, module in self.modules
@@ -139,9 +137,7 @@ def identify(module: torch.nn.Module, *, allow_opaque: bool = False) -> Identity
         for path, part in modules
         for slot in (*_slots_of(path, part), *items.get(path, ()))
     ]
-    hooked = frozenset(
-        path for path, part in modules if capturing_hooks.only_capturing(part._forward_hooks)
-    )
+    hooked = frozenset(path for path, part in modules if are_known(part))
     rows: list[Any] = []
     own = {id(slot.tensor): slot.full_name for slot in reversed(slots)}
     writer = Writer(own, left_out(module) if allow_opaque else None, first)
@@ -157,8 +153,9 @@ def identify(module: torch.nn.Module, *, allow_opaque: bool = False) -> Identity
             kinds[kind] = class_row(kind)
         attributes = _attributes(writer, path, part)
         if path in hooked:
-            hooks = [writer.write(hook, path, 0) for hook in part._forward_hooks.values()]
-            attributes.append(["_forward_hooks", hooks])
+            attributes.extend(
+                written_hooks(part, functools.partial(writer.write, where=path, depth=0))
+            )
         rows.append([path, kinds[kind], attributes, _names(part)])
     unread = {(one.path, one.name) for one in writer.opaque}
     slots = [slot for slot in slots if slot.kind != "item" or (slot.path, slot.name) not in unread]

@@ -14,7 +14,6 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,11 +32,6 @@ def collector() -> contextvars.ContextVar[Any] | None:
 def is_capturing(hook: Any) -> bool:
     """Whether ``hook`` is one of these, of a transformers that this knows."""
     return _arguments_of(hook) is not None
-
-
-def only_capturing(hooks: Mapping[Any, Any]) -> bool:
-    """Whether there are hooks, and all are these."""
-    return bool(hooks) and all(is_capturing(hook) for hook in list(hooks.values()))
 
 
 def reduced(hook: Any) -> tuple[Any, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from eagercache.callables.known_hooks import DESCRIBED_HOOKS
 from eagercache.callables.module_identity import Identity
 
 # A module that is switched between training and evaluation is two, which both have kernels.
@@ -40,7 +41,7 @@ def changed_attributes(before: str, after: str) -> frozenset[tuple[str, str]]:
             name for name in values[0].keys() | values[1].keys()
             if values[0].get(name) != values[1].get(name)
         }  # fmt: skip
-        if names & {_MODE, "_forward_hooks"}:
+        if names & {_MODE, *DESCRIBED_HOOKS}:
             return frozenset()
         found.update((one[0], name) for name in names)
     return frozenset(found)

@@ -41,8 +41,8 @@ c10::SmallVector<ModelContainer::TensorHandle, 64> take_inputs(const ModuleKerne
 using Outputs = c10::SmallVector<at::Tensor, 4>;
 
 // What a kernel changes: the call's objects, and modules whose attributes it assigns. To be called
-// before the GIL is released: the guard may be another one then. An empty tuple, mostly, which costs
-// nothing.
+// before the GIL is released: the guard may be another one then. An empty tuple, mostly, which
+// costs nothing.
 py::tuple changed_objects(const ModuleKernel& kernel, const ModuleGuard& guard,
                           const ModuleCallForm& form) {
   const std::size_t objects = kernel.takes_objects ? form.objects.size() : 0;
@@ -51,8 +51,7 @@ py::tuple changed_objects(const ModuleKernel& kernel, const ModuleGuard& guard,
     changed[i] = py::reinterpret_borrow<py::object>(form.objects[i]);
   }
   for (std::size_t i = 0; i < kernel.stores.size(); ++i) {
-    changed[objects + i] =
-        py::reinterpret_borrow<py::object>(guard.modules().at(kernel.stores[i]));
+    changed[objects + i] = py::reinterpret_borrow<py::object>(guard.modules().at(kernel.stores[i]));
   }
   return changed;
 }

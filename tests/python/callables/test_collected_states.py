@@ -9,6 +9,7 @@ import torch
 from conftest import run_program
 from eagercache.callables.module_identity import identify
 from eagercache.callables.module_transfer import pack, unpack
+from eagercache.callables import known_hooks
 from eagercache.calls import capturing_hooks
 from eagercache.modules import names
 
@@ -127,7 +128,7 @@ def test_the_hooks_arrive_in_another_process() -> None:
     made = unpack(pack(model, (torch.zeros(1, 2),), {})).module
     assert identify(made).text == identify(model).text
     hooks = list(made[0]._forward_hooks.values())
-    assert capturing_hooks.only_capturing(made[0]._forward_hooks)
+    assert known_hooks.are_known(made[0])
     assert [hook.__closure__ is not None for hook in hooks] == [True, True]
 
 
@@ -156,6 +157,6 @@ def test_other_hooks_are_none_of_them() -> None:
     assert not capturing_hooks.is_capturing(pickle.loads)
     assert names.hooks_of(model) == "hooks on 0, by which a model around it collects answers"
     model[0].register_forward_hook(other)
-    assert not capturing_hooks.only_capturing(model[0]._forward_hooks)
+    assert not known_hooks.are_known(model[0])
     assert identify(model).hooked == frozenset()
     assert names.hooks_of(model) == f"hooks on 0 ({other.__module__})"

@@ -27,6 +27,7 @@ from eagercache.callables.guard_rows import (
     resolve,
     step_from,
 )
+from eagercache.callables.known_hooks import CALL_HOOKS
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_tensors import own_tensors
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
@@ -395,6 +396,4 @@ def _owner(path: Path, module: torch.nn.Module) -> str:
 _TABLES = frozenset(("_modules", "__dict__"))
 _CONTAINERS = (list, tuple, dict)
 _DESCRIBED = (*_CONTAINERS, types.MethodType)
-_OF_MODULES = frozenset(
-    ("_modules", "_parameters", "_buffers", "__dict__", "_forward_hooks", "_backward_hooks")
-)
+_OF_MODULES = frozenset(("_modules", "_parameters", "_buffers", "__dict__", *CALL_HOOKS))

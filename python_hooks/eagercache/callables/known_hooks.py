@@ -1,0 +1,71 @@
+"""Hooks of modules that a description of these has: what they do is part of the forward.
+
+Those by which transformers collects states (capturing_hooks.py), and those with which
+`torch.nn.utils.weight_norm` and `spectral_norm` compute a weight before each forward: TorchDynamo
+traces them with it. Of all other hooks nothing is known: a module that has some is left to its
+parts.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from eagercache.calls import capturing_hooks
+
+# Hooks that a call of a module runs.
+CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+# Those that a description may have.
+DESCRIBED_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+_NORMS = (
+    torch.nn.utils.weight_norm.__globals__["WeightNorm"],
+    torch.nn.utils.spectral_norm.__globals__["SpectralNorm"],
+)
+
+
+def are_known(module: torch.nn.Module) -> bool:
+    """Whether a module has hooks around its forward, and all are known."""
+    found = list(_hooks_of(module))
+    return bool(found) and all(map(_is_known, found))
+
+
+def collectors(module: torch.nn.Module) -> list[contextvars.ContextVar[Any]]:
+    """The variables that have to be without a value for the known hooks of ``module``: one or none.
+
+    What its hooks are has been asked of `are_known`.
+    """
+    collector = capturing_hooks.collector()
+    collects = any(map(capturing_hooks.is_capturing, _hooks_of(module)))
+    return [collector] if collects and collector is not None else []
+
+
+def written_hooks(module: torch.nn.Module, write: Any) -> Iterator[list[Any]]:
+    """What a description has of them; ``write`` describes a value. Raises what that does."""
+    for table in DESCRIBED_HOOKS:
+        hooks = getattr(module, table)
+        if hooks:
+            yield [table, [_row(hook, write) for hook in list(hooks.values())]]
+
+
+def _row(hook: Any, write: Any) -> Any:
+    kind = type(hook)
+    return [kind.__name__, write(dict(vars(hook)))] if kind in _NORMS else write(hook)
+
+
+def others(module: torch.nn.Module, described: Collection[str]) -> bool:
+    """Whether a call of ``module`` runs hooks, but for those in the tables that are ``described``."""
+    return any(getattr(module, table) for table in CALL_HOOKS if table not in described)
+
+
+def _hooks_of(module: torch.nn.Module) -> Iterator[Any]:
+    for table in DESCRIBED_HOOKS:
+        hooks: Mapping[int, Any] = getattr(module, table)
+        yield from list(hooks.values())
+
+
+def _is_known(hook: Any) -> bool:
+    return type(hook) in _NORMS or capturing_hooks.is_capturing(hook)
