@@ -187,6 +187,8 @@ class ModuleRecord {
   unsigned calls_since_left = 0;
   // So many of the next calls that may need gradients are taken for ones that are left.
   unsigned passes = 0;
+  // So many calls one after the other made another one of the module, which had no kernel.
+  unsigned unsettled = 0;
   bool timed_next = false;    // the next call is timed from its beginning
   bool asked = false;         // the Python side is looking, or has been asked to
   std::uint64_t version = 0;  // of changes noticed

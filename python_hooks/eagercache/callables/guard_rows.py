@@ -36,8 +36,8 @@ from eagercache.callables.code_values import (
     plain_value,
     type_name,
 )
-from eagercache.callables.made_classes import getter_position
 from eagercache.callables.known_hooks import others
+from eagercache.callables.made_classes import getter_position
 from eagercache.callables.module_identity import Unfit, identify
 from eagercache.calls.code_digest import code_digest
 

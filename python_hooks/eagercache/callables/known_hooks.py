@@ -9,7 +9,7 @@ parts.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ def collectors(module: torch.nn.Module) -> list[contextvars.ContextVar[Any]]:
     return [collector] if collects and collector is not None else []
 
 
-def written_hooks(module: torch.nn.Module, write: Any) -> Iterator[list[Any]]:
+def written_hooks(module: torch.nn.Module, write: Callable[[Any], Any]) -> Iterator[list[Any]]:
     """What a description has of them; ``write`` describes a value. Raises what that does."""
     for table in DESCRIBED_HOOKS:
         hooks = getattr(module, table)
@@ -51,13 +51,13 @@ def written_hooks(module: torch.nn.Module, write: Any) -> Iterator[list[Any]]:
             yield [table, [_row(hook, write) for hook in list(hooks.values())]]
 
 
-def _row(hook: Any, write: Any) -> Any:
+def _row(hook: Any, write: Callable[[Any], Any]) -> Any:
     kind = type(hook)
     return [kind.__name__, write(dict(vars(hook)))] if kind in _NORMS else write(hook)
 
 
 def others(module: torch.nn.Module, described: Collection[str]) -> bool:
-    """Whether a call of ``module`` runs hooks, but for those in the tables that are ``described``."""
+    """Whether a call of ``module`` runs hooks, but for those of tables that are ``described``."""
     return any(getattr(module, table) for table in CALL_HOOKS if table not in described)
 
 

@@ -54,15 +54,20 @@ class ModuleStores:
         other.places = self.places
         return other
 
-    def find(self) -> None:
+    def find(self, *, has_kernel: bool = False) -> None:
         """Notes the places that have other tensors than before. Raises Unfit for other changes.
 
         After a call of a kernel the module has to be what it was before: one of the same identity.
-        That has nothing of an attribute that is opaque, which may be given any plain value, too.
+        That has nothing of an attribute that is opaque, which may be given any plain value, too. In
+        the program, where these have their values, a module that ``has_kernel`` assigns no others.
         """
-        found, others = [], []
+        found: list[StorePlace] = []
+        others: list[StorePlace] = []
         for place, value, old in self._changed():
-            (found if _is_like(value, old) else others).append(place)
+            is_unread = type(old) is Placeholder or (has_kernel and type(old) in _PLAIN)
+            is_plain = value is None or type(value) in _PLAIN
+            fits = is_plain if is_unread else _are_alike(value, old)
+            (found if fits else others).append(place)
             if type(old) is Placeholder:
                 self._opaque[place] = value
         self.places = tuple(sorted(found))
@@ -106,10 +111,8 @@ class ModuleStores:
                         yield StorePlace(number, bool(in_buffers), name), value, old
 
 
-def _is_like(value: Any, old: Any) -> bool:
-    """Whether the identity of the module is the same with both, and a kernel can leave the one."""
-    if type(old) is Placeholder:
-        return value is None or type(value) in _PLAIN
+def _are_alike(value: Any, old: Any) -> bool:
+    """Whether the identity of the module is the same with both tensors."""
     if type(value) is not torch.Tensor or type(old) is not torch.Tensor:
         return False
     return _metadata(value) == _metadata(old)

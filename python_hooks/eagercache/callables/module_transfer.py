@@ -39,8 +39,8 @@ from eagercache.callables.made_classes import (
     slots_of,
 )
 from eagercache.callables.module_identity import SHARDING_MARKS, Unfit, identify
-from eagercache.callables.module_tensors import TensorSlot
 from eagercache.callables.module_stores import ModuleStores
+from eagercache.callables.module_tensors import TensorSlot
 from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
@@ -224,9 +224,9 @@ class Transferred:
 
     @contextlib.contextmanager
     def finds_stores(self) -> Iterator[None]:
-        """A block that runs the forward once, after which ``objects`` know its stores. Raises Unfit.
+        """A block that runs the forward once, after which ``objects`` know what it assigns.
 
-        What it assigns is put back.
+        That is put back. Raises Unfit.
         """
         stores = ModuleStores(self.module)
         yield

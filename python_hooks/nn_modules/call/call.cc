@@ -38,6 +38,18 @@ PyObject* aside_for_argument(const ModuleRegistry& registry, ModuleRecord& recor
   return result;
 }
 
+// Whether a forward that was just run has made another one of its module, which may be what it
+// stays: the next call is looked at. One that does so again is asked for, and refused.
+bool is_unsettled(ModuleRecord& record) noexcept {
+  constexpr unsigned kTimes = 2;
+  bool requires_grad = false;
+  if (record.guard->check(&requires_grad) == ModuleGuard::Verdict::kSame) {
+    record.unsettled = 0;
+    return false;
+  }
+  return record.hits != 0 || ++record.unsettled < kTimes;
+}
+
 // Counts one call of a form without a verdict; the Python side hears of its 1st, 2nd, 4th ... call.
 void note_pending(ModuleRegistry& registry, ModuleRecord& record, const ModuleCall& call,
                   const ModuleCallForm& form, std::optional<ModuleArguments> given) {
@@ -56,9 +68,8 @@ void note_pending(ModuleRegistry& registry, ModuleRecord& record, const ModuleCa
   ++record.pending;
   const std::uint32_t calls = ++variant->calls;
   if (variant->state == ModuleVariant::State::kPending && std::has_single_bit(calls)) {
-    bool requires_grad = false;
-    if (record.guard->check(&requires_grad) != ModuleGuard::Verdict::kSame) {
-      return;  // its forward has made another one of it: the next call is looked at
+    if (is_unsettled(record)) {
+      return;
     }
     const py::bytes key(reinterpret_cast<const char*>(words.data()), words.size_bytes());
     if (!given.has_value()) {

@@ -108,10 +108,11 @@ class OpenedCall(torch.nn.Module):
     """Calls a module with objects that it builds of tensors; `forward` is what is traced.
 
     It returns the leaves of the answer, and then what the forward put into the objects and assigned
-    to attributes: see `changes`, as a run of the forward left them. ``open_counts`` are those of the objects' counts,
-    by number, that are no constants of the trace: it takes tensors that stand for them behind the
-    call's own, and returns such for the counts that the forward put into objects. With ``kept``,
-    where sizes or counts are open, it returns the values in these places last: see `drop_kept`.
+    to attributes: see `changes`, as a run of the forward left them. ``open_counts`` are those of
+    the objects' counts, by number, that are no constants of the trace: it takes tensors that stand
+    for them behind the call's own, and returns such for the counts that the forward put into
+    objects. With ``kept``, where sizes or counts are open, it returns the values in these places
+    last: see `drop_kept`.
     """
 
     def __init__(
