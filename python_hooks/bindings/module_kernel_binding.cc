@@ -137,7 +137,8 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
                           const py::object& unflatten, const std::optional<py::dict>& plan,
                           bool differs_on_replicas, bool takes_objects, const Writes& writes,
                           bool checks, const std::vector<std::string>& contracts,
-                          const py::list& noise, const std::vector<std::size_t>& stores) {
+                          const py::list& noise, const std::vector<std::size_t>& stores,
+                          const std::vector<std::size_t>& given) {
   auto kernel = std::make_unique<ModuleKernel>();
   kernel->device = c10::Device(device);
   ModelContainer* model = kernel->model = open_source(source, kernel->device, 0, contracts);
@@ -179,10 +180,11 @@ ModuleKernel* load_module(const Source& source, const std::string& device, const
   kernel->training = training.release();
   kernel->differs_on_replicas = differs_on_replicas;
   kernel->takes_objects = takes_objects;
-  if (!stores.empty() && !takes_objects) {
+  if (!(stores.empty() && given.empty()) && !takes_objects) {
     throw std::runtime_error("the kernel assigns to attributes and builds no answer");
   }
   kernel->stores = stores;
+  kernel->given = given;
   read_writes(writes, *kernel);
   if (checks &&
       (kernel->training != nullptr || !kernel->writes.empty() || !kernel->device.is_cpu())) {
@@ -202,7 +204,7 @@ void bind_module_kernels(py::module_& module) {
              py::arg("takes_objects") = false, py::arg("writes") = Writes(),
              py::arg("checks") = false, py::arg("contracts") = std::vector<std::string>(),
              py::arg("noise") = py::list(), py::arg("stores") = std::vector<std::size_t>(),
-             py::return_value_policy::reference);
+             py::arg("given") = std::vector<std::size_t>(), py::return_value_policy::reference);
 }
 
 }  // namespace eagercache

@@ -336,6 +336,7 @@ def load_module(
     contracts: Sequence[str] = (),
     noise: Sequence[Any] = (),
     stores: Sequence[int] = (),
+    given: Sequence[int] = (),
 ) -> ModuleKernel: ...
 def cuda_architecture(device_index: int) -> str: ...
 

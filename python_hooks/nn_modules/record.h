@@ -75,8 +75,10 @@ struct ModuleKernel {
   // It is called with a tuple of the call's objects too, and gives them what the forward would
   // have.
   bool takes_objects = false;
-  // Behind the objects it is given these modules of the guard, whose attributes it assigns.
+  // Behind the objects it is given these modules of the guard, whose attributes it assigns, and
+  // these tensors among the arguments, which it assigns to some.
   std::vector<std::size_t> stores;
+  std::vector<std::size_t> given;
   // For calls that need gradients; null for others. Never destroyed.
   const ModuleTraining* training = nullptr;
   std::size_t num_plan_sizes = 0;  // of its plan; `shape` gives them behind the strides

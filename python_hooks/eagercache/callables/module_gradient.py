@@ -102,7 +102,7 @@ def eager_gradients(
     with around[0], around[1], around[2], around[3], replayed, again:
         answer = module(*args, **kwargs)
         try:
-            stores.find(has_kernel=True)
+            stores.find(argument_tensors(args, kwargs), has_kernel=True)
             objects.stores = stores if stores.places else None
             outputs = _differentiable(answer, objects)
         except Unfit as error:

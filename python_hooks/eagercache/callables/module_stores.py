@@ -7,7 +7,7 @@ and puts back what was there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +34,25 @@ class StorePlace:
     in_buffers: bool
     name: str
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """From the module's dictionary."""
+        return ("_buffers", self.name) if self.in_buffers else (self.name,)
+
 
 class ModuleStores:
     """What a forward assigns to attributes of ``module`` and of everything below it.
 
     Attributes:
         places: those that it assigns, once `find` was asked.
+        given: those to which it assigns an argument itself, with that one's number.
+        again: those to which it assigns what it assigns to one of `places`, with that one's number.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.places: tuple[StorePlace, ...] = ()
+        self.given: tuple[tuple[StorePlace, int], ...] = ()
+        self.again: tuple[tuple[StorePlace, int], ...] = ()
         self._opaque: dict[StorePlace, Any] = {}
         self._tables = [(vars(part), part._buffers) for part in module.modules()]
         self._before = [(dict(own), dict(buffers)) for own, buffers in self._tables]
@@ -51,33 +60,54 @@ class ModuleStores:
     def of(self, module: torch.nn.Module) -> ModuleStores:
         """The same places of another module of that kind, with what it holds now."""
         other = ModuleStores(module)
-        other.places = self.places
+        other.places, other.given, other.again = self.places, self.given, self.again
         return other
 
-    def find(self, *, has_kernel: bool = False) -> None:
+    def find(self, arguments: Sequence[torch.Tensor] = (), *, has_kernel: bool = False) -> None:
         """Notes the places that have other tensors than before. Raises Unfit for other changes.
 
+        ``arguments``: the tensors of the call.
         After a call of a kernel the module has to be what it was before: one of the same identity.
         That has nothing of an attribute that is opaque, which may be given any plain value, too. In
         the program, where these have their values, a module that ``has_kernel`` assigns no others.
         """
         found: list[StorePlace] = []
+        given: list[tuple[StorePlace, int]] = []
         others: list[StorePlace] = []
+        numbers = {id(tensor): number for number, tensor in enumerate(arguments)}
         for place, value, old in self._changed():
             is_unread = type(old) is Placeholder or (has_kernel and type(old) in _PLAIN)
             is_plain = value is None or type(value) in _PLAIN
             fits = is_plain if is_unread else _are_alike(value, old)
-            (found if fits else others).append(place)
+            if fits and id(value) in numbers:
+                given.append((place, numbers[id(value)]))
+            else:
+                (found if fits else others).append(place)
             if type(old) is Placeholder:
                 self._opaque[place] = value
-        self.places = tuple(sorted(found))
+        self.places, self.given, self.again = (), tuple(sorted(given)), ()
+        firsts: dict[int, int] = {}
+        for place in sorted(found):
+            value = self._value(place)
+            if not isinstance(value, torch.Tensor) or id(value) not in firsts:
+                firsts[id(value)] = len(self.places)
+                self.places += (place,)
+            else:
+                self.again += ((place, firsts[id(value)]),)
         if others:
             raise Unfit(f"it makes another thing of its attribute {others[0].name}")
 
     def values(self) -> Iterator[tuple[StorePlace, Any]]:
         """What the places have now."""
         for place in self.places:
-            yield place, self._tables[place.module][place.in_buffers][place.name]
+            yield place, self._value(place)
+
+    def have(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether places that are given arguments, or what others are, have those."""
+        given = all(self._value(place) is arguments[number] for place, number in self.given)
+        return given and all(
+            self._value(place) is self._value(self.places[number]) for place, number in self.again
+        )
 
     def settle(self) -> None:
         """Puts plain values where attributes are opaque, once nobody asks whether they are read."""
@@ -92,15 +122,21 @@ class ModuleStores:
         """
         return {
             number: [("dict", table, tuple(table), tuple((type(x), True) for x in table.values()))]
-            for number in sorted({place.module for place in self.places})
+            for number in sorted({place.module for place in self._all()})
             for table in [self._tables[number][0]]
         }
 
     def restore(self) -> None:
         """Puts back what the places had when this was made."""
-        for place in self.places:
+        for place in self._all():
             table = self._tables[place.module][place.in_buffers]
             table[place.name] = self._before[place.module][place.in_buffers][place.name]
+
+    def _all(self) -> list[StorePlace]:
+        return [*self.places, *(place for place, _ in (*self.given, *self.again))]
+
+    def _value(self, place: StorePlace) -> Any:
+        return self._tables[place.module][place.in_buffers][place.name]
 
     def _changed(self) -> Iterator[tuple[StorePlace, Any, Any]]:
         for number, (tables, befores) in enumerate(zip(self._tables, self._before, strict=True)):

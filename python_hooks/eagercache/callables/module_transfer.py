@@ -46,7 +46,7 @@ from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
 from eagercache.calls import capturing_hooks
-from eagercache.calls.numerics import move_last_places
+from eagercache.calls.numerics import ProofFailed, move_last_places
 from eagercache.calls.opaque import OpaqueAttribute, Placeholder, hide
 from eagercache.calls.storage import stored_part
 from eagercache.calls.texts import named_line
@@ -187,10 +187,14 @@ class Transferred:
     def run(self) -> Any:
         """What a call of the module does (`outcome_of`); at the end copies of what it writes.
 
-        Its objects and attributes are put back. Raises Unfit for what no kernel can do to them.
+        Its objects and attributes are put back. Raises Unfit for what no kernel can do to them,
+        ProofFailed where a kernel has not done it.
         """
         with self._put_back():
             outcome = outcome_of(self.module(*self.args, **self.kwargs), self.objects)
+            stores = self.objects.stores
+            if stores is not None and not stores.have(argument_tensors(self.args, self.kwargs)):
+                raise ProofFailed("an attribute has not the argument that the forward assigns")
             if not self.writes:
                 return outcome
             return outcome, [tensor.clone() for tensor in self.written]
@@ -231,10 +235,10 @@ class Transferred:
         stores = ModuleStores(self.module)
         yield
         try:
-            stores.find()
+            stores.find(argument_tensors(self.args, self.kwargs))
         finally:
             stores.restore()
-        self.objects.stores = stores if stores.places else None
+        self.objects.stores = stores if stores.places or stores.given else None
 
     @property
     def written(self) -> list[torch.Tensor]:

@@ -202,8 +202,7 @@ class CallObjects:
             if is_fixed(kind):
                 raise Unfit(f"its forward changes a {kind.__name__} among its arguments")
         for store, value in () if self.stores is None else self.stores.values():
-            place = ("_buffers", store.name) if store.in_buffers else (store.name,)
-            found.append(Change(store.module, place, value, of_module=True))
+            found.append(Change(store.module, store.steps, value, of_module=True))
         return found
 
     def _compare(

@@ -25,6 +25,9 @@ from eagercache.callables.made_classes import (
 # An integer that an object holds may be a count: one that a kernel takes, and gives back, as the
 # size, less this, of a tensor without elements (kCountOffset of nn_modules/arguments.h).
 COUNT_OFFSET = 2
+# What an answer assigns to attributes of modules: tensors of its own, arguments, and some of the
+# first once more.
+_STORES = ("stores", "given", "again")
 
 
 @contextlib.contextmanager
@@ -67,7 +70,8 @@ def build_unflatten(outputs: str, num_outputs: int) -> Any:
     """A function of the list of output tensors that makes the answer; None for the tensor itself.
 
     Where the call has objects, or the forward assigns to attributes (`takes_objects`), it is given
-    a tuple of the objects, too, and behind them the modules of `stored_modules`.
+    a tuple of the objects, too, and behind them the modules of `stored_modules` and the arguments
+    of `stored_arguments`.
 
     Raises ValueError for a text that does not describe ``num_outputs`` tensors.
     """
@@ -78,7 +82,8 @@ def build_unflatten(outputs: str, num_outputs: int) -> Any:
     if tensors != list(range(num_outputs)):
         raise ValueError("the outputs are not numbered in order")
     if takes_objects(outputs):
-        return _Objects(stored["answer"], stored["changes"], stored.get("stores", []), leaves)
+        stores, given, again = (stored.get(kind, []) for kind in _STORES)
+        return _Objects(stored["answer"], stored["changes"], stores, given, again, leaves)
     spec = spec_in(stored["spec"])
     only_tensors = len(tensors) == len(leaves)
     if only_tensors and spec == pytree.tree_structure(0):
@@ -102,7 +107,14 @@ def takes_objects(outputs: str) -> bool:
 
 def stored_modules(outputs: str) -> list[int]:
     """The modules, by their numbers in the tree, whose attributes an answer assigns."""
-    return sorted({int(number) for number, _ in json.loads(outputs).get("stores", [])})
+    stored = json.loads(outputs)
+    rows = [row for kind in _STORES for row in stored.get(kind, [])]
+    return sorted({int(number) for number, *_ in rows})
+
+
+def stored_arguments(outputs: str) -> list[int]:
+    """The tensors among the arguments, by their numbers, which an answer assigns to attributes."""
+    return [int(argument) for *_, argument in json.loads(outputs).get("given", [])]
 
 
 class _Objects:
@@ -116,16 +128,27 @@ class _Objects:
         answer: list[Any],
         changes: list[Any],
         stores: list[Any],
+        given: list[Any],
+        again: list[Any],
         leaves: list[dict[str, Any]],
     ) -> None:
-        if not all(type(index) is int and place for index, place in (*changes, *stores)):
+        rows = [*changes, *stores, *(row[:-1] for row in (*given, *again))]
+        if not all(type(index) is int and place for index, place in rows):
             raise ValueError("a change of no object")
         self._build = _builder(answer)
-        # Modules are the last of the objects that a call is given.
-        numbers = sorted({number for number, _ in stores})
-        behind = {number: index - len(numbers) for index, number in enumerate(numbers)}
+        # Modules, and then arguments, are the last of the objects that a call is given.
+        numbers = sorted({number for number, *_ in (*stores, *given, *again)})
+        first = -len(numbers) - len(given)
+        behind = {number: first + index for index, number in enumerate(numbers)}
         self._changes = [(index, tuple(place)) for index, place in changes]
         self._changes += [(behind[number], tuple(place)) for number, place in stores]
+        self._given = [
+            (behind[number], tuple(place), position - len(given))
+            for position, (number, place, _) in enumerate(given)
+        ]
+        self._again = [
+            (behind[number], tuple(place), len(changes) + store) for number, place, store in again
+        ]
         made = [leaf if "tensor" in leaf or "count" in leaf else None for leaf in leaves]
         self._template = [
             None if kind else _plain(leaf) for kind, leaf in zip(made, leaves, strict=True)
@@ -144,7 +167,10 @@ class _Objects:
         answer = self._build(iter(leaves[:first]), (objects, changed))
         # Last, and nothing that fails: where a kernel's answer cannot be built the forward answers.
         puts: list[tuple[Any, Any, Any, Any]] = []
-        for (index, (name, *keys)), value in zip(self._changes, changed, strict=True):
+        rows = list(zip(self._changes, changed, strict=True))
+        rows += [((index, place), objects[position]) for index, place, position in self._given]
+        rows += [((index, place), changed[store]) for index, place, store in self._again]
+        for (index, (name, *keys)), value in rows:
             owner: Any = objects[index]
             put: Any = set_field
             for position, key in enumerate(keys):

@@ -18,7 +18,12 @@ from eagercache.base.worker_environment import trusted_paths
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_transfer import pack
 from eagercache.callables.objects import CallObjects
-from eagercache.callables.outputs import build_unflatten, stored_modules, takes_objects
+from eagercache.callables.outputs import (
+    build_unflatten,
+    stored_arguments,
+    stored_modules,
+    takes_objects,
+)
 from eagercache.callables.standins import NotTransferable
 from eagercache.calls.contract import module_contracts
 from eagercache.calls.global_state import GlobalState
@@ -163,6 +168,7 @@ def load_kernel(digest: str, form: Form, entry: Mapping[str, Any]) -> Any:
         module_contracts(digest, facts, entry["cpu_features"], training),
         json.loads(facts.get("noise", "[]")),
         stored_modules(facts["outputs"]),
+        stored_arguments(facts["outputs"]),
     )
     note_kernel(form.identity, form.gradients, digest, facts)
     return kernel

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 from eagercache.callables import call_hooks
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import build_unflatten, stored_modules, takes_objects
+from eagercache.callables.outputs import (
+    build_unflatten,
+    stored_arguments,
+    stored_modules,
+    takes_objects,
+)
 from eagercache.callables.surroundings import casts_kept, drawing_from, torch_states
 from eagercache.callables.written_tensors import counters
 from eagercache.calls.numerics import ProofFailed
@@ -84,6 +89,7 @@ class Answers:
             build_unflatten(traced.outputs, len(strides)),
             takes_objects=takes_objects(traced.outputs),
             stores=stored_modules(traced.outputs),
+            given=stored_arguments(traced.outputs),
             writes=traced.writes,
             checks=traced.checks,
             noise=[one.row() for one in traced.noise],

@@ -19,6 +19,7 @@ import torch.fx
 from eagercache.callables.answer_structure import Structure
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity
+from eagercache.callables.module_stores import ModuleStores
 from eagercache.callables.objects import CallObjects, Change
 from eagercache.calls.texts import named_line
 from eagercache.worker.compat import traced_graphs
@@ -61,13 +62,15 @@ class OpenedAnswer:
         answer: of a run.
         structure: how it is built of its leaves.
         in_objects: for each tensor among these, and then of the stores, whether an object holds it.
-        stores: what it assigned to attributes of modules.
+        changes: what it assigned to attributes of modules.
+        stores: where it assigns.
     """
 
     answer: Any
     structure: Structure
     in_objects: list[bool]
-    stores: tuple[Change, ...] = ()
+    changes: tuple[Change, ...] = ()
+    stores: ModuleStores | None = None
 
 
 def trace_training(
@@ -104,7 +107,9 @@ def trace_training(
     in_objects = [False] * len(answers)
     apart = [not traced for traced in differentiable]
     if opened is not None:
-        outputs = with_objects(outputs, opened.answer, opened.structure, opened.stores)
+        outputs = with_objects(
+            outputs, opened.answer, opened.structure, opened.changes, opened.stores
+        )
         rows = class_rows(objects, opened.structure)
         guards = (*guards, *(tuple(row.to_row()) for row in rows))
         in_objects = opened.in_objects
@@ -189,7 +194,7 @@ def _exported(
         if objects and open_sizes:
             raise CompileRefused("sizes are open, and it is called with an object")
         check_constructors(objects)
-        traced = OpenedCall(module, args, kwargs, opened.stores, opened.structure)
+        traced = OpenedCall(module, args, kwargs, opened.changes, opened.structure)
         args, kwargs = tuple(argument_tensors(args, kwargs)), {}
     try:
         given = argument_tensors(args, kwargs)

@@ -23,6 +23,7 @@ from eagercache.callables.answer_structure import (
 )
 from eagercache.callables.arguments import stand_in
 from eagercache.callables.made_classes import fields_of, is_fixed
+from eagercache.callables.module_stores import ModuleStores
 from eagercache.callables.objects import CallObjects, Change, Place, is_count, is_object
 from eagercache.callables.outputs import COUNT_OFFSET
 from eagercache.worker.inductor.commands import CompileRefused
@@ -302,10 +303,17 @@ def _erase_unread(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         node = source
 
 
-def with_objects(outputs: str, answer: Any, structure: Structure, changes: Sequence[Change]) -> str:
+def with_objects(
+    outputs: str,
+    answer: Any,
+    structure: Structure,
+    changes: Sequence[Change],
+    stores: ModuleStores | None = None,
+) -> str:
     """The text of `read_outputs` for what `OpenedCall` returns, as `build_unflatten` reads it.
 
-    ``answer`` and ``changes`` are those of a run. Raises CompileRefused where the trace differs.
+    ``answer`` and ``changes`` are those of a run, ``stores`` of the call. Raises CompileRefused
+    where the trace differs.
     """
     values: list[Any] = []
     take(structure, answer, values)
@@ -328,8 +336,14 @@ def with_objects(outputs: str, answer: Any, structure: Structure, changes: Seque
         [[change.index, list(change.place)] for change in changes if change.of_module is of_module]
         for of_module in (False, True)
     )
-    stores = {"stores": of_modules} if of_modules else {}
-    return json.dumps({"answer": structure, "changes": of_objects, "leaves": leaves, **stores})
+    given, again = ((), ()) if stores is None else (stores.given, stores.again)
+    rows = {
+        "stores": of_modules,
+        "given": [[place.module, list(place.steps), number] for place, number in given],
+        "again": [[place.module, list(place.steps), number] for place, number in again],
+    }
+    made = {"answer": structure, "changes": of_objects, "leaves": leaves}
+    return json.dumps(made | {name: found for name, found in rows.items() if found})
 
 
 def _stored(value: Any) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def trace_module(
     if symbolic is not None:
         _name_sizes(symbolic, opens, objects)
     if opened:
-        outputs = with_objects(outputs, answer, structure, changes)
+        outputs = with_objects(outputs, answer, structure, changes, objects.stores)
         guards = (*guards, *(tuple(row.to_row()) for row in class_rows(objects, structure)))
     graph.lint()
     program.graph_module.recompile()

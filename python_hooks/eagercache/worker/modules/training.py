@@ -20,7 +20,12 @@ from eagercache.callables import call_hooks
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import build_unflatten, stored_modules, takes_objects
+from eagercache.callables.outputs import (
+    build_unflatten,
+    stored_arguments,
+    stored_modules,
+    takes_objects,
+)
 from eagercache.callables.surroundings import (
     autocast,
     main_of,
@@ -281,6 +286,7 @@ def load_training(
         plan,
         takes_objects=takes_objects(graphs.outputs),
         stores=stored_modules(graphs.outputs),
+        given=stored_arguments(graphs.outputs),
     )
 
 

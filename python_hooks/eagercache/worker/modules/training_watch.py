@@ -293,7 +293,7 @@ def _opened(answer: Any, rebuilt: Transferred, changes: list[Change]) -> OpenedA
         if isinstance(leaf, torch.Tensor)
     ]
     held += [False for change in changes if isinstance(change.value, torch.Tensor)]
-    return OpenedAnswer(answer, structure, held, tuple(changes))
+    return OpenedAnswer(answer, structure, held, tuple(changes), rebuilt.objects.stores)
 
 
 def _written(
