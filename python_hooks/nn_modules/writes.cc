@@ -2,9 +2,11 @@
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 
 #include "dispatcher/operators/version_counter.h"
 
@@ -67,6 +69,27 @@ void move_versions(const ModuleKernel& kernel, c10::ArrayRef<at::Tensor> written
       move_version(written[i]);
     }
   }
+}
+
+pybind11::tuple changed_objects(const ModuleKernel& kernel, const ModuleGuard& guard,
+                                const ModuleCallForm& form) {
+  const std::size_t objects = kernel.takes_objects ? form.objects.size() : 0;
+  pybind11::tuple changed(objects + kernel.stores.size() + kernel.given.size());
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < objects; ++i) {
+    changed[at++] = pybind11::reinterpret_borrow<pybind11::object>(form.objects[i]);
+  }
+  for (const std::size_t module : kernel.stores) {
+    changed[at++] = pybind11::reinterpret_borrow<pybind11::object>(guard.modules().at(module));
+  }
+  for (const std::size_t argument : kernel.given) {
+    if (argument >= form.tensors.size()) {
+      throw std::out_of_range("the kernel asks for an argument that the call does not have");
+    }
+    changed[at++] =
+        pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(*form.tensors[argument]));
+  }
+  return changed;
 }
 
 void raise_undefined(const ModuleKernel& kernel) {

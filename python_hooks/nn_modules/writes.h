@@ -1,11 +1,13 @@
 #pragma once
 
 // Kernels that write into tensors of a call, as a forward does that fills a cache of fixed size, or
-// into buffers of the module, as norms do in training mode. Under the GIL.
+// into buffers of the module, as norms do in training mode; and what a kernel changes beside
+// tensors. Under the GIL.
 
 #include <Python.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
+#include <pybind11/pybind11.h>
 
 #include "python_hooks/nn_modules/arguments.h"
 #include "python_hooks/nn_modules/guard.h"
@@ -36,6 +38,12 @@ c10::SmallVector<at::Tensor, 4> written_tensors(const ModuleKernel& kernel,
 
 // Moves the version counters of these as the forward does. After the kernel has answered.
 void move_versions(const ModuleKernel& kernel, c10::ArrayRef<at::Tensor> written);
+
+// What a kernel changes: the call's objects, and modules whose attributes it assigns; and the
+// arguments that it assigns to some. To be called before the GIL is released: the guard may be
+// another one then. An empty tuple, mostly, which costs nothing.
+pybind11::tuple changed_objects(const ModuleKernel& kernel, const ModuleGuard& guard,
+                                const ModuleCallForm& form);
 
 // What the caller gets when such a kernel fails: it may have written, so the forward must not run.
 void raise_undefined(const ModuleKernel& kernel);

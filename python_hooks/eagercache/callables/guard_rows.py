@@ -36,10 +36,10 @@ from eagercache.callables.code_values import (
     plain_value,
     type_name,
 )
-from eagercache.callables.known_hooks import others
 from eagercache.callables.made_classes import getter_position
 from eagercache.callables.module_identity import Unfit, identify
 from eagercache.calls.code_digest import code_digest
+from eagercache.calls.known_hooks import others
 
 # A step of a path: ("import", name) or ("self", "") first, then ("attr", name), ("item", key),
 # ("key", position in a dict), ("type", ""), ("variable", of the environment).

@@ -19,13 +19,13 @@ from eagercache.base.load import core
 from eagercache.callables.answer_structure import outcome_of
 from eagercache.callables.answers import views_among
 from eagercache.callables.arguments import argument_tensors
-from eagercache.callables.known_hooks import DESCRIBED_HOOKS, others
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_stores import ModuleStores
 from eagercache.callables.module_tensors import OWN_ATTRIBUTES
 from eagercache.callables.objects import CallObjects, filled, map_tensors
-from eagercache.callables.replay import Replayed, drawing_again
+from eagercache.calls.known_hooks import DESCRIBED_HOOKS, others
 from eagercache.calls.opaque import Placeholder, hide
+from eagercache.calls.replay import Replayed, drawing_again
 
 _lock = threading.RLock()
 
@@ -98,17 +98,8 @@ def eager_gradients(
     replayed: AbstractContextManager[object] = Replayed(masks) if masks else nullcontext()
     again = nullcontext() if drawn_from is None else drawing_again(inputs[0].device, drawn_from)
     around = _state(autocast), _buffers_kept(module, before), forwards_alone(), _unbatched()
-    objects, stores = CallObjects(args, kwargs), ModuleStores(module)
     with around[0], around[1], around[2], around[3], replayed, again:
-        answer = module(*args, **kwargs)
-        try:
-            stores.find(argument_tensors(args, kwargs), has_kernel=True)
-            objects.stores = stores if stores.places else None
-            outputs = _differentiable(answer, objects)
-        except Unfit as error:
-            raise RuntimeError(_CHANGED) from error
-        finally:
-            stores.restore()  # the call has assigned already
+        outputs = _differentiable(module, args, kwargs)
     pairs = [(own, grad) for own, grad in zip(outputs, grads, strict=True) if grad is not None]
     if not pairs:
         return [None] * len(inputs)
@@ -318,9 +309,23 @@ def _ending_at(views: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
     )
 
 
-def _differentiable(answer: Any, objects: CallObjects) -> list[torch.Tensor]:
-    """The parts of an answer that a kernel has gradients of, which views of others are not."""
-    leaves = pytree.tree_leaves(outcome_of(answer, objects))
+def _differentiable(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
+    """The parts of a call's answer that a kernel has gradients of, which views of others are not.
+
+    What it assigns to attributes is undone: the call that has a kernel has assigned already.
+    """
+    objects, stores = CallObjects(args, kwargs), ModuleStores(module)
+    answer = module(*args, **kwargs)
+    try:
+        stores.find(argument_tensors(args, kwargs), has_kernel=True)
+        objects.stores = stores if stores.places else None
+        leaves = pytree.tree_leaves(outcome_of(answer, objects))
+    except Unfit as error:
+        raise RuntimeError(_CHANGED) from error
+    finally:
+        stores.restore()
     views = views_among(leaves)
     return [
         leaf

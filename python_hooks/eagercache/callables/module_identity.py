@@ -27,7 +27,6 @@ from eagercache.callables.code_values import (
     plain_value,
     type_name,
 )
-from eagercache.callables.known_hooks import are_known, collectors, written_hooks
 from eagercache.callables.made_classes import class_row, hides_a_value
 from eagercache.callables.module_tensors import (
     OWN_ATTRIBUTES,
@@ -40,6 +39,7 @@ from eagercache.callables.module_tensors import (
 from eagercache.calls.array_contents import contents_row
 from eagercache.calls.code_digest import code_digest
 from eagercache.calls.fixed_values import fixed_row
+from eagercache.calls.known_hooks import are_known, collectors, written_hooks
 from eagercache.calls.opaque import ROW, OpaqueAttribute, Placeholder, left_out
 
 FORMAT = 1

@@ -218,10 +218,11 @@ class Transferred:
     def finds_writes(self, slots: Sequence[TensorSlot]) -> Iterator[None]:
         """A block that runs the forward once, after which `writes` are known. Raises Unfit.
 
-        ``slots`` are the module's tensors, as `identify` finds them.
+        So is what it assigns (`finds_stores`). ``slots`` are the module's tensors, as `identify`
+        finds them.
         """
         search = WriteSearch(self.args, self.kwargs, self.objects.found, slots)
-        with search.watched():
+        with self.finds_stores(), search.watched():
             yield
         self.writes = search.found
         self.buffers = [slots[write.index].tensor for write in self.writes if write.of_module]

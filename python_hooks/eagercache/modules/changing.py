@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from eagercache.callables.known_hooks import DESCRIBED_HOOKS
 from eagercache.callables.module_identity import Identity
+from eagercache.calls.known_hooks import DESCRIBED_HOOKS
 
 # A module that is switched between training and evaluation is two, which both have kernels.
 _MODE = "training"

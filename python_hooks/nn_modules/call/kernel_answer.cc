@@ -40,29 +40,6 @@ c10::SmallVector<ModelContainer::TensorHandle, 64> take_inputs(const ModuleKerne
 
 using Outputs = c10::SmallVector<at::Tensor, 4>;
 
-// What a kernel changes: the call's objects, and modules whose attributes it assigns; and the
-// arguments that it assigns to some. To be called before the GIL is released: the guard may be
-// another one then. An empty tuple, mostly, which costs nothing.
-py::tuple changed_objects(const ModuleKernel& kernel, const ModuleGuard& guard,
-                          const ModuleCallForm& form) {
-  const std::size_t objects = kernel.takes_objects ? form.objects.size() : 0;
-  py::tuple changed(objects + kernel.stores.size() + kernel.given.size());
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < objects; ++i) {
-    changed[at++] = py::reinterpret_borrow<py::object>(form.objects[i]);
-  }
-  for (const std::size_t module : kernel.stores) {
-    changed[at++] = py::reinterpret_borrow<py::object>(guard.modules().at(module));
-  }
-  for (const std::size_t argument : kernel.given) {
-    if (argument >= form.tensors.size()) {
-      throw std::out_of_range("the kernel asks for an argument that the call does not have");
-    }
-    changed[at++] = py::reinterpret_steal<py::object>(THPVariable_Wrap(*form.tensors[argument]));
-  }
-  return changed;
-}
-
 PyObject* wrap_outputs(const ModuleKernel& kernel, const ModuleShapeClass::Strides& strides,
                        const py::tuple& changed, Outputs& outputs) {
   for (std::size_t i = 0; i < outputs.size() && i < strides.size(); ++i) {

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 from conftest import run_program
-from eagercache.callables import known_hooks
 from eagercache.callables.module_identity import identify
 from eagercache.callables.module_transfer import pack, unpack
-from eagercache.calls import capturing_hooks
+from eagercache.calls import capturing_hooks, known_hooks
 from eagercache.modules import names
 
 BEGIN = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_program
-from eagercache.callables.replay import Replayed
+from eagercache.calls.replay import Replayed
 from eagercache.worker.compat import traced_graphs
 from eagercache.worker.graphs.dropout_masks import (
     Attention,

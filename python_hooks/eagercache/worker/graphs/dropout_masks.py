@@ -21,8 +21,8 @@ import torch.fx
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from eagercache.callables.replay import generator_of
 from eagercache.calls.numerics import HALF
+from eagercache.calls.replay import generator_of
 from eagercache.worker.graphs.indices import Range
 from eagercache.worker.graphs.nodes import (
     arguments_of,

@@ -146,16 +146,11 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     watched = [*_tensors_of(identity), *arguments]
     marks = marks_of(watched)
     states = other_states()
-    with (
-        rebuilt.finds_stores(),
-        rebuilt.finds_writes(identity.slots),
-        Reads(watched, gradients=False) as reads,
-    ):
+    with rebuilt.finds_writes(identity.slots), Reads(watched, gradients=False) as reads:
         rebuilt.run()  # what a first call sets up is not its effect
     refuse_array_memory(identity, rebuilt.run)
     reads.check()
-    if not identity.holds(module):  # what it changes might be as before after two runs
-        raise Unfit("it changes attributes of its own")
+    refuse_changes(identity, module)  # what it changes might be as before after two runs
     if marks_of([*_tensors_of(identity), *arguments]) != marks:
         raise Unfit("it changes more of a tensor than its values")
     output, errors = Listener(), Listener()
@@ -174,8 +169,7 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
     recorder.check_effects()
     if other_states() != states:
         raise Unfit("it draws random numbers that are not torch's")
-    if not identity.holds(module):
-        raise Unfit("it changes attributes of its own")
+    refuse_changes(identity, module)
     if any(not same_bits(a, b) for a, b in zip(before, _tensors_of(identity), strict=True)):
         raise Unfit("it writes to its parameters or buffers")
     if any(not same_bits(a, b) for a, b in zip(given, arguments, strict=True)):
@@ -198,6 +192,12 @@ def _observe(rebuilt: Transferred, expected: str) -> tuple[Identity, list[list[s
         raise Unfit("its forward runs too many different functions")
     refuse_shared(first, [*_tensors_of(identity), *arguments], views=True)
     return identity, functions, recorder.operators
+
+
+def refuse_changes(identity: Identity, module: torch.nn.Module) -> None:
+    """Raises Unfit where a run of its forward has made another module of the described one."""
+    if not identity.holds(module):
+        raise Unfit("it changes attributes of its own")
 
 
 def read_beside(

@@ -27,9 +27,9 @@ from eagercache.callables.guard_rows import (
     resolve,
     step_from,
 )
-from eagercache.callables.known_hooks import CALL_HOOKS
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_tensors import own_tensors
+from eagercache.calls.known_hooks import CALL_HOOKS
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.compat.guard_sources import (
     AT_POSITION,

@@ -72,6 +72,10 @@ class OpenedAnswer:
     changes: tuple[Change, ...] = ()
     stores: ModuleStores | None = None
 
+    def written(self, outputs: str) -> str:
+        """The text of `read_outputs`, with all of this. Raises CompileRefused."""
+        return with_objects(outputs, self.answer, self.structure, self.changes, self.stores)
+
 
 def trace_training(
     module: torch.nn.Module,
@@ -107,9 +111,7 @@ def trace_training(
     in_objects = [False] * len(answers)
     apart = [not traced for traced in differentiable]
     if opened is not None:
-        outputs = with_objects(
-            outputs, opened.answer, opened.structure, opened.changes, opened.stores
-        )
+        outputs = opened.written(outputs)
         rows = class_rows(objects, opened.structure)
         guards = (*guards, *(tuple(row.to_row()) for row in rows))
         in_objects = opened.in_objects

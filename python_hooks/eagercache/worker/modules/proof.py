@@ -22,9 +22,9 @@ from eagercache.callables.module_identity import Identity, identify
 from eagercache.callables.module_tensors import own_tensors
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, map_tensors
-from eagercache.callables.replay import Replayed
 from eagercache.callables.surroundings import drawing_from
 from eagercache.calls.numerics import ProofFailed, is_out_of_memory
+from eagercache.calls.replay import Replayed
 from eagercache.calls.texts import named_line
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.modules.answers import Answers

@@ -17,12 +17,12 @@ from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import identify
 from eagercache.callables.module_transfer import Transferred
 from eagercache.callables.objects import CallObjects, map_tensors
-from eagercache.callables.replay import Replayed
 from eagercache.callables.surroundings import (
     drawing_from,
     torch_states,
 )
 from eagercache.calls.numerics import ProofFailed
+from eagercache.calls.replay import Replayed
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.modules.answers import Answers
 from eagercache.worker.modules.comparison import tensor_leaves

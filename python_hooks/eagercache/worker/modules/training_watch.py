@@ -38,7 +38,7 @@ from eagercache.worker.graphs.custom_calls import is_custom
 from eagercache.worker.inductor.commands import CompileRefused
 from eagercache.worker.modules.answers import needed_gradients
 from eagercache.worker.modules.comparison import equal_answers, tensor_leaves
-from eagercache.worker.modules.compile import read_beside, refuse_shared
+from eagercache.worker.modules.compile import read_beside, refuse_changes, refuse_shared
 from eagercache.worker.modules.exported import export_strictly
 from eagercache.worker.modules.joint_graph import OpenedAnswer
 from eagercache.worker.modules.reads import Reads, check_names, refuse_array_memory
@@ -87,21 +87,17 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     _as_at_the_call(rebuilt, [*own, *arguments])
     with rebuilt.finds_stores():
         _first_run(rebuilt, identity, arguments)
-    if not identity.holds(module):  # what it changes might be as before after two runs
-        raise Unfit("it changes attributes of its own")
+    refuse_changes(identity, module)  # what it changes might be as before after two runs
     rebuilt.draw(seed=0)
     before = [slot.tensor.detach().clone() for slot in identity.slots]
     versions = [slot.tensor._version for slot in identity.slots]
     given = [tensor.detach().clone() for tensor in arguments]
     recorder = FunctionRecorder()
     answer, saved, draws = _run(rebuilt, recorder)
-    first, changes = outcome_of(answer, rebuilt.objects), rebuilt.objects.changes()
-    opened = _opened(answer, rebuilt, changes)
-    rebuilt.objects.restore()
+    first, opened = _taken(answer, rebuilt)
     check_names(recorder, rebuilt.attributes)
     recorder.check_effects()
-    if not identity.holds(module):
-        raise Unfit("it changes attributes of its own")
+    refuse_changes(identity, module)
     if any(not same_bits(a, b.detach()) for a, b in zip(given, arguments, strict=True)):
         raise Unfit("it writes to its arguments")
     steps = _written(identity, before, versions)
@@ -109,8 +105,7 @@ def _observe(rebuilt: Transferred, expected: str) -> Watched:
     _restore(identity, before)
     with drawing_from(0):
         another = module(*rebuilt.args, **rebuilt.kwargs)
-    second = outcome_of(another, rebuilt.objects)
-    rebuilt.objects.restore()
+    second, _ = _taken(another, rebuilt)
     refuse_lasting(answer, another, rebuilt.objects.found)
     if not equal_answers(detached(first), detached(second)):
         raise Unfit("its answers differ from run to run")
@@ -276,6 +271,14 @@ def _refuse_custom_operators(rebuilt: Transferred) -> None:
     for node in program.graph.nodes if program is not None else ():
         if is_custom(node):
             raise CompileRefused(f"the forward calls the custom operator {node.target}")
+
+
+def _taken(answer: Any, rebuilt: Transferred) -> tuple[Any, OpenedAnswer | None]:
+    """What a call did (`outcome_of`), and what `_opened` says. What it assigned is put back."""
+    outcome, changes = outcome_of(answer, rebuilt.objects), rebuilt.objects.changes()
+    opened = _opened(answer, rebuilt, changes)
+    rebuilt.objects.restore()
+    return outcome, opened
 
 
 def _opened(answer: Any, rebuilt: Transferred, changes: list[Change]) -> OpenedAnswer | None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from eagercache.calls import capturing_hooks
 
@@ -21,10 +23,7 @@ CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_b
 # Those that a description may have.
 DESCRIBED_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
-_NORMS = (
-    torch.nn.utils.weight_norm.__globals__["WeightNorm"],
-    torch.nn.utils.spectral_norm.__globals__["SpectralNorm"],
-)
+_NORMS = (WeightNorm, SpectralNorm)
 
 
 def are_known(module: torch.nn.Module) -> bool:
