@@ -303,15 +303,20 @@ def restored(effects: Any) -> Iterator[str]:
 
 
 def assigned_sizes(effects: Any) -> Iterator[tuple[torch.nn.Module, str]]:
-    """Attributes of modules to which a trace assigns no tensor, and nothing that is known."""
-    from torch._dynamo.variables import TensorVariable
-
+    """Attributes of modules to which a trace assigns a size that is open, or a tuple with one."""
     for variable, attributes in effects.store_attr_mutations.items():
         owner = getattr(variable, "value", None)
         if isinstance(owner, torch.nn.Module):
-            for name, new in attributes.items():
-                if not isinstance(new, TensorVariable) and not new.is_python_constant():
-                    yield owner, name
+            yield from ((owner, name) for name, new in attributes.items() if _is_open(new))
+
+
+def _is_open(variable: Any) -> bool:
+    from torch._dynamo.variables import SymNodeVariable
+    from torch._dynamo.variables.lists import BaseListVariable
+
+    if isinstance(variable, BaseListVariable):
+        return any(map(_is_open, variable.items))
+    return isinstance(variable, SymNodeVariable)
 
 
 def _is_as_it_was(owner: Any, name: str, new: Any) -> bool:
