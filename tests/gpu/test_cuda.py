@@ -347,7 +347,8 @@ def test_lists_as_long_as_a_models_parameters_take_few_launches() -> None:
     mine = decay()
     kernels = [k for k in eagercache.kernels() if k.op.startswith("aten::_foreach_")]
     assert [hits(name) for name in names] == [n + 1 for n in before], kernels
-    plans = [json.loads(kernel.facts["launch_plan"]) for kernel in kernels]
+    # Kernels of open sizes, which other tests of this process may have made, have none.
+    plans = [json.loads(k.facts["launch_plan"]) for k in kernels if "launch_plan" in k.facts]
     assert len(plans) >= 3 and max(len(plan["launches"]) for plan in plans) <= 4
     eagercache.disable()
     for x, native in zip(mine, decay(), strict=True):

@@ -138,6 +138,9 @@ def identify(module: torch.nn.Module, *, allow_opaque: bool = False) -> Identity
         for slot in (*_slots_of(path, part), *items.get(path, ()))
     ]
     hooked = frozenset(path for path, part in modules if are_known(part))
+    # A weight that a hook computes is moved by the first call, not with the module.
+    if hooked and len({slot.tensor.device for slot in slots if slot.tensor.numel() != 0}) > 1:
+        raise Unsettled("its tensors are on several devices")
     rows: list[Any] = []
     own = {id(slot.tensor): slot.full_name for slot in reversed(slots)}
     writer = Writer(own, left_out(module) if allow_opaque else None, first)
