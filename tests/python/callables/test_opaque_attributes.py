@@ -143,7 +143,7 @@ def test_what_the_forward_reads_of_it_refuses_the_module(cache: Path) -> None:
     found = run_program(READ, cache, fills=True)
     assert found["good"], found
     lines = dict(found["lines"])
-    assert "refused: attribute held is a lock" in lines.pop("assigns"), found
+    assert "refused: it makes another thing of its attribute held" in lines.pop("assigns"), found
     for way, line in lines.items():
         assert "0 by kernel" in line, (way, line)
         assert "the forward reads an attribute that cannot be sent to a worker" in line, (way, line)

@@ -125,6 +125,10 @@ def images() -> tuple[Any, ...]:
     return (torch.randn(2, 4, 8),)
 
 
+def _doubled(layer: nn.Module, given: object, answer: torch.Tensor) -> torch.Tensor:
+    return answer * 2
+
+
 def _hooked(layer: nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -146,6 +150,7 @@ PARAMETRIZED: dict[str, Case] = {
         rows,
     ),
     "several": (lambda: Between(nn.Linear(8, 8), _twice), rows),
+    "weight_norm by hooks": (lambda: Between(nn.Linear(8, 8), _hooked), rows),
 }
 
 
@@ -173,7 +178,10 @@ class Twice(nn.Linear):
 # These keep their forwards, for the reasons.
 LEFT: dict[str, Case] = {
     "orthogonal": (lambda: Between(nn.Linear(8, 8), parametrizations.orthogonal), rows),
-    "hooks": (lambda: Between(nn.Linear(8, 8), _hooked), rows),
+    "hooks": (
+        lambda: Between(nn.Linear(8, 8), lambda layer: layer.register_forward_hook(_doubled)),
+        rows,
+    ),
     "a custom operator": (lambda: Between(Twice(8, 8), lambda _: None), rows),
 }
 REASONS = {
