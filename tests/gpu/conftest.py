@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+# What these tests share with those on a CPU, and with each other.
+sys.path.append(str(Path(__file__).parent.parent / "python" / "zoos"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -92,12 +92,15 @@ def build_unflatten(outputs: str, num_outputs: int) -> Any:
         return tuple
 
     def unflatten(values: list[torch.Tensor]) -> Any:
-        return pytree.tree_unflatten(
-            [values[leaf["tensor"]] if "tensor" in leaf else leaf["value"] for leaf in leaves],
-            spec,
-        )
+        return pytree.tree_unflatten([_leaf(leaf, values) for leaf in leaves], spec)
 
     return unflatten
+
+
+def _leaf(leaf: dict[str, Any], values: list[torch.Tensor]) -> Any:
+    if "tensor" in leaf:
+        return values[leaf["tensor"]]
+    return values[leaf["detached"]].detach() if "detached" in leaf else leaf["value"]
 
 
 def takes_objects(outputs: str) -> bool:
@@ -150,8 +153,12 @@ class _Objects:
             (behind[number], tuple(place), len(changes) + store) for number, place, store in again
         ]
         made = [leaf if "tensor" in leaf or "count" in leaf else None for leaf in leaves]
+        self._detached = [
+            (place, leaf["detached"]) for place, leaf in enumerate(leaves) if "detached" in leaf
+        ]
         self._template = [
-            None if kind else _plain(leaf) for kind, leaf in zip(made, leaves, strict=True)
+            None if kind or "detached" in leaf else _plain(leaf)
+            for kind, leaf in zip(made, leaves, strict=True)
         ]
         self._tensors = [place for place, kind in enumerate(made) if kind]
         self._counts = [place for place, leaf in enumerate(leaves) if "count" in leaf]
@@ -160,6 +167,8 @@ class _Objects:
         leaves: list[Any] = list(self._template)
         for place, value in zip(self._tensors, values, strict=True):
             leaves[place] = value
+        for place, tensor in self._detached:
+            leaves[place] = values[tensor].detach()
         for place in self._counts:
             leaves[place] = leaves[place].size(0) - COUNT_OFFSET
         first = len(leaves) - len(self._changes)

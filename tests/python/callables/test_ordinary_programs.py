@@ -240,7 +240,7 @@ def test_a_forward_that_assigns_what_is_there_has_a_kernel(cache: Path) -> None:
     found = run_program(AT_EACH_CALL, cache, fills=True)
     assert found["right"], found
     assert "59 by kernel" in found["lines"]["Windows"], found["lines"]
-    assert "each of its calls assigns to it" in found["lines"]["Lists"], found["lines"]
+    assert "another thing of its attribute" in found["lines"]["Lists"], found["lines"]
     assert found["looks"]["Lists"] < 20, found["looks"]
 
 

@@ -68,6 +68,15 @@ class Given(nn.Module):
         self.made = self.body(x).tanh().exp()
         return self.made * 2 if before is None else self.made + before
 
+class Detached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.kept, self.part = nn.Linear(8, 8), None, None
+    def forward(self, x):
+        made = self.body(x).tanh() * 3
+        self.kept, self.part = made.detach(), made[:2]
+        return {"made": made, "again": made.detach()}
+
 class Givens(nn.Module):
     def __init__(self):
         super().__init__()
@@ -123,6 +132,11 @@ def calls(model):
         for number in range(9):
             given = x(number, 2, 4, 8) if isinstance(model, Layers) else x(number, 4, 8)
             answer = model(given)
+            if isinstance(model, Detached):
+                answer["made"].add_(1)
+                assert torch.equal(answer["again"], model.kept)
+                assert answer["again"]._version == 1
+                answer = answer["again"]
             seen.append((plain(answer), left(model)))
             if isinstance(model, Same):
                 assert answer is model.seen
@@ -140,7 +154,7 @@ def sizes(model):
             seen.append((plain(answer), left(model)))
     return seen
 
-kinds = (State, Layers, Encoder, Same, Given, Givens)
+kinds = (State, Layers, Encoder, Same, Given, Givens, Detached)
 seen = {kind.__name__: compare(kind, calls) for kind in kinds}
 report(seen={**seen, "sizes": compare(Encoder, sizes)})
 """
@@ -268,7 +282,7 @@ def test_what_a_forward_assigns_is_there_after_a_kernels_call(tmp_path: Path) ->
     seen = run_program(INFERENCE, tmp_path / "cache", timeout=600)["seen"]
     for name, found in seen.items():
         assert found["wrong"] == [], (name, found)
-    for name in ("State", "Layers", "Encoder", "Same", "Given", "Givens"):
+    for name in ("State", "Layers", "Encoder", "Same", "Given", "Givens", "Detached"):
         assert seen[name]["hits"] >= 5, (name, seen[name])
     # Other sizes assign other things: kernels of some sizes alone answer.
     assert seen["sizes"]["hits"] >= 4, seen["sizes"]

@@ -7,6 +7,7 @@ proof.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,6 +96,8 @@ def compile_deployed(
             raise CompileRefused("it writes into its buffers, which no artifact does")
         with autocast(casts), main_of(rebuilt.module), call_hooks.originals():
             traced = trace_module(rebuilt, identity, open_sizes)
+        if any("detached" in leaf for leaf in json.loads(traced.outputs)["leaves"]):
+            raise CompileRefused("it returns one tensor twice, which no artifact does")
         if traced.noise:
             raise CompileRefused("it draws random numbers, which no artifact does")
         if traced.checks:

@@ -54,6 +54,7 @@ _APPROXIMATION = re.compile(
 )
 _STEP = re.compile(r"\btmp\d+ [-+*/] tmp\d+\b|\bfma\(|\bfmadd\(")
 _BODY = re.compile(r"\bC10_(?:UN)?LIKELY\(|\bfor\s*\(")
+_GIVEN = re.compile(r"\boutput_handles\[\d+\] = (\w+)\.release\(\)")
 _VALUE_CHECK = re.compile(r"\b(AOTI_TORCH_CHECK|TORCH_CHECK\w*|AOTI_RUNTIME_CHECK)\s*\(")
 
 
@@ -64,6 +65,9 @@ def read_generated_text(wrapper: str, kernel: str) -> GeneratedText:
         body = wrapper[wrapper.index("::run_impl(") :]
     except ValueError as error:
         raise CompileRefused(f"generated text not understood: {error}") from error
+    given = _GIVEN.findall(body)
+    if len(set(given)) < len(given):  # the second is given an empty handle
+        raise CompileRefused("it returns one tensor twice")
     functions = _APPROXIMATION.search(kernel) is not None
     calls = sorted({name for name in _EXTERN_CALL.findall(body) if not _RUNTIME_CALL.match(name)})
     proxy = [name for name in calls if "proxy_executor" in name or "call_dispatcher" in name]

@@ -197,14 +197,18 @@ def source_of(
     return None
 
 
-def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, list[int]]:
+def read_outputs(
+    graph: torch.fx.Graph, spec: pytree.TreeSpec, *, detaches: bool = False
+) -> tuple[str, list[int]]:
     """How a forward's answer is built of its tensors, as JSON, and which outputs are tensors.
 
+    With ``detaches`` one that another is but for `detach` is made of that, and is none of them.
     Raises CompileRefused for what no kernel can return.
     """
     (output,) = [node for node in graph.nodes if node.op == "output"]
     tensors: list[int] = []
     met: set[torch.fx.Node] = set()
+    bases: dict[torch.fx.Node, int] = {}
     leaves: list[Any] = []
     for position, value in enumerate(output.args[0]):
         if isinstance(value, torch.fx.Node):
@@ -215,6 +219,11 @@ def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, lis
             if value in met:
                 raise CompileRefused("the forward returns a tensor twice")
             met.add(value)
+            base = _attached(value) if detaches else value
+            if base in bases:
+                leaves.append({"detached": bases[base]})
+                continue
+            bases[base] = len(tensors)
             leaves.append({"tensor": len(tensors)})
             tensors.append(position)
         elif value is None or type(value) in (bool, int, float, str):
@@ -232,9 +241,16 @@ def read_outputs(graph: torch.fx.Graph, spec: pytree.TreeSpec) -> tuple[str, lis
     return json.dumps({"spec": text, "leaves": leaves}), tensors
 
 
+def _attached(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node detaches, or the node."""
+    while node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+        node = node.args[0]
+    return node
+
+
 def flatten_outputs(graph: torch.fx.Graph, program: torch.export.ExportedProgram) -> str:
     """Leaves only tensors in the output node; returns how the answer is built of them."""
-    outputs, tensors = read_outputs(graph, program.call_spec.out_spec)
+    outputs, tensors = read_outputs(graph, program.call_spec.out_spec, detaches=True)
     (output,) = [node for node in graph.nodes if node.op == "output"]
     output.args = (tuple(output.args[0][position] for position in tensors),)
     return outputs

@@ -56,9 +56,12 @@ def output_strides(rebuilt: Transferred, outputs: str) -> list[list[int]]:
     ``outputs``: how the answer is built of them, which says where one stands for a count.
     """
     made = iter(tensor_leaves(rebuilt.run()))
-    counted = list(stand_in(0).stride())
-    return [
-        counted if "count" in leaf else list(next(made).stride())
-        for leaf in json.loads(outputs)["leaves"]
-        if "count" in leaf or "tensor" in leaf
-    ]
+    strides = []
+    for leaf in json.loads(outputs)["leaves"]:
+        if "count" in leaf:
+            strides.append(list(stand_in(0).stride()))
+        elif "tensor" in leaf:
+            strides.append(list(next(made).stride()))
+        elif "detached" in leaf:
+            next(made)
+    return strides

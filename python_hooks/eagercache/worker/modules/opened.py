@@ -330,7 +330,8 @@ def with_objects(
         if "count" in leaf:
             continue
         is_tensor = isinstance(value, torch.Tensor)
-        if is_tensor != ("tensor" in leaf) or not (is_tensor or _stored(value) == leaf):
+        is_made = "tensor" in leaf or "detached" in leaf
+        if is_tensor != is_made or not (is_tensor or _stored(value) == leaf):
             raise CompileRefused("what it makes besides tensors is another thing in a trace")
     of_objects, of_modules = (
         [[change.index, list(change.place)] for change in changes if change.of_module is of_module]
