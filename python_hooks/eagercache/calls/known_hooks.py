@@ -8,13 +8,13 @@ parts.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from eagercache.calls import capturing_hooks
 
@@ -23,7 +23,15 @@ CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_b
 # Those that a description may have.
 DESCRIBED_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
-_NORMS = (WeightNorm, SpectralNorm)
+
+def _norms() -> Iterator[type]:
+    """The classes of these hooks, as far as this torch has them: they are said to go."""
+    for name, kind in (("weight_norm", "WeightNorm"), ("spectral_norm", "SpectralNorm")):
+        with contextlib.suppress(ImportError, AttributeError):
+            yield getattr(importlib.import_module(f"torch.nn.utils.{name}"), kind)
+
+
+_NORMS = tuple(_norms())
 
 
 def are_known(module: torch.nn.Module) -> bool:
