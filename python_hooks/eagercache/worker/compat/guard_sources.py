@@ -17,6 +17,15 @@ _SCOPE = "___unnamed_scope"
 AT_POSITION: Step = ("at", "")
 
 
+def is_namespace(step: Step, key: Any) -> bool:
+    """Whether a step leads to a dictionary whose item ``key`` is an attribute of that name.
+
+    From torch 2.15 on a trace reads the tables of a module that it has assigned to by `__dict__`.
+    """
+    tables = ("_modules", "_parameters", "_buffers")
+    return step == NAMESPACE or (step == ("attr", "__dict__") and key in tables)
+
+
 def variable_path(place: Path, variable: Path) -> Path | None:
     """A variable of the environment; None for an item of another mapping with keys of bytes."""
     if resolve(place, torch.nn.Module()) is not os.environ._data:  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ from eagercache.worker.compat.guard_sources import (
     AT_POSITION,
     NAMESPACE,
     from_opened,
+    is_namespace,
     path_from_self,
     scopes_of,
     steps_of,
@@ -317,7 +318,7 @@ class DynamoGuards:
                 if not isinstance(key, (str, int)):
                     return None
                 merged[-1] = ("item", key)
-            elif merged and merged[-1] == NAMESPACE and step[0] == "item":
+            elif merged and step[0] == "item" and is_namespace(merged[-1], step[1]):
                 merged[-1] = ("attr", step[1])
             else:
                 merged.append(step)
