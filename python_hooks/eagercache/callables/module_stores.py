@@ -66,10 +66,10 @@ class ModuleStores:
     def find(self, arguments: Sequence[torch.Tensor] = (), *, has_kernel: bool = False) -> None:
         """Notes the places that have other tensors than before. Raises Unfit for other changes.
 
-        ``arguments``: the tensors of the call.
         After a call of a kernel the module has to be what it was before: one of the same identity.
         That has nothing of an attribute that is opaque, which may be given any plain value, too. In
         the program, where these have their values, a module that ``has_kernel`` assigns no others.
+        ``arguments``: the tensors of the call.
         """
         found: list[StorePlace] = []
         given: list[tuple[StorePlace, int]] = []

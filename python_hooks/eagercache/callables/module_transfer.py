@@ -227,6 +227,12 @@ class Transferred:
         self.writes = search.found
         self.buffers = [slots[write.index].tensor for write in self.writes if write.of_module]
 
+    def objects_of(self, module: torch.nn.Module, args: Any, kwargs: Any) -> CallObjects:
+        """`objects` of a like call of a copy of the module."""
+        found = CallObjects(args, kwargs)
+        found.stores = None if self.objects.stores is None else self.objects.stores.of(module)
+        return found
+
     @contextlib.contextmanager
     def finds_stores(self) -> Iterator[None]:
         """A block that runs the forward once, after which ``objects`` know what it assigns.

@@ -103,6 +103,16 @@ def _leaf(leaf: dict[str, Any], values: list[torch.Tensor]) -> Any:
     return values[leaf["detached"]].detach() if "detached" in leaf else leaf["value"]
 
 
+def building(outputs: str, num_outputs: int) -> dict[str, Any]:
+    """How the core builds an answer, as `load_module` takes it. Raises as `build_unflatten`."""
+    return {
+        "unflatten": build_unflatten(outputs, num_outputs),
+        "takes_objects": takes_objects(outputs),
+        "stores": stored_modules(outputs),
+        "given": stored_arguments(outputs),
+    }
+
+
 def takes_objects(outputs: str) -> bool:
     """Whether what `build_unflatten` makes of it is given the call's objects, too."""
     return "changes" in json.loads(outputs)

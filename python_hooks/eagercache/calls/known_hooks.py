@@ -34,10 +34,15 @@ def _norms() -> Iterator[type]:
 _NORMS = tuple(_norms())
 
 
+def is_known(hook: Any) -> bool:
+    """Whether a description has what a hook around a forward does."""
+    return type(hook) in _NORMS or capturing_hooks.is_capturing(hook)
+
+
 def are_known(module: torch.nn.Module) -> bool:
     """Whether a module has hooks around its forward, and all are known."""
     found = list(_hooks_of(module))
-    return bool(found) and all(map(_is_known, found))
+    return bool(found) and all(map(is_known, found))
 
 
 def collectors(module: torch.nn.Module) -> list[contextvars.ContextVar[Any]]:
@@ -72,7 +77,3 @@ def _hooks_of(module: torch.nn.Module) -> Iterator[Any]:
     for table in DESCRIBED_HOOKS:
         hooks: Mapping[int, Any] = getattr(module, table)
         yield from list(hooks.values())
-
-
-def _is_known(hook: Any) -> bool:
-    return type(hook) in _NORMS or capturing_hooks.is_capturing(hook)

@@ -18,12 +18,7 @@ from eagercache.base.worker_environment import trusted_paths
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_transfer import pack
 from eagercache.callables.objects import CallObjects
-from eagercache.callables.outputs import (
-    build_unflatten,
-    stored_arguments,
-    stored_modules,
-    takes_objects,
-)
+from eagercache.callables.outputs import building
 from eagercache.callables.standins import NotTransferable
 from eagercache.calls.contract import module_contracts
 from eagercache.calls.global_state import GlobalState
@@ -159,16 +154,13 @@ def load_kernel(digest: str, form: Form, entry: Mapping[str, Any]) -> Any:
         [(bool(kind), index) for kind, index in json.loads(facts["inputs"])],
         [tuple(row) for row in json.loads(facts["ranges"])],
         strides,
-        build_unflatten(facts["outputs"], len(strides)),
-        training,
-        replicas and facts.get("numerics") != "bitwise",
-        takes_objects(facts["outputs"]),
-        [(bool(kind), index, times) for kind, index, times in json.loads(facts["writes"])],
-        facts["checks"] == "1",
-        module_contracts(digest, facts, entry["cpu_features"], training),
-        json.loads(facts.get("noise", "[]")),
-        stored_modules(facts["outputs"]),
-        stored_arguments(facts["outputs"]),
+        plan=training,
+        differs_on_replicas=replicas and facts.get("numerics") != "bitwise",
+        writes=[(bool(kind), index, times) for kind, index, times in json.loads(facts["writes"])],
+        checks=facts["checks"] == "1",
+        contracts=module_contracts(digest, facts, entry["cpu_features"], training),
+        noise=json.loads(facts.get("noise", "[]")),
+        **building(facts["outputs"], len(strides)),
     )
     note_kernel(form.identity, form.gradients, digest, facts)
     return kernel

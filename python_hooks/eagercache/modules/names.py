@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from eagercache.calls.capturing_hooks import is_capturing
+from eagercache.calls.known_hooks import is_known
 
 
 class ModuleNames:
@@ -44,6 +45,7 @@ def hooks_of(module: torch.nn.Module) -> str:
             where = f"hooks on {path or type(part).__name__}"
             if is_capturing(hook):
                 collects = collects or f"{where}, by which a model around it collects answers"
+            if is_known(hook):
                 continue
             name = str(getattr(hook, "__module__", None) or type(hook).__module__)
             return f"{where} ({name})"

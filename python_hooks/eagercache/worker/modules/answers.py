@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 from eagercache.callables import call_hooks
 from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import (
-    build_unflatten,
-    stored_arguments,
-    stored_modules,
-    takes_objects,
-)
+from eagercache.callables.outputs import building
 from eagercache.callables.surroundings import casts_kept, drawing_from, torch_states
 from eagercache.callables.written_tensors import counters
 from eagercache.calls.numerics import ProofFailed
@@ -86,10 +81,7 @@ class Answers:
             traced.inputs,
             traced.ranges,
             strides,
-            build_unflatten(traced.outputs, len(strides)),
-            takes_objects=takes_objects(traced.outputs),
-            stores=stored_modules(traced.outputs),
-            given=stored_arguments(traced.outputs),
+            **building(traced.outputs, len(strides)),
             writes=traced.writes,
             checks=traced.checks,
             noise=[one.row() for one in traced.noise],

@@ -21,7 +21,7 @@ from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import Identity, identify
 from eagercache.callables.module_tensors import own_tensors
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.objects import CallObjects, map_tensors
+from eagercache.callables.objects import map_tensors
 from eagercache.callables.surroundings import drawing_from
 from eagercache.calls.numerics import ProofFailed, is_out_of_memory
 from eagercache.calls.replay import Replayed
@@ -97,9 +97,7 @@ def _reference(rebuilt: Transferred, noise: Sequence[Draw]) -> list[torch.Tensor
             module = wide_copy(rebuilt.module)
             # Copies, as the forward may write.
             args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), lambda t: wide(t).clone())
-            objects = CallObjects(args, kwargs)
-            if rebuilt.objects.stores is not None:
-                objects.stores = rebuilt.objects.stores.of(module)
+            objects = rebuilt.objects_of(module, args, kwargs)
             with drawing_from(0):  # as `Answers`
                 drawn = [one.draw() for one in noise]
             with Replayed(drawn) if drawn else contextlib.nullcontext():

@@ -20,12 +20,7 @@ from eagercache.callables import call_hooks
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_gradient import eager_gradients
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.outputs import (
-    build_unflatten,
-    stored_arguments,
-    stored_modules,
-    takes_objects,
-)
+from eagercache.callables.outputs import building
 from eagercache.callables.surroundings import (
     autocast,
     main_of,
@@ -282,11 +277,8 @@ def load_training(
         graphs.inputs,
         graphs.ranges,
         strides,
-        build_unflatten(graphs.outputs, len(strides)),
-        plan,
-        takes_objects=takes_objects(graphs.outputs),
-        stores=stored_modules(graphs.outputs),
-        given=stored_arguments(graphs.outputs),
+        plan=plan,
+        **building(graphs.outputs, len(strides)),
     )
 
 

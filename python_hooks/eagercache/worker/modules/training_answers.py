@@ -16,7 +16,7 @@ from eagercache.callables.answer_structure import (
 from eagercache.callables.arguments import argument_tensors
 from eagercache.callables.module_identity import identify
 from eagercache.callables.module_transfer import Transferred
-from eagercache.callables.objects import CallObjects, map_tensors
+from eagercache.callables.objects import map_tensors
 from eagercache.callables.surroundings import (
     drawing_from,
     torch_states,
@@ -198,9 +198,7 @@ class TrainingAnswers(Answers):
         with drawing_from(self._seed):
             masks = [noise.draw() for noise in self._noise]
         with Replayed(masks) if masks else contextlib.nullcontext():
-            objects = CallObjects(args, kwargs)
-            if rebuilt.objects.stores is not None:
-                objects.stores = rebuilt.objects.stores.of(module)
+            objects = rebuilt.objects_of(module, args, kwargs)
             answer = outcome_of(module(*args, **kwargs), objects)
         gradients = self._gradients(
             answer,
