@@ -3,7 +3,8 @@
 Usage: count_tests.py JUNIT [REPORTS]
 
 JUNIT is what `ctest --output-junit` wrote; REPORTS is a folder with GoogleTest's own report,
-NAME.json, of each program that ctest runs whole. Prints one line, and the names of skipped tests.
+NAME.json, of each program that ctest runs whole. Prints one line, the names of skipped tests, and
+of failed ones with what they say (ctest shows the output of the whole program).
 Fails when a test failed or none ran.
 """
 
@@ -11,10 +12,19 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Test(NamedTuple):
+    """A test, how it ended, and what it says if it failed."""
+
+    name: str
+    outcome: str
+    failure: str = ""
 
 
 def outcome_of(test: dict[str, Any]) -> str:
@@ -26,28 +36,35 @@ def outcome_of(test: dict[str, Any]) -> str:
     return "passed" if test["result"] == "COMPLETED" else "not run"
 
 
-def tests_of(case: ElementTree.Element, reports: Path) -> list[tuple[str, str]]:
-    """The tests (name, outcome) of one of ctest's."""
+def failure_of(test: dict[str, Any]) -> str:
+    """The first thing that GoogleTest's report says against a test."""
+    for failure in test.get("failures", []):
+        return str(failure["failure"])
+    return ""
+
+
+def tests_of(case: ElementTree.Element, reports: Path) -> list[Test]:
+    """The tests of one of ctest's."""
     name = case.get("name", "?")
     failed = case.find("failure") is not None
     report = reports / f"{name}.json"
     if report.is_file():
         suites = json.loads(report.read_text())["testsuites"]
         tests = [
-            (f"{suite['name']}.{test['name']}", outcome_of(test))
+            Test(f"{suite['name']}.{test['name']}", outcome_of(test), failure_of(test))
             for suite in suites
             for test in suite["testsuite"]
         ]
-        if failed and all(outcome != "failed" for _, outcome in tests):
-            tests.append((name, "failed"))  # after its tests: a leak, a crash at the end
+        if failed and all(test.outcome != "failed" for test in tests):
+            tests.append(Test(name, "failed"))  # after its tests: a leak, a crash at the end
         return tests
     if failed:
-        return [(name, "failed")]
+        return [Test(name, "failed")]
     skipped = case.find("skipped")
     if skipped is not None:  # by the test's own word, or because ctest could not run it
         own = skipped.get("message", "").startswith("SKIP_")
-        return [(name, "skipped" if own else "not run")]
-    return [(name, "passed" if case.get("status") == "run" else "not run")]
+        return [Test(name, "skipped" if own else "not run")]
+    return [Test(name, "passed" if case.get("status") == "run" else "not run")]
 
 
 def main() -> int:
@@ -59,14 +76,15 @@ def main() -> int:
         for case in ElementTree.parse(junit).getroot().iter("testcase")
         for test in tests_of(case, reports)
     ]
-    counts = Counter(outcome for _, outcome in tests)
+    counts = Counter(test.outcome for test in tests)
     words = [f"{counts[key]} {key}" for key in ("passed", "failed", "skipped")]
     if counts["not run"]:
         words.append(f"{counts['not run']} not run")
     print(", ".join(words), f"of {len(tests)}")
-    for name, outcome in tests:
-        if outcome in ("skipped", "not run"):
-            print(f"  {outcome}: {name}")
+    for test in tests:
+        if test.outcome != "passed":
+            print(f"  {test.outcome}: {test.name}")
+            print(textwrap.indent(test.failure, "    "), end="\n" if test.failure else "")
     return 1 if counts["failed"] or counts["not run"] or not tests else 0
 
 
