@@ -80,6 +80,24 @@ at::Tensor ModuleNoise::draw(c10::Device device) const {
   throw std::logic_error("a mask of no kind");
 }
 
+std::vector<at::Tensor> draw_again(const std::vector<ModuleNoise>& noise, c10::Device device,
+                                   const at::Tensor& state) {
+  std::vector<at::Tensor> drawn;
+  DrawnMasks as_it_was({}, true, device, drawn);  // which is never used
+  if (!as_it_was.drawn()) {
+    throw std::runtime_error("the generator's state cannot be read");
+  }
+  {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+  for (const ModuleNoise& one : noise) {
+    drawn.push_back(one.draw(device));
+  }
+  return drawn;
+}
+
 std::vector<ModuleNoise> read_noise(const py::handle& rows) {
   std::vector<ModuleNoise> noise;
   for (const py::handle& row : rows) {

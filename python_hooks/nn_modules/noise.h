@@ -39,6 +39,11 @@ struct ModuleNoise {
   at::Tensor draw(c10::Device device) const;
 };
 
+// What was drawn on the device where the program's generator was in `state`, once more. Leaves it
+// where it is. Below autograd. Throws what native throws.
+std::vector<at::Tensor> draw_again(const std::vector<ModuleNoise>& noise, c10::Device device,
+                                   const at::Tensor& state);
+
 // Reads the rows that Noise.row writes. Throws std::invalid_argument for others.
 std::vector<ModuleNoise> read_noise(const pybind11::handle& rows);
 

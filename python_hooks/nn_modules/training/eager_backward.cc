@@ -50,7 +50,9 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
       rebuilt.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[one.input])));
     }
     py::list masks;
-    for (std::size_t i = own.size() - plan().noise.size(); i < own.size(); ++i) {
+    // Those that are drawn once more the forward draws itself, and what it computes again, too.
+    const std::size_t first_mask = plan().redraws ? own.size() : own.size() - plan().noise.size();
+    for (std::size_t i = first_mask; i < own.size(); ++i) {
       masks.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[i])));
     }
     py::list inputs;
@@ -124,7 +126,8 @@ void ModuleNode::check_versions(const std::vector<at::Tensor>& inputs) const {
         plan().buffers, [i](const ModuleTraining::Buffer& buffer) { return buffer.input == i; });
     const bool is_rebuilt = std::ranges::any_of(
         plan().rebuilt, [i](const ModuleTraining::Rebuilt& one) { return one.input == i; });
-    TORCH_CHECK(is_written || is_rebuilt || inputs[i]._version() == versions_[i],
+    TORCH_CHECK(is_written || is_rebuilt || is_drawn_again(plan(), i, inputs.size()) ||
+                    inputs[i]._version() == versions_[i],
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: an input or a parameter of a module, whose forward is run "
                 "again for this gradient");

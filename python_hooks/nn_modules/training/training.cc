@@ -133,7 +133,8 @@ void record(const ModuleKernel& kernel, const std::shared_ptr<const ModuleTraini
   for (const ModuleTraining::Saved& one : plan.saved) {
     switch (one.source) {
       case ModuleTraining::Source::kInput:
-        saved.push_back(inputs[one.index]);
+        saved.push_back(is_drawn_again(plan, one.index, inputs.size()) ? at::Tensor()
+                                                                       : inputs[one.index]);
         break;
       case ModuleTraining::Source::kOutput:
         saved.push_back(answers[one.index].tensor_data());
@@ -143,9 +144,9 @@ void record(const ModuleKernel& kernel, const std::shared_ptr<const ModuleTraini
         break;
     }
   }
-  const auto node =
-      make_node<ModuleNode>(kernel, sized, std::move(inputs), std::move(call), std::move(autocast),
-                            plan.draws ? std::move(drawn_from) : at::Tensor(), std::move(before));
+  const auto node = make_node<ModuleNode>(
+      kernel, sized, std::move(inputs), std::move(call), std::move(autocast),
+      plan.draws || plan.redraws ? std::move(drawn_from) : at::Tensor(), std::move(before));
   for (const at::Tensor& tensor : saved) {
     node->save(tensor);
   }
@@ -217,7 +218,7 @@ LoadedKernel::Outcome answer_with_gradients(const ModuleKernel& kernel,
   variable_list before;
   {
     const BelowAutograd below;
-    DrawnMasks masks(plan.noise, plan.draws, kernel.device, inputs);
+    DrawnMasks masks(plan.noise, plan.draws || plan.redraws, kernel.device, inputs);
     if (!masks.drawn()) {
       return LoadedKernel::Outcome::kNotStarted;
     }

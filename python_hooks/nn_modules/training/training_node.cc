@@ -109,6 +109,10 @@ at::Tensor in_layout(const at::Tensor& tensor, const std::vector<std::int64_t>& 
   return at::empty_strided(sizes, strides, tensor.options()).copy_(tensor);
 }
 
+bool is_drawn_again(const ModuleTraining& plan, std::size_t input, std::size_t num_inputs) {
+  return plan.redraws && input >= num_inputs - plan.noise.size();
+}
+
 ArgumentShell::ArgumentShell(const at::Tensor& argument)
     : dtype(argument.scalar_type()),
       sizes(argument.sizes().vec()),
@@ -162,6 +166,11 @@ ModuleNode::ModuleNode(const ModuleKernel& kernel, std::shared_ptr<const ModuleT
   for (const ModuleTraining::Rebuilt& one : plan_->rebuilt) {
     shells_.emplace_back(inputs_[one.input]);
     inputs_[one.input] = at::Tensor();
+  }
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    if (is_drawn_again(*plan_, i, inputs_.size())) {
+      inputs_[i] = at::Tensor();
+    }
   }
 }
 
@@ -250,6 +259,16 @@ bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>&
     return false;
   }
   const BelowAutograd below;
+  if (plan().redraws) {
+    const std::vector<at::Tensor> masks = draw_again(plan().noise, kernel_.device, drawn_from_);
+    const std::size_t first = needed_.size() - masks.size();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const ModuleTraining::Saved& one = plan().saved[i];
+      if (one.source == ModuleTraining::Source::kInput && one.index >= first) {
+        inputs[i] = masks[one.index - first];
+      }
+    }
+  }
   for (std::size_t i = 0; i < plan().tangents.size(); ++i) {
     if (plan().tangents[i].in_object) {
       continue;

@@ -196,6 +196,7 @@ std::unique_ptr<const ModuleTraining> read_training_plan(const py::dict& plan,
   }
   read->noise = read_noise(plan["noise"]);
   read->draws = py::cast<bool>(plan["draws"]);
+  read->redraws = plan.contains("redraws");
   check_sizes(*read, num_inputs);
   return read;
 }

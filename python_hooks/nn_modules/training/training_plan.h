@@ -92,6 +92,9 @@ struct ModuleTraining {
   std::vector<std::size_t> without;  // these arguments' numbers among the call's, as ordered
   std::vector<ModuleNoise> noise;    // the forward's last inputs
   bool draws = false;                // random numbers in the forward itself
+  // The masks are not kept until the backward, which draws them once more: as the recomputation of
+  // what the forward has under torch.utils.checkpoint.
+  bool redraws = false;
   // Of each tensor of the answer, whether the module's own backward keeps it.
   std::vector<bool> keeps_output;
 };

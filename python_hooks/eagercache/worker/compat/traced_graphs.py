@@ -183,7 +183,12 @@ def split_joint_graph(
     def size(node: torch.fx.Node) -> int:
         return int(size_of(node)) * costs.get(node.name, 1)
 
-    with _replaced(partitioners, "_size_of", size), config.patch(_LEANER if leaner else {}):
+    with (
+        _replaced(partitioners, "_size_of", size),
+        # What draws is not computed again (`keep_draws`); attention without dropout draws nothing.
+        _replaced(partitioners, "has_recomputable_rng_ops", lambda _: False),
+        config.patch(_LEANER if leaner else {}),
+    ):
         forward, backward = partitioners.min_cut_rematerialization_partition(
             joint, (), num_fwd_outputs=outputs, static_lifetime_input_indices=[*kept]
         )

@@ -18,6 +18,7 @@ from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.outputs import spec_text
 from eagercache.calls.texts import named_line
 from eagercache.worker.compat import process_values, traced_graphs
+from eagercache.worker.compat.checkpoints import inline_checkpoints
 from eagercache.worker.compat.encoder_layers import trace_attention_as_called
 from eagercache.worker.compat.python_calls import teach_python_calls
 from eagercache.worker.graphs.bags import sum_equal_bags
@@ -100,6 +101,7 @@ def _export(
     traced_graphs.export_constants_of_objects()
     traced_graphs.mend_final_states()
     trace_attention_as_called()
+    inline_checkpoints()
     teach_python_calls()
     try:
         with (

@@ -22,7 +22,7 @@ from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_stores import ModuleStores
 from eagercache.callables.objects import CallObjects, Change
 from eagercache.calls.texts import named_line
-from eagercache.worker.compat import traced_graphs
+from eagercache.worker.compat import checkpoints, traced_graphs
 from eagercache.worker.graphs.dropout_masks import (
     Draw,
     Noise,
@@ -126,7 +126,10 @@ def trace_training(
     written = _keep_written(joint, len(answers), buffers)
     draws = _rewrite(joint, program, inputs, sizes_open=symbolic is not None)
     reads = read_as(joint.graph, inputs.arguments()) if symbolic is None else {}
-    kept = _kept(inputs, eager_saves, written)
+    has_checkpoints = checkpoints.has_checkpoints(program.graph)
+    if written and has_checkpoints:
+        raise CompileRefused("torch.utils.checkpoint would write its buffers twice")
+    kept = _kept(program, inputs, eager_saves, written)
     outputs_kept = [index for index, keeps in enumerate(keeps_output) if keeps]
     outputs_made = len(answers) + len(written)
 
@@ -139,7 +142,8 @@ def trace_training(
         )
         splitter = Splitter(forward, backward, inputs, reads)
         splitter.in_objects = tuple(in_objects)
-        return splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
+        graphs = splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
+        return replace(graphs, redraws=has_checkpoints and bool(graphs.noise))
 
     graphs = split(leaner=False)
     if not fits(graphs):
@@ -203,8 +207,14 @@ def _exported(
         shapes = dynamic_shapes(traced, args, kwargs, given, open_sizes)
     except Exception as error:
         raise CompileRefused(f"it cannot be traced: {named_line(error)}") from error
-    with torch.enable_grad(), traced_graphs.noted_custom_gradients() as met:
+    with (
+        torch.enable_grad(),
+        traced_graphs.noted_custom_gradients() as met,
+        checkpoints.noted_checkpoints() as reasons,
+    ):
         program, guards = export_strictly(traced, args, kwargs, shapes, module)
+    if reasons:
+        raise CompileRefused(reasons[0])
     if met:
         raise CompileRefused("it calls a torch.autograd.Function, whose backward no trace has")
     refuse_data_checks(program.graph_module)
@@ -215,12 +225,22 @@ def _exported(
     return program, guards, args, kwargs
 
 
-def _kept(inputs: Inputs, eager_saves: Collection[int], written: Collection[int]) -> set[int]:
+def _kept(
+    program: torch.export.ExportedProgram,
+    inputs: Inputs,
+    eager_saves: Collection[int],
+    written: Collection[int],
+) -> set[int]:
     """The inputs whose memory the backward may read."""
+    again = checkpoints.read_again(program.graph)
+    placeholders = program.graph.find_nodes(op="placeholder")
+    names = [placeholders[position].name for position in inputs.positions]
+    read = {index for index, name in enumerate(names) if name in again}
     return {
         index
         for index, value in enumerate(inputs.values)
         if isinstance(inputs.sources[index], Noise)
+        or index in read
         or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
     }
 
@@ -275,6 +295,9 @@ def _trace_called(
     buffers: Sequence[int],
 ) -> torch.fx.GraphModule:
     """`_trace_joint` of the program's graph, or of one that stands for it."""
+    run: Callable[..., Any] = called
+    if checkpoints.has_checkpoints(called.graph):
+        run = checkpoints.with_tags(called).run
 
     def forward(*values: torch.Tensor) -> list[torch.Tensor]:
         own = list(values)
@@ -283,7 +306,7 @@ def _trace_called(
         everything = list(inputs.fixed)
         for position, value in zip(inputs.positions, own, strict=True):
             everything[position] = value
-        given = called(*everything)
+        given = run(*everything)
         return [
             # A clone: what may show an input is not traced, and a linear layer's answer may.
             *(

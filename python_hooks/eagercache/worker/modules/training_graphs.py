@@ -56,6 +56,7 @@ class TrainingGraphs:
         behind: of each tensor of the answer that has a gradient, in order, which of these autograd
             computes it from in the module's own forward.
         symbolic: what is not known of the sizes; None where all are. Examples are fake then.
+        redraws: whether masks are not kept, and the backward draws them once more.
         guards, writes, checks: as those of `trace.ModuleGraph`; nothing but buffers is written.
     """
 
@@ -83,6 +84,7 @@ class TrainingGraphs:
     checks: bool = False
     behind: tuple[tuple[int, ...], ...] = ()
     symbolic: SymbolicSizes | None = None
+    redraws: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -129,6 +131,7 @@ class TrainingGraphs:
                 for one in self.noise
             ],
             "draws": bool(self.draws),
+            **({"redraws": True} if self.redraws else {}),
             **({"open": self._open_gradients()} if self.symbolic is not None else {}),
         }
 
@@ -179,9 +182,10 @@ class TrainingGraphs:
 
         Of the traced call.
         """
+        masks = () if self.redraws else self.examples[len(self.inputs) :]
         read = zip(self.saved, self.backward_examples, strict=False)
         outputs = sum(nbytes(example) for source, example in read if source.kind == "output")
-        return self.made_bytes + outputs + sum(map(nbytes, self.examples[len(self.inputs) :]))
+        return self.made_bytes + outputs + sum(map(nbytes, masks))
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -175,7 +175,8 @@ class _Class:
             rank = example.dim()
             sizes = [next(numbers) for _ in range(2 * rank)][:rank]
             total += math.prod(sizes) * example.element_size() * (source.kind != "input")
-        for one in self.graphs.noise_of(self._numbers(values)):
+        masks = () if self.graphs.redraws else self.graphs.noise_of(self._numbers(values))
+        for one in masks:
             total += math.prod(one.sizes) * one.dtype.itemsize
         tensors = argument_tensors(member.args, member.kwargs)
         memory = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
