@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.fx
+
+from eagercache.calls.replay import Replayed
 
 # What a partition reads of a node: what is to be done with it, and of which part it is.
 _TAGS = ("recompute", "ac_graph_id")
@@ -28,7 +30,7 @@ def inline_checkpoints() -> None:
     """Has traces of this process take such parts. Imports TorchDynamo's operators."""
     from torch._higher_order_ops.wrap import TagActivationCheckpoint
 
-    TagActivationCheckpoint.__call__ = _inlined  # type: ignore[method-assign]
+    TagActivationCheckpoint.__call__ = _inlined
 
 
 def _inlined(_: Any, part: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
@@ -50,6 +52,51 @@ def _inlined(_: Any, part: torch.fx.GraphModule, *args: Any, **options: Any) -> 
         return torch.fx.Interpreter(part).run(*args)
 
 
+class _Given(Replayed):
+    """Masks from one of all on, with the place of the next."""
+
+    def __init__(self, masks: Sequence[torch.Tensor], begin: int) -> None:
+        super().__init__(masks[begin:])
+        self.next = begin
+
+    def _next(self, sizes: torch.Size) -> torch.Tensor:
+        mask = super()._next(sizes)
+        self.next += 1
+        return mask
+
+
+@contextlib.contextmanager
+def replayed(masks: Sequence[torch.Tensor]) -> Iterator[Replayed]:
+    """A block for a forward and its backward; in what is given the forward has those ``masks``.
+
+    What the backward computes again has the masks that it had in the forward.
+    """
+    from torch.utils import checkpoint
+
+    now = [_Given(masks, 0)]
+    original: Any = checkpoint._CheckpointFrame
+
+    class Frame(original):
+        def __init__(self, recompute_fn: Callable[..., None], *rest: Any) -> None:
+            begin = now[-1].next
+
+            def again(*inputs: Any) -> None:
+                now.append(_Given(masks, begin))
+                try:
+                    with now[-1]:
+                        recompute_fn(*inputs)
+                finally:
+                    now.pop()
+
+            super().__init__(again, *rest)
+
+    checkpoint._CheckpointFrame = Frame
+    try:
+        yield now[0]
+    finally:
+        checkpoint._CheckpointFrame = original
+
+
 @contextlib.contextmanager
 def noted_checkpoints() -> Iterator[list[str]]:
     """A block; the list has why parts that are traced in it cannot have gradients by a kernel."""
@@ -69,6 +116,22 @@ def read_again(graph: torch.fx.Graph) -> set[str]:
         for node in graph.find_nodes(op="placeholder")
         if any(_TAGS[0] in user.meta for user in node.users)
     }
+
+
+def is_written_twice(graph: torch.fx.Graph, written: Collection[str]) -> bool:
+    """Whether such parts have to do with inputs, by their names, that the forward writes.
+
+    What is computed again writes them once more, and reads what they were then.
+    """
+    met = {node for node in graph.find_nodes(op="placeholder") if node.name in written}
+    for node in graph.nodes:
+        if not met.isdisjoint(node.all_input_nodes):
+            if _TAGS[0] in node.meta:
+                return True
+            schema = getattr(node.target, "_schema", None)
+            if schema is None or any(one.alias_info is not None for one in schema.returns):
+                met.add(node)
+    return False
 
 
 def with_tags(called: torch.fx.GraphModule) -> torch.fx.Interpreter:

@@ -126,10 +126,13 @@ def trace_training(
     written = _keep_written(joint, len(answers), buffers)
     draws = _rewrite(joint, program, inputs, sizes_open=symbolic is not None)
     reads = read_as(joint.graph, inputs.arguments()) if symbolic is None else {}
-    has_checkpoints = checkpoints.has_checkpoints(program.graph)
-    if written and has_checkpoints:
+    placeholders = program.graph.find_nodes(op="placeholder")
+    names = [placeholders[position].name for position in inputs.positions]
+    if checkpoints.is_written_twice(program.graph, {names[index] for index in written}):
         raise CompileRefused("torch.utils.checkpoint would write its buffers twice")
-    kept = _kept(program, inputs, eager_saves, written)
+    has_parts = checkpoints.has_checkpoints(program.graph)
+    again = checkpoints.read_again(program.graph)
+    kept = _kept(inputs, eager_saves, written, {i for i, name in enumerate(names) if name in again})
     outputs_kept = [index for index, keeps in enumerate(keeps_output) if keeps]
     outputs_made = len(answers) + len(written)
 
@@ -143,7 +146,7 @@ def trace_training(
         splitter = Splitter(forward, backward, inputs, reads)
         splitter.in_objects = tuple(in_objects)
         graphs = splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
-        return replace(graphs, redraws=has_checkpoints and bool(graphs.noise))
+        return replace(graphs, redraws=has_parts and bool(graphs.noise))
 
     graphs = split(leaner=False)
     if not fits(graphs):
@@ -226,21 +229,14 @@ def _exported(
 
 
 def _kept(
-    program: torch.export.ExportedProgram,
-    inputs: Inputs,
-    eager_saves: Collection[int],
-    written: Collection[int],
+    inputs: Inputs, eager_saves: Collection[int], written: Collection[int], again: Collection[int]
 ) -> set[int]:
-    """The inputs whose memory the backward may read."""
-    again = checkpoints.read_again(program.graph)
-    placeholders = program.graph.find_nodes(op="placeholder")
-    names = [placeholders[position].name for position in inputs.positions]
-    read = {index for index, name in enumerate(names) if name in again}
+    """The inputs whose memory the backward may read; ``again`` are read to compute again."""
     return {
         index
         for index, value in enumerate(inputs.values)
         if isinstance(inputs.sources[index], Noise)
-        or index in read
+        or index in again
         or (value.untyped_storage().data_ptr() in eager_saves and index not in written)
     }
 

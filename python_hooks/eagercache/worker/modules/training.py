@@ -329,5 +329,5 @@ def core_plan(watched: Watched, graphs: TrainingGraphs, answers: TrainingAnswers
         "rebuilt": plan["rebuilt"],
         "noise": plan["noise"],
         "draws": plan["draws"],
-        **({"open": plan["open"]} if "open" in plan else {}),
+        **{name: plan[name] for name in ("open", "redraws") if name in plan},
     }

@@ -22,7 +22,7 @@ from eagercache.callables.surroundings import (
     torch_states,
 )
 from eagercache.calls.numerics import ProofFailed
-from eagercache.calls.replay import Replayed
+from eagercache.worker.compat.checkpoints import replayed
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.modules.answers import Answers
 from eagercache.worker.modules.comparison import tensor_leaves
@@ -197,15 +197,16 @@ class TrainingAnswers(Answers):
         args, kwargs = map_tensors((rebuilt.args, rebuilt.kwargs), widen)
         with drawing_from(self._seed):
             masks = [noise.draw() for noise in self._noise]
-        with Replayed(masks) if masks else contextlib.nullcontext():
-            objects = rebuilt.objects_of(module, args, kwargs)
-            answer = outcome_of(module(*args, **kwargs), objects)
-        gradients = self._gradients(
-            answer,
-            [tangent.double() for tangent in self._tangents],
-            [copies[id(tensor)] for tensor in self._wanted],
-            only,
-        )
+        with replayed(masks) as in_order:
+            with in_order if masks else contextlib.nullcontext():
+                objects = rebuilt.objects_of(module, args, kwargs)
+                answer = outcome_of(module(*args, **kwargs), objects)
+            gradients = self._gradients(
+                answer,
+                [tangent.double() for tangent in self._tangents],
+                [copies[id(tensor)] for tensor in self._wanted],
+                only,
+            )
         buffers = [copies[id(tensor)] for tensor in self._written]
         return Run(answer, gradients, buffers, [], [])
 
