@@ -45,7 +45,7 @@ from eagercache.callables.objects import CallObjects, Change, map_sized
 from eagercache.callables.program_values import ProgramValues, collect
 from eagercache.callables.standins import NotTransferable, Standin, describe, statistics_of
 from eagercache.callables.written_tensors import Contents, Write, WriteSearch
-from eagercache.calls import capturing_hooks
+from eagercache.calls import known_hooks
 from eagercache.calls.numerics import ProofFailed, move_last_places
 from eagercache.calls.opaque import OpaqueAttribute, Placeholder, hide
 from eagercache.calls.storage import stored_part
@@ -92,7 +92,7 @@ class _Pickler(Packer):
             return make_object, (kind, dict(fields_of(value)))
         return (
             reduced_parametrized(value)
-            or capturing_hooks.reduced(value)
+            or known_hooks.reduced(value)
             or super().reducer_override(value)
         )
 

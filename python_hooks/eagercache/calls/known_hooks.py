@@ -1,16 +1,20 @@
 """Hooks of modules that a description of these has: what they do is part of the forward.
 
-Those by which transformers collects states (capturing_hooks.py), and those with which
-`torch.nn.utils.weight_norm` and `spectral_norm` compute a weight before each forward: TorchDynamo
-traces them with it. Of all other hooks nothing is known: a module that has some is left to its
-parts.
+Those by which transformers collects states (capturing_hooks.py), those with which
+`torch.nn.utils.weight_norm` and `spectral_norm` compute a weight before each forward, and those
+that have an answer need gradients: TorchDynamo traces them with it. Of all other hooks nothing is
+known: a module that has some is left to its parts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import dis
+import functools
 import importlib
+import sys
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +40,33 @@ _NORMS = tuple(_norms())
 
 def is_known(hook: Any) -> bool:
     """Whether a description has what a hook around a forward does."""
-    return type(hook) in _NORMS or capturing_hooks.is_capturing(hook)
+    return type(hook) in _NORMS or capturing_hooks.is_capturing(hook) or asks_for_gradients(hook)
+
+
+def ask_for_gradients(module: torch.nn.Module, given: Any, answer: Any) -> None:
+    """What stands in the worker for a hook that does the same."""
+    answer.requires_grad_(True)
+
+
+def asks_for_gradients(hook: Any) -> bool:
+    """Whether a hook does no more than have its module's answer need gradients.
+
+    Transformers and PEFT put one on embeddings where a model's parts are checkpoints, and so do
+    programs.
+    """
+    if type(hook) is not types.FunctionType or hook.__closure__ is not None:
+        return False
+    return _instructions(hook.__code__) == _instructions(ask_for_gradients.__code__)
+
+
+@functools.cache
+def _instructions(code: types.CodeType) -> tuple[Any, ...]:
+    """What the code does, whatever its variables are called."""
+    named = {*dis.hasconst, *dis.hasname}
+    return code.co_argcount, *(
+        (one.opname, one.argval if one.opcode in named else one.arg)
+        for one in dis.get_instructions(code)
+    )
 
 
 def are_known(module: torch.nn.Module) -> bool:
@@ -65,7 +95,19 @@ def written_hooks(module: torch.nn.Module, write: Callable[[Any], Any]) -> Itera
 
 def _row(hook: Any, write: Callable[[Any], Any]) -> Any:
     kind = type(hook)
+    if asks_for_gradients(hook):
+        return ask_for_gradients.__name__
     return [kind.__name__, write(dict(vars(hook)))] if kind in _NORMS else write(hook)
+
+
+def reduced(hook: Any) -> str | tuple[Any, ...] | None:
+    """How a known hook is made again in another process, as `pickle` wants it; None for another.
+
+    Those of norms are objects as any other.
+    """
+    if asks_for_gradients(hook):
+        return getattr, (sys.modules[__name__], ask_for_gradients.__name__)
+    return capturing_hooks.reduced(hook)
 
 
 def others(module: torch.nn.Module, described: Collection[str]) -> bool:

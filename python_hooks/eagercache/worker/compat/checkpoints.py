@@ -136,10 +136,9 @@ def is_written_twice(graph: torch.fx.Graph, written: Collection[str]) -> bool:
 
 def with_tags(called: torch.fx.GraphModule) -> torch.fx.Interpreter:
     """What runs the graph so that a trace's nodes have these words of its own, and no others."""
-    other = torch.fx.GraphModule(called, torch.fx.Graph())
+    graph = torch.fx.Graph()
     copied: dict[torch.fx.Node, torch.fx.Node] = {}
-    returned = other.graph.graph_copy(called.graph, copied)
-    other.graph.output(returned)
+    graph.output(graph.graph_copy(called.graph, copied))
     for node, copy in copied.items():
         copy.meta = {name: node.meta[name] for name in _TAGS if name in node.meta}
-    return torch.fx.Interpreter(other)
+    return torch.fx.Interpreter(torch.fx.GraphModule(called, graph))
