@@ -9,7 +9,6 @@ import pytest
 import torch
 from eagercache.modules.manager import explain_module, manager
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 F = nn.functional
 
@@ -90,18 +89,6 @@ class Averages(nn.Module):
         return chosen * self.usage
 
 
-class Again(Dropped):
-    """Its backward computes parts of its forward once more, with the masks that they had."""
-
-    def part(self, x: torch.Tensor) -> torch.Tensor:
-        return self.two(self.drop(self.one(x).tanh()).sin())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(2):
-            x = F.dropout(checkpoint(self.part, x, use_reentrant=False), 0.2, self.training)
-        return x
-
-
 def step(model: nn.Module, x: torch.Tensor, trains: bool, number: int) -> list[torch.Tensor]:
     model.zero_grad()
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=number == 4)
@@ -121,7 +108,7 @@ def steps(model: nn.Module, x: torch.Tensor, trains: bool) -> list[list[torch.Te
 
 
 KINDS = [Dropped, Diffused, Chosen, Shaken, Mixed, OnTheHost, Averages]
-TRAINED = [Dropped, Diffused, Chosen, Shaken, Again]
+TRAINED = [Dropped, Diffused, Chosen, Shaken]
 CASES = [(kind, False) for kind in KINDS] + [(kind, True) for kind in TRAINED]
 
 

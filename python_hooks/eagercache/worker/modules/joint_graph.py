@@ -22,7 +22,8 @@ from eagercache.callables.module_identity import Identity
 from eagercache.callables.module_stores import ModuleStores
 from eagercache.callables.objects import CallObjects, Change
 from eagercache.calls.texts import named_line
-from eagercache.worker.compat import checkpoints, traced_graphs
+from eagercache.worker.compat import traced_graphs
+from eagercache.worker.graphs import checkpoints
 from eagercache.worker.graphs.dropout_masks import (
     Draw,
     Noise,
@@ -126,13 +127,7 @@ def trace_training(
     written = _keep_written(joint, len(answers), buffers)
     draws = _rewrite(joint, program, inputs, sizes_open=symbolic is not None)
     reads = read_as(joint.graph, inputs.arguments()) if symbolic is None else {}
-    placeholders = program.graph.find_nodes(op="placeholder")
-    names = [placeholders[position].name for position in inputs.positions]
-    if checkpoints.is_written_twice(program.graph, {names[index] for index in written}):
-        raise CompileRefused("torch.utils.checkpoint would write its buffers twice")
-    has_parts = checkpoints.has_checkpoints(program.graph)
-    again = checkpoints.read_again(program.graph)
-    kept = _kept(inputs, eager_saves, written, {i for i, name in enumerate(names) if name in again})
+    kept = _kept(inputs, eager_saves, written, _read_again(program, inputs, written))
     outputs_kept = [index for index, keeps in enumerate(keeps_output) if keeps]
     outputs_made = len(answers) + len(written)
 
@@ -145,8 +140,8 @@ def trace_training(
         )
         splitter = Splitter(forward, backward, inputs, reads)
         splitter.in_objects = tuple(in_objects)
-        graphs = splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
-        return replace(graphs, redraws=has_parts and bool(graphs.noise))
+        splitter.redraws = checkpoints.has_checkpoints(program.graph)
+        return splitter.graphs(outputs, written, kept, differentiable, keeps_output, draws)
 
     graphs = split(leaner=False)
     if not fits(graphs):
@@ -226,6 +221,24 @@ def _exported(
         _drop_metadata_checks(program.graph)
         program.graph_module.recompile()
     return program, guards, args, kwargs
+
+
+def _read_again(
+    program: torch.export.ExportedProgram, inputs: Inputs, written: Collection[int]
+) -> set[int]:
+    """The inputs that parts read which the backward computes again. Raises CompileRefused."""
+    graph = program.graph
+    if not checkpoints.has_checkpoints(graph):
+        return set()
+    if any(value.is_cuda for value in inputs.values):
+        # An H200 needed 14 % more memory at the peak of a backward than eager.
+        raise CompileRefused("what torch.utils.checkpoint computes again needs more memory by it")
+    placeholders = graph.find_nodes(op="placeholder")
+    names = [placeholders[position].name for position in inputs.positions]
+    if checkpoints.is_written_twice(graph, {names[index] for index in written}):
+        raise CompileRefused("torch.utils.checkpoint would write its buffers twice")
+    again = checkpoints.read_again(graph)
+    return {index for index, name in enumerate(names) if name in again}
 
 
 def _kept(

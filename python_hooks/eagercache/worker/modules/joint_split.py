@@ -74,6 +74,7 @@ class Splitter:
         self._number = {self._arguments[index]: number for number, index in enumerate(given)}
         self._given = given
         self.in_objects: tuple[bool, ...] = ()
+        self.redraws = False  # masks, if there are any
         # Those that the backward gets copies of: the program may write what they show.
         self._copied: set[torch.fx.Node] = set()
 
@@ -133,6 +134,7 @@ class Splitter:
             reach=reach,
             made_bytes=sum(nbytes(node.meta["val"]) for node in made),
             rebuilt=self._rebuilt(roots, saved),
+            redraws=self.redraws and bool(noise),
         )
 
     def _saved(
