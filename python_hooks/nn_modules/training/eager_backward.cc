@@ -51,8 +51,8 @@ variable_list ModuleNode::answer_by_eager(const variable_list& gradients,
     }
     py::list masks;
     // Those that are drawn once more the forward draws itself, and what it computes again, too.
-    const std::size_t first_mask = plan().redraws ? own.size() : own.size() - plan().noise.size();
-    for (std::size_t i = first_mask; i < own.size(); ++i) {
+    const std::size_t kept = num_kept(plan(), own.size());
+    for (std::size_t i = own.size() - plan().noise.size(); i < kept; ++i) {
       masks.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(own[i])));
     }
     py::list inputs;
@@ -121,13 +121,13 @@ std::vector<at::Tensor> ModuleNode::whole_inputs(std::vector<at::Tensor>& before
 }
 
 void ModuleNode::check_versions(const std::vector<at::Tensor>& inputs) const {
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
+  const std::size_t kept = num_kept(plan(), inputs.size());
+  for (std::size_t i = 0; i < kept; ++i) {
     const bool is_written = std::ranges::any_of(
         plan().buffers, [i](const ModuleTraining::Buffer& buffer) { return buffer.input == i; });
     const bool is_rebuilt = std::ranges::any_of(
         plan().rebuilt, [i](const ModuleTraining::Rebuilt& one) { return one.input == i; });
-    TORCH_CHECK(is_written || is_rebuilt || is_drawn_again(plan(), i, inputs.size()) ||
-                    inputs[i]._version() == versions_[i],
+    TORCH_CHECK(is_written || is_rebuilt || inputs[i]._version() == versions_[i],
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: an input or a parameter of a module, whose forward is run "
                 "again for this gradient");

@@ -130,11 +130,11 @@ void record(const ModuleKernel& kernel, const std::shared_ptr<const ModuleTraini
   const ModuleTraining& plan = *sized;
   variable_list saved;
   saved.reserve(plan.saved.size());
+  const std::size_t kept = num_kept(plan, inputs.size());
   for (const ModuleTraining::Saved& one : plan.saved) {
     switch (one.source) {
       case ModuleTraining::Source::kInput:
-        saved.push_back(is_drawn_again(plan, one.index, inputs.size()) ? at::Tensor()
-                                                                       : inputs[one.index]);
+        saved.push_back(one.index < kept ? inputs[one.index] : at::Tensor());
         break;
       case ModuleTraining::Source::kOutput:
         saved.push_back(answers[one.index].tensor_data());

@@ -109,8 +109,8 @@ at::Tensor in_layout(const at::Tensor& tensor, const std::vector<std::int64_t>& 
   return at::empty_strided(sizes, strides, tensor.options()).copy_(tensor);
 }
 
-bool is_drawn_again(const ModuleTraining& plan, std::size_t input, std::size_t num_inputs) {
-  return plan.redraws && input >= num_inputs - plan.noise.size();
+std::size_t num_kept(const ModuleTraining& plan, std::size_t num_inputs) {
+  return plan.redraws ? num_inputs - plan.noise.size() : num_inputs;
 }
 
 ArgumentShell::ArgumentShell(const at::Tensor& argument)
@@ -167,10 +167,8 @@ ModuleNode::ModuleNode(const ModuleKernel& kernel, std::shared_ptr<const ModuleT
     shells_.emplace_back(inputs_[one.input]);
     inputs_[one.input] = at::Tensor();
   }
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    if (is_drawn_again(*plan_, i, inputs_.size())) {
-      inputs_[i] = at::Tensor();
-    }
+  for (std::size_t i = num_kept(*plan_, inputs_.size()); i < inputs_.size(); ++i) {
+    inputs_[i] = at::Tensor();
   }
 }
 
@@ -261,7 +259,7 @@ bool ModuleNode::answer(const variable_list& gradients, const std::vector<bool>&
   const BelowAutograd below;
   if (plan().redraws) {
     const std::vector<at::Tensor> masks = draw_again(plan().noise, kernel_.device, drawn_from_);
-    const std::size_t first = needed_.size() - masks.size();
+    const std::size_t first = num_kept(plan(), needed_.size());
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const ModuleTraining::Saved& one = plan().saved[i];
       if (one.source == ModuleTraining::Source::kInput && one.index >= first) {

@@ -55,8 +55,9 @@ bool is_alone(const at::Tensor& tensor);
 at::Tensor in_layout(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes,
                      const std::vector<std::int64_t>& strides);
 
-// Whether that one of a forward's `num_inputs` inputs is a mask that the backward draws once more.
-bool is_drawn_again(const ModuleTraining& plan, std::size_t input, std::size_t num_inputs);
+// How many of a forward's `num_inputs` inputs may be kept: those behind them are masks that the
+// backward draws once more.
+std::size_t num_kept(const ModuleTraining& plan, std::size_t num_inputs);
 
 // What is left of an argument that a call does not keep.
 struct ArgumentShell {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ REFUSED = {
     "Late": "ulp",
     "OtherMasks": "preserve_rng_state=False",
     "Reentrant": "use_reentrant=True",
-    "Chosen": "",  # by its context_fn, or because a later torch warns of it
+    "Chosen": "gives torch.utils.checkpoint a context_fn|it prints",  # by the version of torch
 }
 
 
@@ -164,7 +165,7 @@ def test_left_to_their_forwards(cache: Path) -> None:
     )["seen"]
     for kind, (hits, reason) in seen.items():
         assert hits == 0, kind
-        assert REFUSED[kind] in reason
+        assert re.search(REFUSED[kind], reason), (kind, reason)
 
 
 KEPT = """

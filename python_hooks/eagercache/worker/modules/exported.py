@@ -18,10 +18,10 @@ from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.outputs import spec_text
 from eagercache.calls.texts import named_line
 from eagercache.worker.compat import process_values, traced_graphs
+from eagercache.worker.compat.checkpoints import inline_checkpoints
 from eagercache.worker.compat.encoder_layers import trace_attention_as_called
 from eagercache.worker.compat.python_calls import teach_python_calls
 from eagercache.worker.graphs.bags import sum_equal_bags
-from eagercache.worker.graphs.checkpoints import inline_checkpoints
 from eagercache.worker.graphs.one_hots import look_up_one_hots
 from eagercache.worker.graphs.read_numbers import numbers_as_tensors
 from eagercache.worker.graphs.recurrent import check_recurrent

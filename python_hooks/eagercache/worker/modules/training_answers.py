@@ -22,7 +22,7 @@ from eagercache.callables.surroundings import (
     torch_states,
 )
 from eagercache.calls.numerics import ProofFailed
-from eagercache.worker.graphs.checkpoints import replayed
+from eagercache.worker.compat.checkpoints import replayed
 from eagercache.worker.graphs.dropout_masks import Draw
 from eagercache.worker.modules.answers import Answers
 from eagercache.worker.modules.comparison import tensor_leaves
