@@ -12,7 +12,8 @@ turns in that process; a second process says what it compiled and how its calls 
 GPU, and with ``--compile``, a third one measures torch.compile. With ``--operators`` single
 operators have kernels, too, as ``enable(modules="auto")`` has it; without, modules alone. "Kept" is
 the memory that the forward has made and that is there until the backward, as torch's profiler
-counts it.
+counts it. "+checkpoints" behind the name of a model of transformers: its layers are computed again
+for the backward (``gradient_checkpointing_enable()``).
 
 "Gain" is the share of torch.compile's: of a step's time that it saves, what is saved. What the user
 waited is the longest step until all is decided less an eager one, and what all those steps took
@@ -70,10 +71,17 @@ class Workload:
     step_of: Callable[[Any], Callable[[], Any]]
 
 
+CHECKPOINTS = "+checkpoints"
+
+
 def make_workload(name: str, options: argparse.Namespace) -> Workload:
     """One of `whole_models.TRAINING`, a model of `modules.py`, "mlp:N" or "qwen2:NxLENGTH"."""
     import torch
 
+    if name.endswith(CHECKPOINTS):
+        work = make_workload(name.removesuffix(CHECKPOINTS), options)
+        work.model.gradient_checkpointing_enable()
+        return work
     if name in whole_models.TRAINING:
         made = whole_models.training(name, options.device, tiny=options.tiny)
         return Workload(made.model, made.loss_of, made.step_of)

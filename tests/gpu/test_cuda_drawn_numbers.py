@@ -9,6 +9,7 @@ import pytest
 import torch
 from eagercache.modules.manager import explain_module, manager
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 F = nn.functional
 
@@ -22,6 +23,18 @@ class Dropped(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.two(self.drop(self.one(x).tanh()).sin())
+
+
+class Again(Dropped):
+    """Its backward computes parts of its forward once more, with the masks that they had."""
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.drop(self.one(x).tanh()).sin())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = F.dropout(checkpoint(self.part, x, use_reentrant=False), 0.2, self.training)
+        return x
 
 
 class Diffused(nn.Module):
@@ -108,7 +121,7 @@ def steps(model: nn.Module, x: torch.Tensor, trains: bool) -> list[list[torch.Te
 
 
 KINDS = [Dropped, Diffused, Chosen, Shaken, Mixed, OnTheHost, Averages]
-TRAINED = [Dropped, Diffused, Chosen, Shaken]
+TRAINED = [Dropped, Diffused, Chosen, Shaken, Again]
 CASES = [(kind, False) for kind in KINDS] + [(kind, True) for kind in TRAINED]
 
 

@@ -161,14 +161,23 @@ def aot_options(output: Path, compiler: str, num_threads: int) -> dict[str, Any]
     }
 
 
-def aot_graph_options(*, draws: bool = False) -> dict[str, Any]:
+def aot_graph_options(*, draws: bool = False, of_training: bool = False) -> dict[str, Any]:
     """What differs from `aot_options` for a graph of several operators.
 
     Convolutions and what stands between them may keep their tensors in channels_last; the graph's
     own outputs have the strides of the forward all the same (`keep_output_stride`). What ``draws``
     random numbers calls native's operators for them, in the order of the graph's values.
+
+    Half of a call ``of_training`` is lowered in the order that the partition gave it. Inductor
+    takes what AOTInductor is given for inference, where it moves each operator to the first that
+    reads it: those of weights' gradients, which nothing reads, to the end of a backward, until
+    which all that they need is kept.
     """
-    return {"layout_optimization": True, "fallback_random": draws}
+    return {
+        "layout_optimization": True,
+        "fallback_random": draws,
+        "reorder_for_locality": not of_training,
+    }
 
 
 def aot_compile(

@@ -132,6 +132,7 @@ class Tools:
         *,
         improves: bool = False,
         draws: bool = False,
+        of_training: bool = False,
         contract: str = "",
     ) -> Path:
         """The container of a whole graph, for the calling thread's number of threads, or its GPU.
@@ -139,13 +140,14 @@ class Tools:
         ``check`` sees the generated text before it is compiled and may raise CompileRefused;
         ``beside``, called after it, gives C++ to be compiled behind the wrapper's. One that
         ``improves`` has the functions of `vector_math`, on CPU. There gradients of max pools are
-        native's. One that ``draws`` random numbers does it by native's operators. It says that it
-        is of the entry ``contract`` (calls/contract.py). Raises CompileRefused or CompileFailed.
+        native's. One that ``draws`` random numbers does it by native's operators; what is
+        ``of_training`` keeps the graph's order. It says that it is of the entry ``contract``
+        (calls/contract.py). Raises CompileRefused or CompileFailed.
         """
         options = aot_inductor.aot_options(
             directory, self.commands.compiler.path, torch.get_num_threads()
         )
-        options.update(aot_inductor.aot_graph_options(draws=draws))
+        options.update(aot_inductor.aot_graph_options(draws=draws, of_training=of_training))
         for_gpu = any(tensor.is_cuda for tensor in inputs)
         better = improved_container if improves else corrected_container
         taker = TextChecker(check, beside, as_it_is if for_gpu else better, contract)

@@ -212,10 +212,6 @@ def _exported(
         program, guards = export_strictly(traced, args, kwargs, shapes, module)
     if reasons:
         raise CompileRefused(reasons[0])
-    on_a_gpu = any(tensor.is_cuda for tensor in (*module.parameters(), *given))
-    if on_a_gpu and checkpoints.has_checkpoints(program.graph):
-        # On an H200 a step's peak was 14 % above eager's.
-        raise CompileRefused("parts under torch.utils.checkpoint would need more memory than eager")
     if met:
         raise CompileRefused("it calls a torch.autograd.Function, whose backward no trace has")
     refuse_data_checks(program.graph_module)

@@ -210,6 +210,7 @@ def _compile(
                 text,
                 improves=True,
                 draws=draws,
+                of_training=True,
                 contract=contract,
             )
         )
