@@ -67,7 +67,7 @@ COSTLY = (
     *("test_compare.py", "test_remote_programs.py", "test_tracing_state.py"),
     *("test_training_sizes.py", "test_sizes_of_losses.py", "test_opaque_attributes.py"),
     *("test_held_submodules.py", "test_other_tensors.py", "test_tensors_given_twice.py"),
-    *("test_expanded_arguments.py", "test_checkpoints.py"),
+    *("test_expanded_arguments.py", "test_checkpoints.py", "test_copied_objects.py"),
 )
 # "1/3": of what is costly the second of three parts runs, and all else. Files that CHANGED names,
 # by their paths from the root, run in every part.

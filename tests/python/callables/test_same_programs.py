@@ -38,6 +38,25 @@ def test_another_order_of_operators_and_constants_is_no_difference() -> None:
     assert compute_the_same(_exported(straight), _exported(_swapped))
 
 
+def _turned(s: Any, x: torch.Tensor, buffers: tuple[str, ...], factor: float = 2.0) -> Any:
+    found = {}
+    for name in buffers:
+        with torch.no_grad():
+            found[name] = (getattr(s, name) * factor).cos()
+    return x * found["one"] + found["two"]
+
+
+def test_parts_without_gradients_are_followed() -> None:
+    straight, back = (
+        _exported(lambda s, x, y, names=names: _turned(s, x, names))
+        for names in (("one", "two"), ("two", "one"))
+    )
+    assert any("wrap_with_set_grad" in str(node.target) for node in straight.graph.nodes)
+    assert compute_the_same(straight, back)
+    other = _exported(lambda s, x, y: _turned(s, x, ("two", "one"), factor=3.0))
+    assert not compute_the_same(straight, other)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -52,6 +71,8 @@ def test_another_order_of_operators_and_constants_is_no_difference() -> None:
             lambda s, x, y: [t.bernoulli(0.5) for t in (x, y)],
             lambda s, x, y: [t.bernoulli(0.5) for t in (y, x)][::-1],
         ),
+        # With gradients, and without.
+        (lambda s, x, y: _turned(s, x, ("one", "two")), lambda s, x, y: x * (s.one * 2.0).cos()),
         # What operators write is not followed.
         (lambda s, x, y: x.clone().add_(y), lambda s, x, y: x.clone().add_(y)),
     ],

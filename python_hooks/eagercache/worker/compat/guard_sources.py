@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 from typing import Any
 
 import torch
@@ -24,6 +25,17 @@ def is_namespace(step: Step, key: Any) -> bool:
     """
     tables = ("_modules", "_parameters", "_buffers")
     return step == NAMESPACE or (step == ("attr", "__dict__") and key in tables)
+
+
+def owner_of(path: Path, module: torch.nn.Module) -> str:
+    """The name of the Python module that has the value, or the object that leads to it."""
+    name = str(path[0][1])
+    for length in range(2, len(path)):
+        value = resolve(path[:length], module)
+        if not isinstance(value, types.ModuleType):
+            break
+        name = value.__name__
+    return name
 
 
 def variable_path(place: Path, variable: Path) -> Path | None:

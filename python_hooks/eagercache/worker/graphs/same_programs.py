@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ import torch.fx
 
 from eagercache.worker.graphs.nodes import draws_numbers
 
+# A part in which gradients are recorded, or are not: whether, a graph, and what that is given.
+_RECORDS = torch.ops.higher_order.wrap_with_set_grad_enabled
 # Constants are compared by their bytes up to here, and by where they are above.
 _MOST_COMPARED = 1 << 16
 
@@ -31,36 +34,82 @@ def compute_the_same(
     """Whether each output of one is the same expression of the same inputs in the other.
 
     Random numbers are drawn in the same order. False also where that cannot be told: where
-    operators write or hold graphs.
+    operators write or hold graphs, but for parts in which gradients are or are not recorded.
     """
     first, second = _written(one), _written(other)
     return first is not None and first == second
 
 
 def _written(program: torch.export.ExportedProgram) -> Any:
-    digests: dict[torch.fx.Node, _Digest] = {}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    unused: Counter[str] = Counter()
-    outputs, draws = "", 0
-    for node in program.graph.nodes:
-        given = [torch.fx.map_arg(part, digests.__getitem__) for part in (node.args, node.kwargs)]
-        if node.op == "output":
-            outputs = repr(given)
-            continue
-        if node.op == "placeholder":
-            text = _source(program, specs[node.name])
-        elif node.op == "call_function" and _is_pure(node.target):
-            text = f"{node.target}{given}"
-            if draws_numbers(node):  # no two of them are one
-                text += f" draw {draws}"
-                draws += 1
-        else:
-            return None
-        digests[node] = _Digest(hashlib.sha256(text.encode()).hexdigest())
-        unused[digests[node]] += not node.users and node.op != "placeholder"
+    given = [
+        _digest(_source(program, specs[node.name]))
+        for node in program.graph.find_nodes(op="placeholder")
+    ]
+    reading = _Reading()
+    try:
+        outputs = repr(reading.read(program.graph_module, given, ""))
+    except _Unknown:
+        return None
     kinds = [(str(spec.kind), spec.target) for spec in program.graph_signature.output_specs]
     ranges = sorted(map(str, program.range_constraints.items()))
-    return outputs, kinds, str(program.call_spec.out_spec), ranges, +unused
+    return outputs, kinds, str(program.call_spec.out_spec), ranges, +reading.unused
+
+
+class _Unknown(Exception):
+    """An operator of which nobody knows what it does besides."""
+
+
+class _Reading:
+    """What a program's graphs compute, operator by operator.
+
+    Attributes:
+        unused: what nothing reads.
+    """
+
+    def __init__(self) -> None:
+        self.unused: Counter[str] = Counter()
+        self._draws = 0
+
+    def read(self, module: torch.fx.GraphModule, given: Sequence[_Digest], mode: str) -> Any:
+        """What the graph returns, of ``given``; ``mode``: how it records gradients.
+
+        Raises _Unknown.
+        """
+        inputs = module.graph.find_nodes(op="placeholder")
+        digests: dict[torch.fx.Node, Any] = dict(zip(inputs, given, strict=True))
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return torch.fx.map_arg(node.args[0], digests.__getitem__)
+            if node.op == "get_attr" and all(user.target is _RECORDS for user in node.users):
+                continue
+            if node.op == "call_function" and node.target is _RECORDS:
+                records, part, *rest = node.args
+                inner = getattr(module, part.target)
+                digests[node] = self.read(inner, [digests[one] for one in rest], f"{records} ")
+            elif node.op == "call_function":
+                digests[node] = self._result(node, digests, mode)
+            elif node.op != "placeholder":
+                raise _Unknown
+        raise _Unknown
+
+    def _result(self, node: torch.fx.Node, digests: dict[torch.fx.Node, Any], mode: str) -> Any:
+        if node.target is operator.getitem and type(digests[node.args[0]]) is not _Digest:
+            return digests[node.args[0]][node.args[1]]
+        if not _is_pure(node.target):
+            raise _Unknown
+        given = [torch.fx.map_arg(part, digests.__getitem__) for part in (node.args, node.kwargs)]
+        text = f"{mode}{node.target}{given}"
+        if draws_numbers(node):  # no two of them are one
+            text += f" draw {self._draws}"
+            self._draws += 1
+        digest = _digest(text)
+        self.unused[digest] += not node.users
+        return digest
+
+
+def _digest(text: str) -> _Digest:
+    return _Digest(hashlib.sha256(text.encode()).hexdigest())
 
 
 def _source(program: torch.export.ExportedProgram, spec: Any) -> str:

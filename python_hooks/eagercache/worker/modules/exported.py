@@ -19,6 +19,7 @@ from eagercache.callables.outputs import spec_text
 from eagercache.calls.texts import named_line
 from eagercache.worker.compat import process_values, traced_graphs
 from eagercache.worker.compat.checkpoints import inline_checkpoints
+from eagercache.worker.compat.copies import is_copy, teach_copies
 from eagercache.worker.compat.encoder_layers import trace_attention_as_called
 from eagercache.worker.compat.python_calls import teach_python_calls
 from eagercache.worker.graphs.bags import sum_equal_bags
@@ -102,6 +103,7 @@ def _export(
     traced_graphs.mend_final_states()
     trace_attention_as_called()
     inline_checkpoints()
+    teach_copies()
     teach_python_calls()
     try:
         with (
@@ -155,7 +157,7 @@ def _changed_objects(warned: Sequence[str]) -> list[str]:
         for text in warned
         if _SIDE_EFFECTS in text
         for name in ast.literal_eval(text.partition(_LISTED)[2])
-        if not name.startswith("L['self']")
+        if not name.startswith("L['self']") and not is_copy(name)
     ]
 
 

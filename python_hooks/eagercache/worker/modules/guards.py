@@ -30,12 +30,14 @@ from eagercache.callables.guard_rows import (
 from eagercache.callables.module_identity import Identity, Unfit, identify
 from eagercache.callables.module_tensors import own_tensors
 from eagercache.calls.known_hooks import CALL_HOOKS
+from eagercache.worker.compat.copies import is_copy, source_for
 from eagercache.worker.compat.guard_kinds import KINDS, OF_THE_PACKAGE, is_of_tracer
 from eagercache.worker.compat.guard_sources import (
     AT_POSITION,
     NAMESPACE,
     from_opened,
     is_namespace,
+    owner_of,
     path_from_self,
     scopes_of,
     steps_of,
@@ -272,7 +274,7 @@ class DynamoGuards:
         if root == "import":
             # Plain values are compared there too: a program sets them, and a worker has its own.
             plain = plain_value(value) is not None and not isinstance(value, type)
-            return not plain and is_covered(_owner(path, module)) and sort in OF_THE_PACKAGE
+            return not plain and is_covered(owner_of(path, module)) and sort in OF_THE_PACKAGE
         if isinstance(value, type) and not is_covered(value.__module__):
             return False  # its name is known; on what is read of it TorchDynamo has no guard
         return not self._passes_an_object(path, module)
@@ -299,7 +301,7 @@ class DynamoGuards:
         if name is None:
             return False
         where = self._imports.get(name, self._namespace)
-        return not is_covered(where) and not name.startswith(_BUILTINS)
+        return not is_covered(where) and not name.startswith(_BUILTINS) and not is_copy(name)
 
     def _path(self, source: Any) -> Path | None:
         """None for what is no value of Python's, and for sources that are not known here."""
@@ -359,7 +361,12 @@ class DynamoGuards:
                     return path
                 return from_opened(path[1:], self._opened, INNER)
             if sort == "GlobalSource":
-                return self._from_global(source.global_name, steps)
+                if not is_copy(source.global_name):
+                    return self._from_global(source.global_name, steps)
+                source = source_for(source.global_name, steps)
+                if source is None:
+                    return None
+                continue
             if sort == "ImportSource":
                 return (("import", source.module_name), *reversed(steps))
             step = steps_of(source, sort)
@@ -381,17 +388,6 @@ class DynamoGuards:
                 return None
             return (("import", self._scopes[name]), ("attr", rest[0][1]), *rest[1:])
         return (("import", self._namespace), ("attr", name), *rest)
-
-
-def _owner(path: Path, module: torch.nn.Module) -> str:
-    """The name of the Python module that has the value, or the object that leads to it."""
-    name = str(path[0][1])
-    for length in range(2, len(path)):
-        value = resolve(path[:length], module)
-        if not isinstance(value, types.ModuleType):
-            break
-        name = value.__name__
-    return name
 
 
 _TABLES = frozenset(("_modules", "__dict__"))
