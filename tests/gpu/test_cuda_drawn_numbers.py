@@ -25,6 +25,15 @@ class Dropped(nn.Module):
         return self.two(self.drop(self.one(x).tanh()).sin())
 
 
+class Gaps(Dropped):
+    """In what is dropped from, and elements that share their memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        some = self.one(x).tanh()[:, ::2]
+        shared = some[:, :1].expand(-1, 96)
+        return self.two((self.drop(shared) + self.drop(some).repeat(1, 2)).sin())
+
+
 class Again(Dropped):
     """Its backward computes parts of its forward once more, with the masks that they had."""
 
@@ -121,7 +130,7 @@ def steps(model: nn.Module, x: torch.Tensor, trains: bool) -> list[list[torch.Te
 
 
 KINDS = [Dropped, Diffused, Chosen, Shaken, Mixed, OnTheHost, Averages]
-TRAINED = [Dropped, Diffused, Chosen, Shaken, Again]
+TRAINED = [Dropped, Diffused, Chosen, Shaken, Gaps, Again]
 CASES = [(kind, False) for kind in KINDS] + [(kind, True) for kind in TRAINED]
 
 

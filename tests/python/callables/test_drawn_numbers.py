@@ -33,6 +33,12 @@ class Dropped(nn.Module):  # as where many answers of one model are compared
     def forward(self, x):
         return self.two(self.drop(self.one(x).tanh()).sin())
 
+class Gaps(Dropped):  # in what is dropped from, and elements that share their memory
+    def forward(self, x):
+        some = self.one(x).tanh()[:, ::2]
+        shared = some[:, :1].expand(-1, 16)
+        return self.two((self.drop(shared) + self.drop(some).repeat(1, 2)).sin())
+
 class Diffused(nn.Module):  # a time for each row, by which a table is read
     def __init__(self):
         super().__init__()
@@ -124,7 +130,7 @@ def alike(mine, its):
         return mine == its
     return torch.allclose(mine, its, rtol=1e-2 if mine.dtype == torch.bfloat16 else 1e-4, atol=1e-4)
 
-KINDS = [Sampled, Dropped, Diffused, Chosen, Shaken, Mixed, Hinted, Beyond, Looked]
+KINDS = [Sampled, Dropped, Gaps, Diffused, Chosen, Shaken, Mixed, Hinted, Beyond, Looked]
 KINDS += [ByData, ByPython]
 """
 COMPARED = """
@@ -144,7 +150,7 @@ for kind in KINDS:
 report(seen=seen)
 """
 # Of seven calls the first of a kind waits for its kernel: plain, in inference mode, under autocast.
-TRAINED = {"Sampled", "Dropped", "Diffused", "Chosen", "Shaken"}
+TRAINED = {"Sampled", "Dropped", "Gaps", "Diffused", "Chosen", "Shaken"}
 PLAIN = TRAINED | {
     "Mixed",
     "Hinted",

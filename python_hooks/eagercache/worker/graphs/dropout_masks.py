@@ -354,7 +354,9 @@ def _noise_of(node: torch.fx.Node) -> Noise | None:
     value = like.meta["val"]
     if not isinstance(probability, float) or value.dtype not in _DTYPES or value.numel() == 0:
         return None
-    layout = (tuple(value.size()), tuple(value.stride()), value.device)
+    # Of what has gaps, or elements that share their memory, the mask has neither.
+    strides = torch.empty_like(value, device="meta").stride()
+    layout = (tuple(value.size()), tuple(strides), value.device)
     if name == "aten::bernoulli":
         if node.kwargs or len(node.args) > 2:
             return None  # a generator of the module's own
@@ -363,7 +365,8 @@ def _noise_of(node: torch.fx.Node) -> Noise | None:
         return None
     if value.device.type == "cpu":  # where nothing is made of the mask in the same step
         return Noise("bernoulli", 1.0 - probability, 0.0, torch.bool, *layout)
-    return Noise("dropout", probability, 0.0, value.dtype, *layout)
+    given = (tuple(value.size()), tuple(value.stride()), value.device)
+    return Noise("dropout", probability, 0.0, value.dtype, *given)
 
 
 def _drop_by(graph: torch.fx.Graph, node: torch.fx.Node, mask: torch.fx.Node) -> None:
