@@ -44,12 +44,19 @@ KNOWN: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, int]]]
     "none skipped": (lambda ids: skipping(ids.clamp(0, 7), 8), (0, 7)),
     "bucket": (lambda ids: ids % 3, (0, 2)),
     "largest": (lambda ids: ids.float().argmax(1), (0, 3)),
+    "in order": (lambda ids: ids.float().argsort(1), (0, 3)),
+    "in order by columns": (lambda ids: ids.sort(0, descending=True)[1], (0, 1)),
+    "a few": (lambda ids: ids.float().topk(2, 0)[1], (0, 1)),
+    "the last of them": (lambda ids: ids.float().topk(2)[1], (0, 3)),
+    "largest by columns": (lambda ids: ids.max(0).indices, (0, 1)),
+    "in the middle": (lambda ids: ids.float().median(dim=1)[1], (0, 3)),
     "joined": (lambda ids: torch.cat([ids % 4, torch.full_like(ids, 9)], 1).view(-1), (0, 9)),
     "smaller": (lambda ids: torch.minimum(ids % 4, torch.full_like(ids, 2)), (0, 2)),
     "part": (lambda ids: positions(ids)[:, 1:].gather(1, ids % 2), (1, 5)),
 }
 UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "input": lambda ids: ids,
+    "in order, values": lambda ids: ids.sort(0)[0],
     "rounded": lambda ids: ids.float().long(),
     "wraps around": lambda ids: ids.ne(1).to(torch.int8) * 100 + 100,
     "alpha": lambda ids: torch.add(ids % 2, ids % 2, alpha=5),
@@ -160,6 +167,25 @@ def test_what_holds_of_inputs_holds_of_indices(name: str) -> None:
     (index,) = (n.args[1] for n in graph.nodes if operator_name(n) == "aten::embedding")
     found = index_sources(index, ROWS)
     assert (None if found is None else {places[k]: set(v) for k, v in found.items()}) == expected
+
+
+def test_a_mask_whose_tokens_are_counted_is_looked_at() -> None:
+    def ranges(function: Callable[[torch.Tensor], torch.Tensor], rows: int) -> Any:
+        def looks_up(mask: torch.Tensor, table: torch.Tensor) -> list[torch.Tensor]:
+            return [torch.nn.functional.embedding(function(mask), table)]
+
+        table = torch.randn(rows, 2, requires_grad=True)
+        return index_ranges(
+            traced_graphs.joint_graph(looks_up, (torch.ones_like(IDS), table)).graph
+        )
+
+    def counted(mask: torch.Tensor) -> torch.Tensor:
+        return (torch.cumsum(mask, dim=1) * mask - 1).long() + 2
+
+    assert ranges(counted, 6) == ((0, 0, 2, 0),)
+    for function, rows in ((counted, 5), (lambda mask: mask * 3 + 1, 6)):
+        with pytest.raises(CompileRefused, match="computed"):
+            ranges(function, rows)
 
 
 def test_inputs_are_looked_at_for_what_is_made_of_them() -> None:

@@ -131,6 +131,9 @@ def _ranges_behind(
     sources = index_sources(index, rows) if isinstance(rows, int) else None
     if sources is None or not sources.keys() <= positions.keys():
         name = operator_name(node)
+        masks = _masks_behind(index, rows)
+        if masks and masks <= positions.keys():
+            return [(positions[mask], 0, 2, 0) for mask in masks]
         if name in _LISTED:
             raise CompileRefused(f"the forward indexes with data ({node.target})")
         raise CompileRefused(f"the indices of {name.removeprefix('aten::')} are computed")
@@ -138,6 +141,30 @@ def _ranges_behind(
         (positions[source], 0, rows, *(replaced if len(replaced) == 1 else (0,)))
         for source, replaced in sources.items()
     ]
+
+
+def _masks_behind(index: torch.fx.Node, rows: Any) -> set[torch.fx.Node]:
+    """The inputs of integers by which an index is counted that is inside where each is 0 or 1.
+
+    So a model counts a mask's tokens for their positions. Nothing where it does something else.
+    """
+    met, left = set(), [index]
+    while left:
+        node = left.pop()
+        if node not in met:
+            met.add(node)
+            left.extend(node.all_input_nodes)
+    masks = {
+        node
+        for node in met
+        if node.op == "placeholder"
+        and isinstance(value := node.meta.get("val"), torch.Tensor)
+        and value.dtype in (torch.int32, torch.int64)
+    }
+    found = bounds_of(index, dict.fromkeys(masks, (0, 1)))
+    counts = any(operator_name(node) == "aten::cumsum" for node in met)
+    inside = found is not None and bool(found[0] >= 0) and bool(found[1] < rows)
+    return masks if counts and inside else set()
 
 
 def checks_beside_writes(graph: torch.fx.Graph) -> bool:

@@ -7,7 +7,8 @@ before a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +20,20 @@ from eagercache.worker.graphs.nodes import TRANSPARENT, operator_name, shows_byt
 Bounds = tuple[Any, Any]
 
 _MOST_STEPS = 64
+_NONE: Mapping[torch.fx.Node, Bounds] = {}
 
 
-def bounds_of(node: Any) -> Bounds | None:
-    """Those of an integer, of a tensor of integers or of booleans; None where nothing is known."""
-    return _bounds(node, _MOST_STEPS)
+def bounds_of(node: Any, assumed: Mapping[torch.fx.Node, Bounds] = _NONE) -> Bounds | None:
+    """Those of an integer, of a tensor of integers or of booleans; None where nothing is known.
+
+    ``assumed``: those of other nodes.
+    """
+    return _bounds(node, _MOST_STEPS, assumed)
 
 
-def _bounds(node: Any, steps: int) -> Bounds | None:
+def _bounds(node: Any, steps: int, assumed: Mapping[torch.fx.Node, Bounds]) -> Bounds | None:
+    if isinstance(node, torch.fx.Node) and node in assumed:
+        return assumed[node]
     if isinstance(node, (bool, int, torch.SymInt)):
         return node, node
     value = getattr(node, "meta", {}).get("val") if isinstance(node, torch.fx.Node) else None
@@ -39,7 +46,9 @@ def _bounds(node: Any, steps: int) -> Bounds | None:
     if value.is_floating_point() or value.is_complex():
         return None
     rule = None if shows_bytes(node) else _RULES.get(operator_name(node))
-    found = None if rule is None else rule(node, lambda other: _bounds(other, steps - 1))
+    if node.target is operator.getitem and operator_name(node.args[0]) in _PLACES:
+        rule = _place
+    found = None if rule is None else rule(node, lambda other: _bounds(other, steps - 1, assumed))
     return found if found is None or _fits(found, value.dtype) else None
 
 
@@ -185,6 +194,27 @@ def _argmax(node: torch.fx.Node, _: _Ask) -> Bounds | None:
     return (0, value.shape[dimension] - 1) if value.dim() else (0, 0)
 
 
+def _place(node: torch.fx.Node, _: _Ask) -> Bounds | None:
+    """Where what an operator has chosen along a dimension was, which is its second answer."""
+    return _along(node.args[0]) if node.args[1] == 1 else None
+
+
+def _order(node: torch.fx.Node, _: _Ask) -> Bounds | None:
+    return _along(node)
+
+
+def _along(node: Any) -> Bounds | None:
+    """The places along the dimension that an operator of `_PLACES` goes by."""
+    position, dimension = _PLACES.get(operator_name(node), (1, None))
+    if len(node.args) > position:
+        dimension = node.args[position]
+    dimension = node.kwargs.get("dim", dimension)
+    if not isinstance(dimension, int):
+        return None
+    value = node.args[0].meta["val"]
+    return (0, value.shape[dimension] - 1) if value.dim() else (0, 0)
+
+
 def _not_negative(found: Bounds) -> bool:
     return isinstance(found[0], int) and found[0] >= 0
 
@@ -199,6 +229,16 @@ def _union(parts: list[Bounds | None]) -> Bounds | None:
     return low, high
 
 
+# Where the dimension stands among the arguments, and what it is by default.
+_PLACES: dict[str, tuple[int, int | None]] = {
+    "aten::argsort": (1, -1),
+    "aten::sort": (1, -1),
+    "aten::topk": (2, -1),
+    "aten::kthvalue": (2, -1),
+    "aten::median": (1, None),
+    "aten::max": (1, None),
+    "aten::min": (1, None),
+}
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(TRANSPARENT, _same),
     **dict.fromkeys(("aten::gather", "aten::index_select", "aten::index", "aten::take"), _same),
@@ -222,5 +262,6 @@ _RULES: dict[str, _Rule] = {
     "aten::minimum": _smaller,
     "aten::maximum": _larger,
     "aten::remainder": _remainder,
+    "aten::argsort": _order,
     **dict.fromkeys(("aten::argmax", "aten::argmin"), _argmax),
 }
