@@ -152,3 +152,24 @@ def test_kernels_draw_what_eager_draws(kind: type[nn.Module], trains: bool) -> N
     hits = sum(row.training_hits if trains else row.hits for row in rows)
     assert hits >= 30 or kind is OnTheHost, line
     print(kind.__name__, trains, hits, line[0][:200])
+
+
+class Attended(Again):
+    """Attention draws within its own kernel, which a recomputation would have to do again."""
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.one(x).view(-1, 3, 2, 16).transpose(1, 2).chunk(3, 2)
+        heads = F.scaled_dot_product_attention(*parts, dropout_p=0.3)
+        return self.two(heads.expand(-1, 2, 3, 16).reshape(-1, 96))
+
+
+def test_attention_that_draws_is_not_computed_again() -> None:
+    torch.manual_seed(0)
+    model, x = Attended().cuda().train(), torch.randn(24, 64, device="cuda")
+    other = copy.deepcopy(model)
+    expected = steps(other, x, True)
+    with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
+        answers = steps(model, x, True)
+        line = explain_module(model)
+    torch.testing.assert_close(answers, expected, rtol=3e-2, atol=3e-2)
+    assert "draws within parts under torch.utils.checkpoint" in line[0], line

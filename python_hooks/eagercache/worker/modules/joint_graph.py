@@ -159,6 +159,8 @@ def _rewrite(
 ) -> list[Draw]:
     """Has masks be inputs, and operators others; what the forward draws itself."""
     draws = drawn_within(joint.graph)
+    if draws and checkpoints.has_checkpoints(program.graph):
+        raise CompileRefused("attention draws within parts under torch.utils.checkpoint")
     if not draws:
         devices = {value.device.type for value in inputs.values}
         noise = noise_as_drawn(joint, number_layouts(program.graph), devices)
