@@ -47,6 +47,11 @@ class HoldsATensor(Settings):
         super().__init__()
         self.table = {"power": torch.full((), 2)}
 
+class HoldsTwice(Settings):
+    def __init__(self):
+        super().__init__()
+        self.others = self.names
+
 class Keeps(Layer):
     def forward(self, x):
         self.last = copy.deepcopy(self.settings)
@@ -114,7 +119,8 @@ def test_what_is_copied_is_guarded(cache: Path) -> None:
 
 OTHERS = """
 seen = {}
-for kind, settings in ((Layer, CopiesItself), (Layer, HoldsATensor), (Keeps, Settings)):
+pairs = [(Layer, CopiesItself), (Layer, HoldsATensor), (Layer, HoldsTwice), (Keeps, Settings)]
+for kind, settings in pairs:
     module = kind()
     module.settings = settings()
     native = answer(module)

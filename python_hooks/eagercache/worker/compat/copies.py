@@ -126,7 +126,7 @@ def _as_it_is(tx: Any, variable: Any) -> Any:
     if type(variable) is not UserDefinedObjectVariable or variable.source is None:
         return _UNKNOWN
     value = variable.value
-    if not _is_copied_by_its_dictionary(type(value)):
+    if not _is_copied_by_its_dictionary(type(value)) or _holds_twice(vars(value)):
         return _UNKNOWN
     effects = tx.output.side_effects
     changes = effects.store_attr_mutations.get(variable, {})
@@ -140,6 +140,20 @@ def _as_it_is(tx: Any, variable: Any) -> Any:
     except (NotImplementedError, Unsupported, AttributeError):
         return _UNKNOWN
     return made
+
+
+def _holds_twice(held: Any) -> bool:
+    """Whether a container stands at two places, as it then does in a copy."""
+    met: set[int] = set()
+    left = [held]
+    while left:
+        one = left.pop()
+        if isinstance(one, (dict, list, tuple, set)):
+            if id(one) in met and not isinstance(one, tuple):
+                return True
+            met.add(id(one))
+            left.extend(one.values() if isinstance(one, dict) else one)
+    return False
 
 
 def _is_copied_by_its_dictionary(kind: type) -> bool:
