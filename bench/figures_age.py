@@ -44,6 +44,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "beside-programs-h100": ("bench/compiling/beside_programs.py", *SERVICE, *WHOLE),
     "beside-programs-h200": ("bench/programs", *SERVICE, *WHOLE),
     "changing-modules-cpu": ("bench/modules/changing.py", *WHOLE),
+    "checkpoints": ("bench/modules/modules_training.py", *WHOLE),
     "cluster": ("bench/compiling/cluster.py", *AHEAD),
     "compile-cpu": ("bench/compiling/compile.py", *SERVICE, *KERNELS),
     "compiling-modules-h200": ("bench/programs", *SERVICE, *WHOLE),
