@@ -75,7 +75,10 @@ CHECKPOINTS = "+checkpoints"
 
 
 def make_workload(name: str, options: argparse.Namespace) -> Workload:
-    """One of `whole_models.TRAINING`, a model of `modules.py`, "mlp:N" or "qwen2:NxLENGTH"."""
+    """One of `whole_models.TRAINING`, a model of `modules.py`, "mlp:N" or "qwen2:NxLENGTH".
+
+    `CHECKPOINTS` may stand behind it.
+    """
     import torch
 
     if name.endswith(CHECKPOINTS):

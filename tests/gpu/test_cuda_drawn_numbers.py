@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import eagercache
 import pytest
@@ -134,9 +135,8 @@ TRAINED = [Dropped, Diffused, Chosen, Shaken, Gaps, Again]
 CASES = [(kind, False) for kind in KINDS] + [(kind, True) for kind in TRAINED]
 
 
-@pytest.mark.parametrize(("kind", "trains"), CASES)
-def test_kernels_draw_what_eager_draws(kind: type[nn.Module], trains: bool) -> None:
-    """Often enough that a kernel without random numbers would be replayed as a graph."""
+def beside(kind: type[nn.Module], trains: bool) -> tuple[list[Any], list[Any], int, list[str]]:
+    """The steps with kernels and without, how often the kernel answered, and what is said of it."""
     torch.manual_seed(0)
     model, x = kind().cuda().train(), torch.randn(24, 64, device="cuda")
     other = copy.deepcopy(model)
@@ -145,11 +145,18 @@ def test_kernels_draw_what_eager_draws(kind: type[nn.Module], trains: bool) -> N
         answers = steps(model, x, trains)
         rows = [row for part, row in manager.stats() if part is model]
         line = explain_module(model)
+    hits = sum(row.training_hits if trains else row.hits for row in rows)
+    return answers, expected, hits, line
+
+
+@pytest.mark.parametrize(("kind", "trains"), CASES)
+def test_kernels_draw_what_eager_draws(kind: type[nn.Module], trains: bool) -> None:
+    """Often enough that a kernel without random numbers would be replayed as a graph."""
+    answers, expected, hits, line = beside(kind, trains)
     for number, (mine, its) in enumerate(zip(answers, expected, strict=True)):
         close = 3e-2 if number == 4 else 3e-3
         for one, two in zip(mine, its, strict=True):
             torch.testing.assert_close(one, two, rtol=close, atol=close, msg=f"{number}: {line}")
-    hits = sum(row.training_hits if trains else row.hits for row in rows)
     assert hits >= 30 or kind is OnTheHost, line
     print(kind.__name__, trains, hits, line[0][:200])
 
@@ -164,12 +171,6 @@ class Attended(Again):
 
 
 def test_attention_that_draws_is_not_computed_again() -> None:
-    torch.manual_seed(0)
-    model, x = Attended().cuda().train(), torch.randn(24, 64, device="cuda")
-    other = copy.deepcopy(model)
-    expected = steps(other, x, True)
-    with eagercache.enable((), modules="auto", training=True, on_miss="wait", choose="always"):
-        answers = steps(model, x, True)
-        line = explain_module(model)
+    answers, expected, _, line = beside(Attended, trains=True)
     torch.testing.assert_close(answers, expected, rtol=3e-2, atol=3e-2)
     assert "draws within parts under torch.utils.checkpoint" in line[0], line

@@ -16,7 +16,6 @@ from typing import Any
 
 # How the globals are called in which a trace finds its copies.
 _PREFIX = "__eagercache_copy"
-_UNKNOWN = object()
 # By these names: the copies of the last trace, and the sources of what they are copies of.
 _made: dict[str, tuple[Any, Any]] = {}
 
@@ -103,17 +102,17 @@ def _text_config_of(tx: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
     if known is value or any(known is held for held in vars(value).values()):
         return None
     own = _as_it_is(tx, config)
-    return None if own is _UNKNOWN else _copy_in(tx, _text_config()(own, *given, **named), config)
+    return None if own is None else _copy_in(tx, _text_config()(own, *given, **named), config)
 
 
 def _copy_of(tx: Any, variable: Any) -> Any:
     """What `copy.deepcopy` gives, where that is known, or None."""
     known = _as_it_is(tx, variable)
-    return None if known is _UNKNOWN else _copy_in(tx, known, variable)
+    return None if known is None else _copy_in(tx, known, variable)
 
 
 def _as_it_is(tx: Any, variable: Any) -> Any:
-    """A copy of an object, as the forward has changed it up to here; `_UNKNOWN` of others.
+    """A copy of an object, as the forward has changed it up to here; None of others.
 
     Of an object that copies itself, or that holds more than plain values, nothing is known.
     """
@@ -124,10 +123,10 @@ def _as_it_is(tx: Any, variable: Any) -> Any:
 
     variable = variable.realize()
     if type(variable) is not UserDefinedObjectVariable or variable.source is None:
-        return _UNKNOWN
+        return None
     value = variable.value
     if not _is_copied_by_its_dictionary(type(value)) or _holds_twice(vars(value)):
-        return _UNKNOWN
+        return None
     effects = tx.output.side_effects
     changes = effects.store_attr_mutations.get(variable, {})
     try:
@@ -138,7 +137,7 @@ def _as_it_is(tx: Any, variable: Any) -> Any:
         for name, changed in changes.items():
             vars(made)[name] = copy.deepcopy(changed.as_python_constant())
     except (NotImplementedError, Unsupported, AttributeError):
-        return _UNKNOWN
+        return None
     return made
 
 

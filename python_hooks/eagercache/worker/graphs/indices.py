@@ -14,6 +14,7 @@ import torch.fx
 from eagercache.worker.graphs.index_sources import index_sources
 from eagercache.worker.graphs.labels import label_range
 from eagercache.worker.graphs.nodes import (
+    ancestors,
     called,
     divides_integers,
     is_made_here,
@@ -148,12 +149,7 @@ def _masks_behind(index: torch.fx.Node, rows: Any) -> set[torch.fx.Node]:
 
     So a model counts a mask's tokens for their positions. Nothing where it does something else.
     """
-    met, left = set(), [index]
-    while left:
-        node = left.pop()
-        if node not in met:
-            met.add(node)
-            left.extend(node.all_input_nodes)
+    met = ancestors(index)
     masks = {
         node
         for node in met

@@ -47,7 +47,7 @@ def _bounds(node: Any, steps: int, assumed: Mapping[torch.fx.Node, Bounds]) -> B
         return None
     rule = None if shows_bytes(node) else _RULES.get(operator_name(node))
     if node.target is operator.getitem and operator_name(node.args[0]) in _PLACES:
-        rule = _place
+        rule = _second
     found = None if rule is None else rule(node, lambda other: _bounds(other, steps - 1, assumed))
     return found if found is None or _fits(found, value.dtype) else None
 
@@ -187,30 +187,28 @@ def _remainder(node: torch.fx.Node, _: _Ask) -> Bounds | None:
 
 
 def _argmax(node: torch.fx.Node, _: _Ask) -> Bounds | None:
-    value = node.args[0].meta["val"]
     dimension = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     if dimension is None:
-        return 0, value.numel() - 1
-    return (0, value.shape[dimension] - 1) if value.dim() else (0, 0)
+        return 0, node.args[0].meta["val"].numel() - 1
+    return _along(node, dimension)
 
 
-def _place(node: torch.fx.Node, _: _Ask) -> Bounds | None:
-    """Where what an operator has chosen along a dimension was, which is its second answer."""
-    return _along(node.args[0]) if node.args[1] == 1 else None
+def _second(node: torch.fx.Node, ask: _Ask) -> Bounds | None:
+    """The places of what an operator of `_PLACES` has chosen are its second answer."""
+    chosen, which = node.args
+    return _places(chosen, ask) if which == 1 else None
 
 
-def _order(node: torch.fx.Node, _: _Ask) -> Bounds | None:
-    return _along(node)
-
-
-def _along(node: Any) -> Bounds | None:
-    """The places along the dimension that an operator of `_PLACES` goes by."""
-    position, dimension = _PLACES.get(operator_name(node), (1, None))
+def _places(node: Any, _: _Ask) -> Bounds | None:
+    position, dimension = _PLACES[operator_name(node)]
     if len(node.args) > position:
         dimension = node.args[position]
     dimension = node.kwargs.get("dim", dimension)
-    if not isinstance(dimension, int):
-        return None
+    return _along(node, dimension) if isinstance(dimension, int) else None
+
+
+def _along(node: Any, dimension: int) -> Bounds:
+    """The places along a dimension of what an operator is given."""
     value = node.args[0].meta["val"]
     return (0, value.shape[dimension] - 1) if value.dim() else (0, 0)
 
@@ -229,7 +227,8 @@ def _union(parts: list[Bounds | None]) -> Bounds | None:
     return low, high
 
 
-# Where the dimension stands among the arguments, and what it is by default.
+# Of operators that put in order or choose along a dimension: where it stands among the arguments,
+# and what it is by default.
 _PLACES: dict[str, tuple[int, int | None]] = {
     "aten::argsort": (1, -1),
     "aten::sort": (1, -1),
@@ -262,6 +261,6 @@ _RULES: dict[str, _Rule] = {
     "aten::minimum": _smaller,
     "aten::maximum": _larger,
     "aten::remainder": _remainder,
-    "aten::argsort": _order,
+    "aten::argsort": _places,
     **dict.fromkeys(("aten::argmax", "aten::argmin"), _argmax),
 }
